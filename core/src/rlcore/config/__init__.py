@@ -1,0 +1,1 @@
+"""Recipes: TOML to frozen classes, strictly, with every problem reported at once."""

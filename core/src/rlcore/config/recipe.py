@@ -1,0 +1,223 @@
+"""The recipe: every option of the core, its default and its meaning.
+
+Each role's section names a plugin and holds one sub-table per plugin, `[trainer.NAME]`, whose class the plugin brings.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """`[run]`: where results go, and what makes them repeatable."""
+
+    directory: str = "runs"
+    """Folder under which the run directory is made."""
+    name: str = "run"
+    """Name of the run directory inside it."""
+    seed: int = 0
+    """Seed of everything random: data order, sampling, initialisation."""
+    num_steps: int = 100
+    """Steps of the loop; each generates (or reads) one batch and trains on it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of trainer and generator; "auto" takes CUDA where it is available."""
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """`[model]`: the policy, and the frozen reference where one is needed."""
+
+    path: str
+    """A local Hugging Face directory, or a name on the Hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may be run."""
+    chat_template: str | None = None
+    """A Jinja chat template in place of the tokenizer's own."""
+
+
+@frozen(kw_only=True)
+class DatasetConfig:
+    """`[data.train]`, `[data.evaluation]`: where prompts come from."""
+
+    source: Literal["environment", "jsonl", "parquet", "huggingface"] = "environment"
+    """The environment's own rows, a file, or a name on the Hub (needs `rlcore[datasets]`)."""
+    path: str | None = None
+    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment"."""
+    subset: str | None = None
+    """Configuration of a Hub data set; only for "huggingface"."""
+    split: str | None = None
+    """Split of a Hub data set, "train" where None; only for "huggingface"."""
+    prompt_field: str = "prompt"
+    """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
+    completion_field: str = "completion"
+    """Field with the completion to learn; read by algorithms that train on demonstrations."""
+    limit: int | None = None
+    """Use only the first so many rows."""
+    shuffle: bool = True
+    """Shuffle anew each epoch, determined by the run's seed; evaluation keeps the file's order whatever this says."""
+    on_long_prompt: Literal["error", "drop"] = "error"
+    """What to do with rows over rollout.max_prompt_tokens."""
+
+
+@frozen(kw_only=True)
+class DataConfig:
+    """`[data]`"""
+
+    train: DatasetConfig = field(factory=DatasetConfig)
+    evaluation: DatasetConfig | None = None
+    """None where evaluation is off."""
+
+
+@frozen(kw_only=True)
+class PluginChoice:
+    """`[trainer]`, `[generator]`: which plugin fills a role."""
+
+    name: str = "auto"
+    """A plugin's name, which must then be usable, or "auto" for the usable one of the highest priority."""
+    options: Mapping[str, object] = field(factory=dict)
+    """One section per plugin, such as [trainer.NAME], checked by the class that the plugin brings."""
+
+
+@frozen(kw_only=True)
+class NamedPluginChoice:
+    """`[algorithm]`, `[environment]`: a plugin that has to be named, since each does something else."""
+
+    name: str
+    """The plugin's name."""
+    options: Mapping[str, object] = field(factory=dict)
+    """One section per plugin, such as [algorithm.NAME], checked by the class that the plugin brings."""
+
+
+@frozen(kw_only=True)
+class RolloutConfig:
+    """`[rollout]`: how samples are generated and scored during training."""
+
+    samples_per_prompt: int = 8
+    """Samples of one prompt, which form a group."""
+    max_prompt_tokens: int = 512
+    """Longest prompt."""
+    max_response_tokens: int = 512
+    """Most tokens after the prompt; in several turns, over all of them, the environment's included."""
+    temperature: float = 1.0
+    """Sampling temperature; the log-probabilities trained on are those at this temperature."""
+    top_k: int = 0
+    """Sample from the k most probable tokens; 0 is all."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probability reaches this; 1.0 is all."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a response, besides the tokenizer's end-of-sequence token."""
+    stop_token_ids: tuple[int, ...] | None = None
+    """Tokens that end a response; None is those of the model's generation_config.json and tokenizer."""
+    max_turns: int = 1
+    """Most turns of an episode."""
+    environment_timeout_s: float = 60.0
+    """Most seconds for one call of the environment."""
+    on_environment_error: Literal["error", "mask"] = "error"
+    """End the run, or mask the sample out of the training step and count it as `environment/failed`."""
+
+
+@frozen(kw_only=True)
+class TrainingConfig:
+    """`[training]`: the batch of a step and how it is cut."""
+
+    prompts_per_step: int = 32
+    """Prompts (or demonstrations) of a step."""
+    updates_per_step: int = 1
+    """Optimizer steps that a step's batch is divided into, whole groups each."""
+    max_tokens_per_microbatch: int = 8192
+    """Most tokens in one forward and backward pass; a longer sequence gets one of its own."""
+    on_no_signal: Literal["skip", "error"] = "skip"
+    """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end."""
+    max_token_mult_prob_error: float = 2.0
+    """A step whose mean exp(|generation - trainer log-probability|) exceeds this ends the run: the two disagree."""
+
+
+@frozen(kw_only=True)
+class RefitConfig:
+    """`[refit]`: how weights get from the trainer to the generator."""
+
+    channel: Literal["auto", "in_process"] = "auto"
+    """"auto" takes the cheapest that both sides declare for where they run."""
+    max_bucket_mib: int = 256
+    """Most MiB that travel at once."""
+
+
+@frozen(kw_only=True)
+class EvaluationConfig:
+    """`[evaluation]`: pass@1 on the held-out set."""
+
+    every_n_steps: int = 0
+    """Evaluate after every n-th step; 0 only where at_start and at_end say so."""
+    at_start: bool = True
+    """Evaluate before the first step."""
+    at_end: bool = True
+    """Evaluate after the last step."""
+    max_prompts: int | None = None
+    """Use only the first so many prompts."""
+    samples_per_prompt: int = 1
+    """Samples of one prompt; pass@1 is their mean success."""
+    temperature: float = 0.0
+    """0.0 takes the most probable token."""
+    top_k: int = 0
+    """As in [rollout]."""
+    top_p: float = 1.0
+    """As in [rollout]."""
+
+
+@frozen(kw_only=True)
+class CheckpointConfig:
+    """`[checkpoint]`: what is saved, when, and how much of it is kept."""
+
+    every_n_steps: int = 0
+    """Save after every n-th step; 0 only where at_end says so."""
+    at_end: bool = True
+    """Save after the last step."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep."""
+    export: Literal["none", "hf"] = "none"
+    """"hf" writes, after the last step, a directory `model` that transformers and vLLM load."""
+
+
+@frozen(kw_only=True)
+class LoggingConfig:
+    """`[logging]`: what the run directory holds besides metrics.jsonl."""
+
+    rollouts_every_n_steps: int = 10
+    """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
+    tensorboard: bool = False
+    """Write TensorBoard events too (needs `rlcore[tensorboard]`)."""
+
+
+@frozen(kw_only=True)
+class PluginsConfig:
+    """`[plugins]`"""
+
+    disable: tuple[str, ...] = ()
+    """Plugins to leave out, as "name" or "role:name" or a distribution's name; RLCORE_DISABLE_PLUGINS adds to it."""
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """A whole recipe."""
+
+    model: ModelConfig
+    algorithm: NamedPluginChoice
+    environment: NamedPluginChoice | None = None
+    """None where demonstrations are trained on and nothing is evaluated."""
+    run: RunConfig = field(factory=RunConfig)
+    data: DataConfig = field(factory=DataConfig)
+    trainer: PluginChoice = field(factory=PluginChoice)
+    generator: PluginChoice = field(factory=PluginChoice)
+    rollout: RolloutConfig = field(factory=RolloutConfig)
+    training: TrainingConfig = field(factory=TrainingConfig)
+    refit: RefitConfig = field(factory=RefitConfig)
+    evaluation: EvaluationConfig = field(factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
+    logging: LoggingConfig = field(factory=LoggingConfig)
+    plugins: PluginsConfig = field(factory=PluginsConfig)

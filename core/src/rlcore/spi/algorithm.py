@@ -1,0 +1,74 @@
+"""What an algorithm is: driver-side numpy that turns rollouts into a training batch, and the name of a loss."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array, UInt8Array, check_array
+from rlcore.spi.batch import TokenBatch
+from rlcore.spi.loss import LossSpec
+
+
+@frozen(kw_only=True)
+class AlgorithmNeeds:
+    """What the loop must provide; read once, before anything is allocated."""
+
+    source: Literal["rollouts", "demonstrations"]
+    """Generated and rewarded samples, or prompt/completion pairs from the data set."""
+    previous_logprobs: bool = False
+    """Minibatches after a step's first carry `previous_logprobs` from the trainer, computed before the first update.
+    The first never does: nothing has changed since its own forward pass."""
+    reference_logprobs: bool = False
+    """Every minibatch carries `reference_logprobs`."""
+    min_samples_per_prompt: int = 1
+
+
+@frozen(kw_only=True, eq=False)
+class RolloutBatch:
+    """Samples of one step, grouped by prompt; the samples of a group are adjacent."""
+
+    batch: TokenBatch
+    """Whole conversations. loss_mask is True where the policy generated the token; the columns `generation_logprobs` and
+    `weight_versions` are there. For demonstrations loss_mask is True on the completion and the columns are absent."""
+    rewards: Float32Array
+    """float32 [N], finite; 0.0 where `valid` is False and for demonstrations."""
+    group_ids: Int32Array
+    """int32 [N]: index of the prompt within the step, non-decreasing."""
+    valid: BoolArray
+    """bool [N]: False for a sample whose environment failed and that the recipe says to mask: it must get no gradient
+    and not enter its group's statistics. Its loss_mask is already False everywhere."""
+    finish_reasons: UInt8Array
+    """uint8 [N]: FinishReason of the last turn."""
+
+    def __attrs_post_init__(self) -> None:
+        num_sequences = self.batch.num_sequences
+        check_array("rewards", self.rewards, np.float32, num_sequences)
+        check_array("group_ids", self.group_ids, np.int32, num_sequences)
+        check_array("valid", self.valid, np.bool_, num_sequences)
+        check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
+
+
+@frozen(kw_only=True, eq=False)
+class TrainingBatch:
+    """What the step trains on."""
+
+    batch: TokenBatch
+    """Carries every column that `loss.token_columns` names, except those that the loop adds by AlgorithmNeeds."""
+    loss: LossSpec
+    metrics: Mapping[str, float] = field(factory=dict)
+    """Driver-side figures of the step."""
+    no_signal: str | None = None
+    """Why this batch has nothing to learn from (all rewards equal, say); None where it has."""
+
+
+class Algorithm(Protocol):
+    """An algorithm backend, built as Class(AlgorithmContext, config). It keeps no state between steps."""
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        """What the loop must provide."""
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """Advantages, filters and batch columns of one step."""

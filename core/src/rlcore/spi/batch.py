@@ -1,0 +1,143 @@
+"""Packed token data: ragged, columnar, in numpy; there is no padding anywhere in the system.
+
+Per-token columns are aligned with the token that they describe: `logprobs[t]` is the log-probability of `tokens[t]` given
+the tokens of its sequence before it. The first token of a sequence has none: 0.0 there, and `loss_mask` is False.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets
+from rlcore.spi.errors import ContractError
+
+GENERATION_LOGPROBS = "generation_logprobs"
+"""float32 [T]: log-probability under the distribution sampled from; 0.0 where loss_mask is False."""
+PREVIOUS_LOGPROBS = "previous_logprobs"
+"""float32 [T]: the trainer's log-probability at the start of the step; absent while nothing has changed since."""
+REFERENCE_LOGPROBS = "reference_logprobs"
+"""float32 [T]: log-probability under the frozen reference policy; 0.0 where loss_mask is False."""
+ADVANTAGES = "advantages"
+"""float32 [T]: advantage of the token; 0.0 where loss_mask is False."""
+WEIGHT_VERSIONS = "weight_versions"
+"""int32 [T]: version of the weights that sampled the token; -1 where the token was not generated."""
+
+
+@frozen(kw_only=True, eq=False)
+class RaggedTokens:
+    """Token sequences of different lengths, one after another."""
+
+    tokens: Int32Array
+    """int32 [T]"""
+    offsets: Int64Array
+    """int64 [N+1]: sequence n is tokens[offsets[n]:offsets[n+1]], at least one token."""
+
+    def __attrs_post_init__(self) -> None:
+        check_array("tokens", self.tokens, np.int32)
+        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=False)
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "RaggedTokens":
+        """Pack Python lists of token ids."""
+        offsets = np.zeros(len(sequences) + 1, np.int64)
+        np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
+        flat = [np.asarray(sequence, np.int32) for sequence in sequences]
+        return cls(tokens=np.concatenate(flat) if flat else np.zeros(0, np.int32), offsets=offsets)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64Array:
+        """int64 [N]: tokens per sequence."""
+        return np.diff(self.offsets)
+
+    def sequence(self, index: int) -> Int32Array:
+        """int32 [length]: a view of one sequence."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+@frozen(kw_only=True, eq=False)
+class TokenBatch:
+    """Packed sequences with their loss mask and named columns."""
+
+    tokens: Int32Array
+    """int32 [T]"""
+    offsets: Int64Array
+    """int64 [N+1], as in RaggedTokens."""
+    loss_mask: BoolArray
+    """bool [T]: True where the token takes part in the loss; never at the first token of a sequence."""
+    token_columns: Mapping[str, AnyArray] = field(factory=dict)
+    """Per-token columns, [T] each, float32, int32 or bool."""
+    sequence_columns: Mapping[str, AnyArray] = field(factory=dict)
+    """Per-sequence columns, [N] each, any numeric dtype or bool."""
+
+    def __attrs_post_init__(self) -> None:
+        check_array("tokens", self.tokens, np.int32)
+        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=False)
+        check_array("loss_mask", self.loss_mask, np.bool_, self.num_tokens)
+        if self.loss_mask[self.offsets[:-1]].any():
+            first = int(self.loss_mask[self.offsets[:-1]].argmax())
+            raise ContractError(f"loss_mask: True at the first token of sequence {first}; it has no log-probability")
+        for name, column in self.token_columns.items():
+            if column.shape != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.bool_):
+                found = f"shape {list(column.shape)} of {column.dtype}"
+                raise ContractError(
+                    f"token column {name}: found {found}; expected [{self.num_tokens}] of float32/int32/bool"
+                )
+        for name, column in self.sequence_columns.items():
+            if column.shape != (self.num_sequences,):
+                raise ContractError(
+                    f"sequence column {name}: found {list(column.shape)}; expected [{self.num_sequences}]"
+                )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64Array:
+        """int64 [N]: tokens per sequence."""
+        return np.diff(self.offsets)
+
+    def counts(self) -> "GlobalCounts":
+        """The counts of this batch alone; global when it is the whole optimizer step's batch."""
+        per_sequence = np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1]) if self.num_sequences else 0
+        return GlobalCounts(
+            num_loss_tokens=int(self.loss_mask.sum()), num_loss_sequences=int(np.count_nonzero(per_sequence))
+        )
+
+    def select(self, indices: Int64Array) -> "TokenBatch":
+        """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
+        lengths = self.lengths[indices]
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        within = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], lengths)
+        gather = np.repeat(self.offsets[:-1][indices], lengths) + within
+        return TokenBatch(
+            tokens=self.tokens[gather],
+            offsets=offsets,
+            loss_mask=self.loss_mask[gather],
+            token_columns={name: column[gather] for name, column in self.token_columns.items()},
+            sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
+        )
+
+    def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":
+        """This batch with one more, or another, per-token column [T]."""
+        return evolve(self, token_columns={**self.token_columns, name: column})
+
+
+@frozen(kw_only=True)
+class GlobalCounts:
+    """What losses divide by: counts over the whole optimizer step, all microbatches and all ranks."""
+
+    num_loss_tokens: int
+    """Tokens where loss_mask is True."""
+    num_loss_sequences: int
+    """Sequences with at least one such token."""

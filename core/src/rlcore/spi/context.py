@@ -1,0 +1,88 @@
+"""What the core gives a backend when it builds it: `Backend(context, config)`."""
+
+from typing import Literal
+
+from attrs import frozen
+
+from rlcore.spi.weights import DtypeName
+
+
+@frozen(kw_only=True)
+class ModelSpec:
+    """The model of a run."""
+
+    path: str
+    """A local Hugging Face directory, or a name on the Hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub; None for the default."""
+    dtype: DtypeName = "float32"
+    """Compute dtype. Trainers keep float32 master weights whatever it is."""
+    trust_remote_code: bool = False
+
+
+@frozen(kw_only=True)
+class RankSpec:
+    """One worker's place among its role's workers."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank within the node, which also numbers its device."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    rendezvous: str | None = None
+    """torch.distributed init method such as tcp://host:port; None when world_size is 1."""
+
+
+@frozen(kw_only=True)
+class TrainerContext:
+    """For a trainer backend."""
+
+    model: ModelSpec
+    place: RankSpec
+    seed: int
+    num_train_steps: int
+    """Optimizer steps in the whole run: what learning-rate schedules end at."""
+    needs_reference: bool
+    """Whether get_logprobs(model="reference") will be called."""
+    max_sequence_length: int
+    """Tokens of the longest sequence that any batch will hold."""
+
+
+@frozen(kw_only=True)
+class GeneratorContext:
+    """For a generator backend."""
+
+    model: ModelSpec
+    place: RankSpec
+    seed: int
+    max_sequence_length: int
+    """Prompt and response together, in tokens."""
+
+
+@frozen(kw_only=True)
+class AlgorithmContext:
+    """For an algorithm: what it may rely on in this run."""
+
+    seed: int
+    samples_per_prompt: int
+    updates_per_step: int
+    temperature: float
+    generation_logprobs_exact: bool
+    """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
+
+
+@frozen(kw_only=True)
+class EnvironmentContext:
+    """For an environment."""
+
+    seed: int
+
+
+@frozen(kw_only=True)
+class CheckContext:
+    """For a provider's `check`, which runs in the driver before anything is allocated and must not allocate either."""
+
+    model: ModelSpec
+    device: Literal["cpu", "cuda"]
+    world_size: int
+    max_sequence_length: int

@@ -1,0 +1,106 @@
+"""Every error that rlcore raises on purpose, each with the exit code that the command line ends with."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Problem:
+    """One thing that is wrong: where, what was found, what was expected, what to do."""
+
+    path: str
+    """Where it is: a recipe key such as `training.num_steps`, a file, a plugin's name."""
+    found: str
+    expected: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}: found {self.found}; expected {self.expected}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class RlcoreError(Exception):
+    """Base of all errors that a user can act on; anything else that escapes is a defect of rlcore or of a plugin."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ProblemsError(RlcoreError):
+    """An error that reports all its problems at once."""
+
+    summary: ClassVar[str] = "problems"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        super().__init__(f"{len(self.problems)} {self.summary}:\n{lines}")
+
+
+class ConfigError(ProblemsError):
+    """The recipe is wrong: unknown keys, wrong types, impossible combinations."""
+
+    exit_code = 2
+    summary = "problem(s) in the recipe"
+
+
+class PluginError(RlcoreError):
+    """No usable plugin, a tie, a duplicate name, or one that breaks its contract at import or binding."""
+
+    exit_code = 3
+
+
+class DataError(RlcoreError):
+    """A data set is missing, empty, lacks a field, or holds prompts over the limit."""
+
+    exit_code = 4
+
+
+class ModelError(ProblemsError):
+    """A model directory lacks weights or a tokenizer, or its architecture is not supported."""
+
+    exit_code = 5
+    summary = "problem(s) with the model"
+
+
+class CheckpointError(RlcoreError):
+    """A checkpoint is incomplete, damaged, or belongs to another model or recipe."""
+
+    exit_code = 6
+
+
+class NonFiniteError(RlcoreError):
+    """A loss, gradient or log-probability is NaN or infinite. The state before the step is kept."""
+
+    exit_code = 7
+
+
+class RewardError(RlcoreError):
+    """An environment raised, hung past its time limit, or returned a reward that is not finite."""
+
+    exit_code = 8
+
+
+class ContractError(RlcoreError, ValueError):
+    """A record or a backend's result breaks the interface: wrong shape, dtype, version, or call in a wrong state."""
+
+    exit_code = 9
+
+
+class RefitError(RlcoreError):
+    """The generator does not hold the weights that the trainer exported."""
+
+    exit_code = 10
+
+
+class StorageError(RlcoreError):
+    """Writing to the run directory failed: no space, no permission. What was saved before is intact."""
+
+    exit_code = 11
+
+
+class InterruptedRun(RlcoreError):
+    """The user stopped the run; a checkpoint was saved and the message says how to resume."""
+
+    exit_code = 130

@@ -1,0 +1,153 @@
+"""The generator's hooks and their records."""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Literal, Protocol
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
+from rlcore.spi.batch import RaggedTokens
+from rlcore.spi.errors import ContractError
+from rlcore.spi.hooks import hookspec
+from rlcore.spi.lifecycle import (
+    CloseRequest,
+    CloseResult,
+    LoadStateRequest,
+    LoadStateResult,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+)
+from rlcore.spi.weights import WeightExport
+
+
+class FinishReason(IntEnum):
+    """Why a sample ended. Only STOP is a finished answer."""
+
+    STOP = 0
+    """A stop token or stop string; its tokens are the sample's last."""
+    LENGTH = 1
+    """max_tokens or the sequence limit was reached."""
+    ABORTED = 2
+    """Cut by the engine or the driver; the tokens so far are valid."""
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """The distribution sampled from, and when to stop."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0.0 takes the most probable token."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all. Applied before top_p."""
+    top_p: float = 1.0
+    """Keep the smallest set of most probable tokens whose mass reaches it; 1.0 keeps all."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Any of these ends a sample and is its last token."""
+    stop_strings: tuple[str, ...] = ()
+    """A sample ends with the token that completes one of these in its decoded text."""
+
+
+@frozen(kw_only=True, eq=False)
+class GenerateRequest:
+    """S = P · num_samples samples; sample s of prompt p is number p · num_samples + s."""
+
+    prompts: RaggedTokens
+    """P prompts."""
+    num_samples: int
+    """Samples per prompt."""
+    seeds: Int64Array
+    """int64 [S], non-negative: each sample's own."""
+    max_tokens: Int32Array
+    """int32 [S], at least 1: most tokens to generate."""
+    sampling: SamplingParams
+    weight_version: int
+    """The version that the generator must hold."""
+
+    def __attrs_post_init__(self) -> None:
+        num_samples = self.prompts.num_sequences * self.num_samples
+        check_array("seeds", self.seeds, np.int64, num_samples)
+        check_array("max_tokens", self.max_tokens, np.int32, num_samples)
+        if num_samples and (self.max_tokens.min() < 1 or self.seeds.min() < 0):
+            raise ContractError("max_tokens must be at least 1 and seeds non-negative")
+
+
+@frozen(kw_only=True, eq=False)
+class GenerateResult:
+    """The responses alone, without their prompts."""
+
+    tokens: Int32Array
+    """int32 [T]"""
+    offsets: Int64Array
+    """int64 [S+1]; a sample has at least one token unless it was aborted."""
+    logprobs: Float32Array
+    """float32 [T]: of each token under the distribution actually sampled from, after temperature, top-k and top-p;
+    at temperature 0, under the untempered, untruncated distribution."""
+    weight_versions: Int32Array
+    """int32 [T]: version of the weights that sampled the token."""
+    finish_reasons: UInt8Array
+    """uint8 [S]: FinishReason."""
+
+    def __attrs_post_init__(self) -> None:
+        check_array("tokens", self.tokens, np.int32)
+        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=True)
+        check_array("logprobs", self.logprobs, np.float32, len(self.tokens))
+        check_array("weight_versions", self.weight_versions, np.int32, len(self.tokens))
+        check_array("finish_reasons", self.finish_reasons, np.uint8, len(self.offsets) - 1)
+
+
+@frozen(kw_only=True, eq=False)
+class RefitRequest:
+    """Take over the trainer's weights."""
+
+    weight_version: int
+    """The version that the generator holds afterwards."""
+    channel: Literal["in_process"]
+    """How the weights travel; one that both sides declare as capability `refit.<channel>`."""
+    weights: WeightExport
+    may_alias: bool
+    """Whether the generator may keep a persistent export's tensors themselves instead of a copy. Then the next
+    train_step changes what it holds, and it must be refitted before it generates again."""
+
+
+@frozen(kw_only=True)
+class RefitResult:
+    """The generator's acknowledgement; the core compares it with the export before the version counts."""
+
+    weight_version: int
+    digests: Mapping[str, int] = field(factory=dict)
+    """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
+
+
+class GeneratorSpec(Protocol):
+    """The hooks of a generator. A backend implements every one with `rlcore.spi.hookimpl`, in exactly these signatures.
+
+    A fresh generator holds no weights that count: the core refits it before the first generate.
+    """
+
+    @hookspec(firstresult=True)
+    def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample responses."""
+
+    @hookspec(firstresult=True)
+    def refit(self, request: RefitRequest) -> RefitResult:
+        """Take over weights and drop every cache that depends on the old ones."""
+
+    @hookspec(firstresult=True)
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move weights between device and host; free or restore the KV cache."""
+
+    @hookspec(firstresult=True)
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write what the seeds in the requests do not determine; usually nothing."""
+
+    @hookspec(firstresult=True)
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore what save_state wrote; returns the version held, -1 where no weights count yet."""
+
+    @hookspec(firstresult=True)
+    def close(self, request: CloseRequest) -> CloseResult:
+        """Free everything."""

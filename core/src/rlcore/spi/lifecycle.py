@@ -1,0 +1,67 @@
+"""The records of the lifecycle hooks, which trainers and generators share."""
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from attrs import frozen
+
+Place: TypeAlias = Literal["device", "host"]
+
+
+@frozen(kw_only=True)
+class SetResidencyRequest:
+    """Where a backend's memory lives from now on."""
+
+    weights: Place
+    """Model weights (for a trainer also the reference policy's)."""
+    state: Place
+    """What else is large: a trainer's optimizer state and gradients, a generator's KV cache (discarded on "host")."""
+
+
+@frozen(kw_only=True)
+class SetResidencyResult:
+    """What is left where, measured."""
+
+    device_bytes: int
+    """Bytes this backend still holds on the device; on CPU, where both places are one, all of its bytes."""
+
+
+@frozen(kw_only=True)
+class SaveStateRequest:
+    """Write the backend's state below a directory that exists and is empty but for other ranks' files."""
+
+    directory: Path
+    kind: Literal["resume", "hf"]
+    """"resume": all that load_state needs, in safetensors and JSON. "hf": a Hugging Face model directory (`save_hf`)."""
+
+
+@frozen(kw_only=True)
+class SaveStateResult:
+    """What this rank wrote."""
+
+    files: tuple[str, ...]
+    """Paths relative to the directory."""
+
+
+@frozen(kw_only=True)
+class LoadStateRequest:
+    """Restore what save_state(kind="resume") wrote, whatever the layout it was written in."""
+
+    directory: Path
+
+
+@frozen(kw_only=True)
+class LoadStateResult:
+    """The state now held."""
+
+    weight_version: int
+
+
+@frozen(kw_only=True)
+class CloseRequest:
+    """Free everything. The last call that a backend receives."""
+
+
+@frozen(kw_only=True)
+class CloseResult:
+    """Everything is freed."""

@@ -1,0 +1,62 @@
+"""What a loss function, named by an algorithm and run inside every trainer, receives and returns.
+
+A loss is `def my_loss(inputs: LossInputs, config: MyLossConfig) -> LossOutput`, importable in the workers by its path. It
+divides by the global counts only, so that its value depends on no microbatch, packing or parallel layout. A trainer that
+splits sequences over ranks gathers the per-token tensors before the call: a loss always sees whole sequences.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from attrs import field, frozen
+
+from rlcore.spi.batch import GlobalCounts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class LossSpec:
+    """Names a loss function and its constants; travels from the driver to every worker."""
+
+    path: str
+    """`package.module:function`, imported in the worker."""
+    config: object
+    """A frozen, picklable attrs object, passed to the function as it is."""
+    token_columns: tuple[str, ...] = ()
+    """Per-token columns that the loss reads and every microbatch therefore carries."""
+    entropy: Literal["none", "metric", "loss"] = "none"
+    """Whether the trainer computes the entropy: not at all, without a gradient, or with one."""
+
+
+@frozen(kw_only=True, eq=False)
+class LossInputs:
+    """One microbatch, as torch tensors on the trainer's device."""
+
+    logprobs: "Tensor"
+    """float32 [T], differentiable: current log-probabilities at the step's temperature; 0.0 at first tokens."""
+    entropy: "Tensor | None"
+    """float32 [T] in nats, 0.0 at first tokens; None unless LossSpec.entropy asks for it; with a gradient for "loss"."""
+    loss_mask: "Tensor"
+    """bool [T]"""
+    offsets: "Tensor"
+    """int64 [N+1]"""
+    token_columns: "Mapping[str, Tensor]"
+    """[T] each."""
+    sequence_columns: "Mapping[str, Tensor]"
+    """[N] each."""
+    counts: GlobalCounts
+    """Global counts of the optimizer step."""
+
+
+@frozen(kw_only=True, eq=False)
+class LossOutput:
+    """A microbatch's part of the loss and metrics; parts are added over microbatches and data-parallel ranks."""
+
+    loss: "Tensor"
+    """float32 scalar, differentiable, already divided by global counts."""
+    sums: "Mapping[str, Tensor]" = field(factory=dict)
+    """Metrics that add up: each a detached scalar already divided by a global count."""
+    maxima: "Mapping[str, Tensor]" = field(factory=dict)
+    """Metrics of which the greatest counts: each a detached scalar."""

@@ -1,0 +1,45 @@
+"""What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+from attrs import field, frozen
+
+Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
+"""Entry-point group of each role. `rlcore.observers` holds wrapper-only hook objects besides."""
+OBSERVER_GROUP = "rlcore.observers"
+
+
+@frozen(kw_only=True)
+class Provider:
+    """One installable implementation of a role.
+
+    In `pyproject.toml`::
+
+        [project.entry-points."rlcore.trainers"]
+        mine = "my_package.provider:PROVIDER"
+
+    The module it names imports nothing heavy: only `rlcore.spi`, attrs, and the config class.
+    """
+
+    name: str
+    """The name a recipe uses; equal to the entry point's."""
+    spi: tuple[int, int]
+    """The SPI version it was written for: (major, minor)."""
+    config: type
+    """Frozen, keyword-only attrs class of its recipe section, every field with a docstring beneath it."""
+    backend: str
+    """`package.module:Class`, imported only when selected and called as Class(context, config)."""
+    priority: int = 0
+    """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised."""
+    capabilities: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    """Names from rlcore.spi.capabilities."""
+    devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=frozenset)
+    """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
+    unavailable: Callable[[], str | None] = lambda: None
+    """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
+    check: str | None = None
+    """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem] before allocation."""

@@ -1,0 +1,134 @@
+"""The trainer's hooks and their records. Every rank receives each call, with its own part of the data."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from attrs import field, frozen
+
+from rlcore.spi.arrays import Float32Array
+from rlcore.spi.batch import GlobalCounts, TokenBatch
+from rlcore.spi.hooks import hookspec
+from rlcore.spi.lifecycle import (
+    CloseRequest,
+    CloseResult,
+    LoadStateRequest,
+    LoadStateResult,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+)
+from rlcore.spi.loss import LossSpec
+from rlcore.spi.weights import DtypeName, WeightExport
+
+
+@frozen(kw_only=True)
+class TrainerLayout:
+    """How the trainer's ranks divide the data; the attribute `layout` of every trainer backend."""
+
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+    """Ranks of one data-parallel rank (tensor, pipeline, context parallel) receive the same microbatches."""
+
+
+@frozen(kw_only=True, eq=False)
+class TrainStepRequest:
+    """One optimizer step."""
+
+    microbatches: tuple[TokenBatch, ...]
+    """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all."""
+    counts: GlobalCounts
+    """Over all microbatches of all ranks."""
+    loss: LossSpec
+    temperature: float
+    """Logits are divided by it before the log-softmax, as the sampler did; positive."""
+    weight_version: int
+    """The version that the trainer must hold before the step."""
+
+
+@frozen(kw_only=True)
+class TrainStepResult:
+    """The step's figures, reduced over all ranks and equal on each."""
+
+    weight_version: int
+    """request.weight_version + 1."""
+    loss: float
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    learning_rate: float
+    """The one this step used."""
+    metrics: Mapping[str, float] = field(factory=dict)
+    """The loss function's sums and maxima."""
+
+
+@frozen(kw_only=True, eq=False)
+class LogprobsRequest:
+    """Log-probabilities of given tokens, without a gradient."""
+
+    microbatches: tuple[TokenBatch, ...]
+    model: Literal["policy", "reference"]
+    temperature: float
+    entropy: bool
+    """Whether to return the entropy too."""
+    weight_version: int
+    """The version that the trainer must hold."""
+
+
+@frozen(kw_only=True, eq=False)
+class LogprobsResult:
+    """One array a microbatch, in the request's order."""
+
+    logprobs: tuple[Float32Array, ...]
+    """float32 [T] each; 0.0 at the first token of each sequence, computed at every other whatever loss_mask says."""
+    entropy: tuple[Float32Array, ...] | None
+    """float32 [T] each in nats, 0.0 at first tokens; None unless asked for."""
+    weight_version: int
+
+
+@frozen(kw_only=True)
+class ExportWeightsRequest:
+    """Stream the policy's weights."""
+
+    weight_version: int
+    """The version that the trainer must hold."""
+    dtype: DtypeName
+    """Floating-point tensors are cast to it."""
+    max_bucket_bytes: int
+    """A bucket holds at most this much, or one tensor that is larger."""
+
+
+class TrainerSpec(Protocol):
+    """The hooks of a trainer. A backend implements every one with `rlcore.spi.hookimpl`, in exactly these signatures.
+
+    A NaN or infinite loss or gradient raises NonFiniteError and leaves weights, optimizer and version as they were.
+    """
+
+    layout: TrainerLayout
+
+    @hookspec(firstresult=True)
+    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+        """Accumulate the gradients of all microbatches, clip, and apply one optimizer step."""
+
+    @hookspec(firstresult=True)
+    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+        """Log-probabilities (and entropy) of the given tokens under the policy or the reference."""
+
+    @hookspec(firstresult=True)
+    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+        """The policy's full weights; every rank iterates its buckets to the end."""
+
+    @hookspec(firstresult=True)
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move weights and optimizer state between device and host."""
+
+    @hookspec(firstresult=True)
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write the state, each rank its part."""
+
+    @hookspec(firstresult=True)
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore a state so that the next step equals the one that would have followed the save."""
+
+    @hookspec(firstresult=True)
+    def close(self, request: CloseRequest) -> CloseResult:
+        """Free everything."""

@@ -1,0 +1,65 @@
+"""Weights on their way from trainer to generator: named tensors in Hugging Face naming, in buckets, each with a digest."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.spi.arrays import AnyArray
+
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+@frozen(kw_only=True)
+class TensorSpec:
+    """What a tensor is, without its values."""
+
+    name: str
+    """Hugging Face name, as in a safetensors file of the model. A tied tensor is listed once, under its first name."""
+    shape: tuple[int, ...]
+    dtype: DtypeName
+
+
+@frozen(kw_only=True, eq=False)
+class NamedTensor:
+    """One full (unsharded) tensor."""
+
+    name: str
+    tensor: Any
+    """A torch tensor, or a numpy array in tests; never written to by the receiver."""
+    digest: int
+    """`tensor_digest` of its bytes."""
+
+
+@frozen(kw_only=True, eq=False)
+class WeightBucket:
+    """Tensors that travel together. Valid until the next bucket is taken, unless WeightExport.persistent."""
+
+    tensors: tuple[NamedTensor, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class WeightExport:
+    """A trainer's weights at one version."""
+
+    weight_version: int
+    specs: tuple[TensorSpec, ...]
+    """Every tensor that the buckets will bring, in their order."""
+    buckets: Iterator[WeightBucket]
+    """Read once and to its end; each tensor of `specs` comes exactly once."""
+    persistent: bool
+    """True where the tensors are the trainer's own storage: they stay valid, and later train_steps change them in place."""
+
+
+def tensor_digest(array: AnyArray) -> int:
+    """Checksum of a tensor's bytes: Σ w_i · (2i + 1) mod 2⁶⁴ over its little-endian signed 32-bit words, zero-padded.
+
+    One changed word always changes it, since 2i + 1 is odd; so do, but for rare collisions, moved and missing words.
+    Computable on any device with integer arithmetic; `rlcore.torchkit` has the torch form. Not cryptographic.
+    """
+    raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+    words = np.pad(raw, (0, -len(raw) % 4)).view("<i4").astype(np.int64)
+    factors = np.arange(len(words), dtype=np.int64) * 2 + 1
+    with np.errstate(over="ignore"):
+        return int((words * factors).sum(dtype=np.int64)) % 2**64

@@ -1,0 +1,1 @@
+"""For whoever tests against the core: fakes of every role, small model directories, and the conformance kit."""

@@ -1,0 +1,93 @@
+"""Small Hugging Face model directories with random weights and a character tokenizer, made in a second, without a download."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+Architecture: TypeAlias = Literal["qwen2", "qwen3", "qwen3_moe", "llama"]
+ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "qwen3_moe", "llama")
+
+END_OF_TEXT = "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def make_tokenizer(directory: Path, alphabet: str = string.printable) -> int:
+    """Write tokenizer.json and tokenizer_config.json: one token per character, one to end a text. Returns their number."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {END_OF_TEXT: 0, "<|unknown|>": 1}
+    for character in alphabet:
+        vocabulary.setdefault(character, len(vocabulary))
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "unk_token": "<|unknown|>",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    return len(vocabulary)
+
+
+def make_model(
+    directory: Path,
+    architecture: Architecture = "qwen3",
+    *,
+    seed: int = 0,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    tied: bool = True,
+    alphabet: str = string.printable,
+    max_length: int = 512,
+    dtype: str = "float32",
+) -> Path:
+    """Write config.json, generation_config.json, safetensors and a tokenizer; returns the directory.
+
+    Weights are random, drawn wider than usual so that the model's distributions are far from uniform and a wrong
+    log-probability shows.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    vocabulary_size = make_tokenizer(directory, alphabet)
+    options: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": hidden_size // num_heads,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.08,
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    if architecture == "qwen3_moe":
+        options |= {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": hidden_size,
+            "norm_topk_prob": True,
+        }
+    config = AutoConfig.for_model(architecture, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.generation_config.eos_token_id = 0
+    model.save_pretrained(directory)
+    return directory

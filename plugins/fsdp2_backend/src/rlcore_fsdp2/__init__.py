@@ -1,0 +1,1 @@
+"""Trainer for rlcore: Hugging Face models under PyTorch FSDP2"""

@@ -1,0 +1,1 @@
+"""Algorithm for rlcore: GRPO and its variants"""

@@ -1,0 +1,1 @@
+"""Environments for rlcore: arithmetic and mathematics with verifiable answers"""

@@ -1,0 +1,1 @@
+"""Algorithm for rlcore: supervised fine-tuning"""

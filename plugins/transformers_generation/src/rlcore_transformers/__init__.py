@@ -1,0 +1,1 @@
+"""Generator for rlcore: batched generation with Hugging Face transformers"""
