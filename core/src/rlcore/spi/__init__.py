@@ -5,6 +5,7 @@ from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, Traini
 from rlcore.spi.batch import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
+    GROUP_IDS,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
     WEIGHT_VERSIONS,
@@ -75,6 +76,7 @@ __all__ = [
     "ADVANTAGES",
     "ENTRY_POINT_GROUPS",
     "GENERATION_LOGPROBS",
+    "GROUP_IDS",
     "OBSERVER_GROUP",
     "PREVIOUS_LOGPROBS",
     "REFERENCE_LOGPROBS",

@@ -22,6 +22,8 @@ class AlgorithmNeeds:
     The first never does: nothing has changed since its own forward pass."""
     reference_logprobs: bool = False
     """Every minibatch carries `reference_logprobs`."""
+    entropy: bool = False
+    """The loss asks for the entropy (LossSpec.entropy is not "none")."""
     min_samples_per_prompt: int = 1
 
 
@@ -30,8 +32,8 @@ class RolloutBatch:
     """Samples of one step, grouped by prompt; the samples of a group are adjacent."""
 
     batch: TokenBatch
-    """Whole conversations. loss_mask is True where the policy generated the token; the columns `generation_logprobs` and
-    `weight_versions` are there. For demonstrations loss_mask is True on the completion and the columns are absent."""
+    """Whole conversations. loss_mask is True where the policy generated the token; the token columns `generation_logprobs`
+    and `weight_versions` and the sequence column `group_ids` are there. For demonstrations loss_mask is True on the completion and the token columns are absent."""
     rewards: Float32Array
     """float32 [N], finite; 0.0 where `valid` is False and for demonstrations."""
     group_ids: Int32Array
@@ -55,7 +57,8 @@ class TrainingBatch:
     """What the step trains on."""
 
     batch: TokenBatch
-    """Carries every column that `loss.token_columns` names, except those that the loop adds by AlgorithmNeeds."""
+    """Carries every column that `loss.token_columns` names, except those that the loop adds by AlgorithmNeeds, and keeps the
+    sequence columns of the rollouts' batch. Sequences may be left out."""
     loss: LossSpec
     metrics: Mapping[str, float] = field(factory=dict)
     """Driver-side figures of the step."""

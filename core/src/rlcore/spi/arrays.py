@@ -37,3 +37,11 @@ def check_offsets(name: str, offsets: Int64Array, num_items: int, *, allow_empty
         worst = int(lengths.argmin())
         least = "lengths of at least 0" if allow_empty else "lengths of at least 1"
         raise ContractError(f"{name}: sequence {worst} has length {lengths[worst]}; expected {least}")
+
+
+def gather_ragged(offsets: Int64Array, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Where the elements of ragged rows `indices` [M] lie, one row after another: positions [T'] and offsets [M+1]."""
+    lengths = np.diff(offsets)[indices]
+    gathered = np.zeros(len(indices) + 1, np.int64)
+    np.cumsum(lengths, out=gathered[1:])
+    return np.arange(gathered[-1], dtype=np.int64) + np.repeat(offsets[:-1][indices] - gathered[:-1], lengths), gathered

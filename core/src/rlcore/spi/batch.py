@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, gather_ragged
 from rlcore.spi.errors import ContractError
 
 GENERATION_LOGPROBS = "generation_logprobs"
@@ -22,6 +22,9 @@ ADVANTAGES = "advantages"
 """float32 [T]: advantage of the token; 0.0 where loss_mask is False."""
 WEIGHT_VERSIONS = "weight_versions"
 """int32 [T]: version of the weights that sampled the token; -1 where the token was not generated."""
+
+GROUP_IDS = "group_ids"
+"""int32 [N], a sequence column: index of the prompt within the step; sequences of one group share a minibatch."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -84,14 +87,10 @@ class TokenBatch:
         for name, column in self.token_columns.items():
             if column.shape != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.bool_):
                 found = f"shape {list(column.shape)} of {column.dtype}"
-                raise ContractError(
-                    f"token column {name}: found {found}; expected [{self.num_tokens}] of float32/int32/bool"
-                )
+                raise ContractError(f"token column {name}: found {found}; expected [{self.num_tokens}] of float32/int32/bool")
         for name, column in self.sequence_columns.items():
             if column.shape != (self.num_sequences,):
-                raise ContractError(
-                    f"sequence column {name}: found {list(column.shape)}; expected [{self.num_sequences}]"
-                )
+                raise ContractError(f"sequence column {name}: found {list(column.shape)}; expected [{self.num_sequences}]")
 
     @property
     def num_tokens(self) -> int:
@@ -109,17 +108,11 @@ class TokenBatch:
     def counts(self) -> "GlobalCounts":
         """The counts of this batch alone; global when it is the whole optimizer step's batch."""
         per_sequence = np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1]) if self.num_sequences else 0
-        return GlobalCounts(
-            num_loss_tokens=int(self.loss_mask.sum()), num_loss_sequences=int(np.count_nonzero(per_sequence))
-        )
+        return GlobalCounts(num_loss_tokens=int(self.loss_mask.sum()), num_loss_sequences=int(np.count_nonzero(per_sequence)))
 
     def select(self, indices: Int64Array) -> "TokenBatch":
         """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
-        lengths = self.lengths[indices]
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        within = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-        gather = np.repeat(self.offsets[:-1][indices], lengths) + within
+        gather, offsets = gather_ragged(self.offsets, indices)
         return TokenBatch(
             tokens=self.tokens[gather],
             offsets=offsets,

@@ -21,7 +21,11 @@ PER_SAMPLE_SEEDS = "per_sample_seeds"
 EXACT_LOGPROBS = "exact_logprobs"
 """In float32 the sampled log-probabilities equal a plain forward pass within 1e-4, so nothing need recompute them."""
 
-# both
+# environments
+CHEAP_RESET = "cheap_reset"
+"""reset is quick and depends on its row alone: the core resets every row once before a run, to check prompt lengths."""
+
+# trainers and generators
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 REFIT_IN_PROCESS = "refit.in_process"
@@ -39,5 +43,6 @@ KNOWN: frozenset[str] = frozenset(
         EXACT_LOGPROBS,
         RESIDENCY,
         REFIT_IN_PROCESS,
+        CHEAP_RESET,
     }
 )

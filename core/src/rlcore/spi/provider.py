@@ -1,6 +1,6 @@
 """What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias, get_args
 
 from attrs import field, frozen
@@ -11,6 +11,10 @@ ROLES: tuple[Role, ...] = get_args(Role)
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
 """Entry-point group of each role. `rlcore.observers` holds wrapper-only hook objects besides."""
 OBSERVER_GROUP = "rlcore.observers"
+
+
+def _frozen(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @frozen(kw_only=True)
@@ -35,9 +39,9 @@ class Provider:
     """`package.module:Class`, imported only when selected and called as Class(context, config)."""
     priority: int = 0
     """`auto` takes the highest; 20 for embedded defaults, 50 general, 80 specialised."""
-    capabilities: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    capabilities: frozenset[str] = field(default=frozenset(), converter=_frozen)
     """Names from rlcore.spi.capabilities."""
-    devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=frozenset)
+    devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""

@@ -1,1 +1,29 @@
-"""For whoever tests against the core: fakes of every role, small model directories, and the conformance kit."""
+"""For whoever tests against the core: fakes of every role, small model directories, and the conformance kit.
+
+from rlcore.testing import TrainerConformance
+
+class TestMine(TrainerConformance):
+    @pytest.fixture
+    def provider(self): return PROVIDER
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.testing.conformance.generator import GeneratorConformance
+    from rlcore.testing.conformance.trainer import TrainerConformance
+
+__all__ = ["GeneratorConformance", "TrainerConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    # The kit needs pytest, which whoever only uses the fakes need not have.
+    if name == "TrainerConformance":
+        from rlcore.testing.conformance.trainer import TrainerConformance
+
+        return TrainerConformance
+    if name == "GeneratorConformance":
+        from rlcore.testing.conformance.generator import GeneratorConformance
+
+        return GeneratorConformance
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

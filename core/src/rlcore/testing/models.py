@@ -51,11 +51,12 @@ def make_model(
     tied: bool = True,
     alphabet: str = string.printable,
     max_length: int = 512,
+    initializer_range: float = 0.08,
     dtype: str = "float32",
 ) -> Path:
     """Write config.json, generation_config.json, safetensors and a tokenizer; returns the directory.
 
-    Weights are random, drawn wider than usual so that the model's distributions are far from uniform and a wrong
+    Weights are random, by default drawn wider than usual so that the model's distributions are far from uniform and a wrong
     log-probability shows.
     """
     import torch
@@ -72,7 +73,7 @@ def make_model(
         "head_dim": hidden_size // num_heads,
         "max_position_embeddings": max_length,
         "tie_word_embeddings": tied,
-        "initializer_range": 0.08,
+        "initializer_range": initializer_range,
         "eos_token_id": 0,
         "bos_token_id": None,
         "pad_token_id": None,

@@ -1,0 +1,191 @@
+"""From a raw recipe to a Recipe: each section through the strict converter, all problems together."""
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+from attrs import define, field
+
+from rlcore.config import describe
+from rlcore.config.load import RawRecipe
+from rlcore.config.recipe import NamedPluginChoice, PluginChoice, Recipe
+from rlcore.config.salvage import salvage, stand_in
+from rlcore.config.strict import missing_key, structure, unknown_key
+from rlcore.config.validate import find_problems
+from rlcore.spi import ConfigError, Problem
+
+Sections = Mapping[str, Mapping[str, type]]
+"""Role -> plugin -> the class of its section."""
+
+
+def convert(raw: RawRecipe, sections: Sections) -> Recipe:
+    """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name.
+
+    In the result, `options` of a role holds an object for every plugin in `sections`, but for those whose class has required
+    fields and that the recipe neither selects by name nor gives a table.
+
+    Raises ConfigError with every unknown key, wrong type, missing key, value out of range and impossible combination.
+    """
+    recipe, problems = _Conversion(raw, sections).run()
+    if problems or recipe is None:
+        raise ConfigError([_with_origin(problem, raw) for problem in problems])
+    return recipe
+
+
+def selected_options(choice: PluginChoice | NamedPluginChoice, role: str, name: str, config: type) -> object:
+    """The options of the plugin that was selected; ConfigError where "auto" took one whose required keys are not given."""
+    if name in choice.options:
+        return choice.options[name]
+    options, problems = structure({}, config, f"{role}.{name}")
+    if problems:
+        raise ConfigError(problems)
+    return options
+
+
+def role_names() -> tuple[str, ...]:
+    """The sections of Recipe that choose a plugin."""
+    return tuple(name for name, attribute in describe.fields(Recipe).items() if _choice_class(attribute.type))
+
+
+def _choice_class(tp: object) -> type[Any] | None:
+    """PluginChoice or NamedPluginChoice where the section is one."""
+    classes = [branch for branch in (*typing.get_args(tp), tp) if branch in (PluginChoice, NamedPluginChoice)]
+    return classes[0] if classes else None
+
+
+def _with_origin(problem: Problem, raw: RawRecipe) -> Problem:
+    origin = raw.origin(tuple(problem.path.split("[")[0].split("."))) if problem.found != "nothing" else None
+    return attrs.evolve(problem, found=f"{problem.found}, in {origin}") if origin else problem
+
+
+@define
+class _Conversion:
+    """Collects problems over all sections, so that one error can report them together."""
+
+    raw: RawRecipe
+    sections: Sections
+    problems: list[Problem] = field(factory=list)
+
+    def run(self) -> tuple[Recipe | None, list[Problem]]:
+        """The Recipe, or None and its problems."""
+        parts: dict[str, Any] = {}
+        for name, attribute in describe.fields(Recipe).items():
+            choice = _choice_class(attribute.type)
+            if name not in self.raw.values:
+                if attribute.default is attrs.NOTHING:
+                    self._require(name, attribute.type)
+                elif choice is PluginChoice:
+                    parts[name] = self._choice(name, PluginChoice, {})
+            elif choice:
+                parts[name] = self._choice(name, choice, self.raw.values[name])
+            else:
+                parts[name] = self._section(name, attribute.type)
+        for name in self.raw.values.keys() - describe.fields(Recipe).keys():
+            self.problems.append(unknown_key(name, list(describe.fields(Recipe)), self._section_of(name)))
+        self.problems.extend(find_problems(self._with_stand_ins(parts), self._broken()))
+        return (None if self.problems else Recipe(**parts)), self.problems
+
+    def _section(self, name: str, cls: Any) -> Any:
+        value, problems = structure(self.raw.values[name], cls, name)
+        self.problems.extend(self._hinted(problem) for problem in problems)
+        return value
+
+    def _choice(self, role: str, cls: type[Any], table: object) -> Any:
+        """`[role]`: its `name`, and one object per plugin."""
+        if not isinstance(table, Mapping):
+            found = describe.describe_value(table)
+            remedy = f"Write [{role}] and below it name = {found.rpartition(' (')[0]}." if isinstance(table, str) else ""
+            self.problems.append(Problem(path=role, found=found, expected="a table", remedy=remedy))
+            return None
+        own, problems = structure({key: table[key] for key in ("name",) if key in table}, cls, role)
+        self.problems.extend(problems)
+        plugins = self.sections.get(role, {})
+        options = dict(self._options(role, plugins, table))
+        for key in table.keys() - plugins.keys() - {"name"}:
+            self.problems.append(self._unknown_plugin(role, key, table[key]))
+        return attrs.evolve(own, options=options) if own is not None else None
+
+    def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+        for plugin, cls in plugins.items():
+            if plugin not in table and table.get("name") != plugin and _has_required(cls):
+                continue
+            value, problems = structure(table.get(plugin, {}), cls, f"{role}.{plugin}")
+            self.problems.extend(self._hinted(problem) for problem in problems)
+            if value is not None:
+                yield plugin, value
+
+    def _unknown_plugin(self, role: str, key: str, value: object) -> Problem:
+        """Either an option written one level too high, or a section of a plugin that is not there."""
+        plugins = self.sections.get(role, {})
+        installed = ", ".join(sorted(plugins)) or "none"
+        close = difflib.get_close_matches(key, ["name", *plugins], n=1)
+        remedy = f"Did you mean {role}.{close[0]}?" if close else ""
+        if isinstance(value, Mapping):
+            return Problem(
+                path=f"{role}.{key}",
+                found=f"options of a plugin that is not installed or not usable: {key}",
+                expected=f"an installed {role}: {installed}",
+                remedy=remedy or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
+            )
+        owners = [f"{role}.{plugin}.{key}" for plugin, cls in plugins.items() if key in describe.fields(cls)]
+        remedy = f"Did you mean {' or '.join(owners)}?" if owners else remedy
+        expected = f"name, or the table of an installed {role}: {installed}"
+        return Problem(path=f"{role}.{key}", found="an unknown key", expected=expected, remedy=remedy)
+
+    def _require(self, name: str, tp: object) -> None:
+        """A section that every recipe needs is missing: name the keys it must have."""
+        cls: Any = _choice_class(tp) or tp
+        for key, attribute in describe.fields(cls).items():
+            if attribute.default is attrs.NOTHING:
+                self.problems.append(self._hinted(missing_key(f"{name}.{key}", cls, key)))
+
+    def _hinted(self, problem: Problem) -> Problem:
+        """Adds where else an unknown key exists, and to a missing plugin name those installed."""
+        section, _, name = problem.path.rpartition(".")
+        if problem.found == "nothing" and name == "name" and self.sections.get(section):
+            return attrs.evolve(problem, remedy=f"Installed: {', '.join(sorted(self.sections[section]))}.")
+        if problem.found != "an unknown key" or problem.remedy:
+            return problem
+        return attrs.evolve(problem, remedy=self._section_of(name))
+
+    def _section_of(self, key: str) -> str:
+        """A did-you-mean with the full path of every key of this name."""
+        tables: dict[str, type] = {}
+        for name, attribute in describe.fields(Recipe).items():
+            if not _choice_class(attribute.type):
+                tables |= _tables_below(name, attribute.type)
+        tables |= {f"{role}.{plugin}": cls for role, plugins in self.sections.items() for plugin, cls in plugins.items()}
+        places = [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
+        return f"Did you mean {' or '.join(places)}?" if places else ""
+
+    def _broken(self) -> tuple[str, ...]:
+        return tuple(problem.path for problem in self.problems)
+
+    def _with_stand_ins(self, parts: Mapping[str, Any]) -> Recipe:
+        """A recipe to check further though parts of it are broken: these are left out key by key, and not judged again."""
+        whole: dict[str, Any] = {}
+        for name, attribute in describe.fields(Recipe).items():
+            if parts.get(name) is not None:
+                whole[name] = parts[name]
+            elif name in self.raw.values and not _choice_class(attribute.type):
+                whole[name] = salvage(self.raw.values[name], attribute.type)
+            elif attribute.default is attrs.NOTHING or name in self.raw.values:
+                whole[name] = stand_in(_choice_class(attribute.type) or attribute.type)
+        return Recipe(**whole)
+
+
+def _tables_below(path: str, tp: object) -> dict[str, type]:
+    """The attrs class at `path` and those nested in it, by path."""
+    found: dict[str, type] = {}
+    for cls in (*typing.get_args(tp), tp):
+        if isinstance(cls, type) and attrs.has(cls):
+            found[path] = cls
+            for name, attribute in describe.fields(cls).items():
+                found |= _tables_below(f"{path}.{name}", attribute.type)
+    return found
+
+
+def _has_required(cls: type) -> bool:
+    return any(attribute.default is attrs.NOTHING for attribute in describe.fields(cls).values())

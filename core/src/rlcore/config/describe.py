@@ -1,0 +1,129 @@
+"""What a config class says about itself: its fields, their types in words, and the docstring beneath each."""
+
+import ast
+import functools
+import inspect
+import itertools
+import operator
+import textwrap
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, Literal, Union
+
+import attrs
+
+SCALARS: Mapping[object, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+}
+PLURALS: Mapping[object, str] = {bool: "booleans", int: "integers", float: "numbers", str: "strings", Path: "paths"}
+
+
+@functools.cache
+def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:
+    """The fields that a recipe may set, by name, with their types resolved."""
+    attrs.resolve_types(cls)
+    return {attribute.name: attribute for attribute in attrs.fields(cls) if attribute.init}
+
+
+@functools.cache
+def docs(cls: type) -> Mapping[str, str]:
+    """Each field's docstring on one line, "" where there is none, read from the source of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for statement, following in itertools.pairwise(body):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return {name: found.get(name, "") for name in fields(cls)}
+
+
+def is_optional(tp: object) -> bool:
+    """Whether None is among the type's alternatives."""
+    return is_union(tp) and type(None) in typing.get_args(tp)
+
+
+def is_union(tp: object) -> bool:
+    """Whether the type is `A | B`."""
+    return typing.get_origin(tp) in (Union, types.UnionType)
+
+
+def is_mapping(tp: object) -> bool:
+    """Whether the type is a mapping, for which a recipe writes a table."""
+    origin = typing.get_origin(tp) or tp
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def is_array(tp: object) -> bool:
+    """Whether the type is a tuple, list, set or sequence, for which a recipe writes an array."""
+    origin = typing.get_origin(tp) or tp
+    return isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet) and not issubclass(origin, str | bytes)
+
+
+def is_table(tp: object) -> bool:
+    """Whether a recipe writes a table for the type."""
+    return is_mapping(tp) or (isinstance(tp, type) and attrs.has(tp))
+
+
+def item_type(tp: object) -> object:
+    """What an array's items are; the items of a tuple such as (float, float) are of all its types."""
+    arguments = [argument for argument in typing.get_args(tp) if argument is not Ellipsis]
+    return functools.reduce(operator.or_, arguments) if arguments else object
+
+
+def expectation(tp: object) -> str:
+    """What a recipe may write for the type, in words: "an integer", 'one of "a", "b"'."""
+    if is_union(tp):
+        return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
+    if typing.get_origin(tp) is Literal:
+        choices = [toml_literal(choice) for choice in typing.get_args(tp)]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    if is_array(tp):
+        item = item_type(tp)
+        return "an array" if item is object else f"an array of {PLURALS.get(item, expectation(item))}"
+    if is_table(tp):
+        return "a table"
+    return SCALARS.get(tp, "a value" if tp in (object, Any) else getattr(tp, "__name__", str(tp)))
+
+
+def describe_value(value: object) -> str:
+    """A value of a recipe, cut to a sensible length, with its type: '"five" (a string)'."""
+    match value:
+        case bool():
+            return toml_literal(value)
+        case int():
+            kind = "an integer"
+        case float():
+            kind = "a number"
+        case str():
+            kind = "a string"
+        case Mapping():
+            return "a table"
+        case list():
+            return f"an array of {len(value)}"
+        case _:
+            kind = f"a {type(value).__name__}"
+    text = toml_literal(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({kind})"
+
+
+def toml_literal(value: object) -> str:
+    """A scalar as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        import tomli_w
+
+        return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+    return str(value)

@@ -1,0 +1,91 @@
+"""A recipe as TOML, every default written out, that loads back to an equal recipe."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tomli_w
+
+from rlcore.config.recipe import NamedPluginChoice, PluginChoice, Recipe
+
+
+def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None) -> str:
+    """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments.
+
+    `chosen` maps roles to the plugin that fills each; the sections of the others are left out where they hold nothing but
+    defaults.
+    """
+    table = _table(recipe, chosen or {})
+    return "\n".join(_section((), table)).lstrip("\n") + "\n"
+
+
+def _table(value: Any, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """An attrs object as nested dicts and lists of TOML's types, and None."""
+    table: dict[str, Any] = {}
+    for attribute in attrs.fields(type(value)):
+        if not attribute.init:
+            continue
+        item = getattr(value, attribute.name)
+        if isinstance(item, PluginChoice | NamedPluginChoice):
+            table[attribute.name] = _choice(item, chosen.get(attribute.name))
+        elif item is not None or attribute.default is None:
+            table[attribute.name] = _plain(item)
+        else:
+            raise ValueError(f"{attribute.name} is None, which TOML cannot say, and its default is {attribute.default!r}")
+    return table
+
+
+def _choice(choice: PluginChoice | NamedPluginChoice, chosen: str | None) -> dict[str, Any]:
+    """`name` and one table per plugin."""
+    kept = {
+        plugin: options
+        for plugin, options in choice.options.items()
+        if chosen in (None, plugin) or plugin == choice.name or not _is_default(options)
+    }
+    return {"name": choice.name, **{plugin: _plain(options) for plugin, options in kept.items()}}
+
+
+def _is_default(options: object) -> bool:
+    try:
+        return options == type(options)()
+    except TypeError:
+        return False
+
+
+def _plain(item: Any) -> Any:
+    if attrs.has(type(item)):
+        return _table(item, {})
+    if isinstance(item, Mapping):
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, frozenset | set):
+        return sorted(_plain(value) for value in item)
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        return [_plain(value) for value in item]
+    return str(item) if isinstance(item, Path) else item
+
+
+def _section(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a table: its values, then the tables in it."""
+    values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    if path and (values or not table):
+        yield f"\n[{_dotted(path)}]"
+    for key, value in values.items():
+        yield f"# {_dotted((key,))} = none" if value is None else f"{_dotted((key,))} = {_inline(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _section((*path, key), value)
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    """A key as TOML writes it, with quotes where it needs them."""
+    return ".".join(tomli_w.dumps({part: 0}).rpartition(" = ")[0] for part in path)
+
+
+def _inline(value: Any) -> str:
+    """A value on one line; tables within arrays become inline tables."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_dotted((key,))} = {_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")

@@ -1,0 +1,256 @@
+"""Reading: TOML files, the files they extend, and overrides, merged into one table that remembers where each value is from."""
+
+import copy
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore.spi import ConfigError, Problem
+
+Key = tuple[str, ...]
+
+EXTENDS = "extends"
+MODEL_PATH: Key = ("model", "path")
+DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
+FILE_SOURCES = ("jsonl", "parquet")
+
+
+@frozen(kw_only=True)
+class Origin:
+    """Where a value was written."""
+
+    label: str
+    """A file's name as the user knows it, or "the command line"."""
+    directory: Path
+    """What its relative paths start from."""
+
+
+@frozen(kw_only=True)
+class RawRecipe:
+    """A recipe as it was written: merged, not yet checked."""
+
+    path: Path
+    """The file that the user named."""
+    values: Mapping[str, Any]
+    """The merged TOML document, without `extends`."""
+    origins: Mapping[Key, Origin] = field(factory=dict)
+    """Where each value that is no table, and each empty table, was written last."""
+
+    def origin(self, key: Key) -> str | None:
+        """Where the value at `key`, or the first one below or above it, was written; None where nothing was."""
+        for candidate, origin in self.origins.items():
+            shared = min(len(candidate), len(key))
+            if candidate[:shared] == key[:shared]:
+                return origin.label
+        return None
+
+
+def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
+    """Read a recipe, what it extends, and `key.path=value` overrides, of which the later win.
+
+    Values of overrides are TOML; what is not valid TOML is taken as a string, so that `model.path=./dir` needs no quotes.
+    Paths in files (model.path, data.*.path) that exist beside the file become absolute, on the command line those that
+    exist below the working directory.
+
+    Raises ConfigError with every unreadable file, syntax error, cycle of `extends` and malformed override.
+    """
+    problems: list[Problem] = []
+    tables: dict[str, Any] = {}
+    origins: dict[Key, Origin] = {}
+    layers = [*_file_layers(path, (), problems), *_override_layers(overrides, problems)]
+    if problems:
+        raise ConfigError(problems)
+    for layer, origin in layers:
+        _merge(tables, origins, layer, origin, ())
+    _resolve_paths(tables, origins)
+    return RawRecipe(path=path, values=tables, origins=origins)
+
+
+def _file_layers(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
+    """The files that `path` extends, first to last, then `path` itself."""
+    path = path.expanduser()
+    if path.resolve() in above:
+        chain = " -> ".join(_short(file) for file in (*above, path))
+        problems.append(
+            Problem(path=f"{_short(path)}: {EXTENDS}", found=f"a cycle: {chain}", expected="files that end in one without")
+        )
+        return
+    document = _parse_file(path, above, problems)
+    if document is None:
+        return
+    for base in _bases(document, path, problems):
+        yield from _file_layers(path.parent / Path(base).expanduser(), (*above, path.resolve()), problems)
+    yield document, Origin(label=_short(path), directory=path.absolute().parent)
+
+
+def _bases(document: dict[str, Any], path: Path, problems: list[Problem]) -> list[str]:
+    """Takes `extends` out of the document."""
+    extends = document.pop(EXTENDS, [])
+    bases = [extends] if isinstance(extends, str) else extends
+    if isinstance(bases, list) and all(isinstance(base, str) for base in bases):
+        return bases
+    problems.append(
+        Problem(
+            path=f"{_short(path)}: {EXTENDS}",
+            found=repr(extends),
+            expected="a file's name, or an array of them",
+            remedy=f'For example {EXTENDS} = "base.toml".',
+        )
+    )
+    return []
+
+
+def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any] | None:
+    """The file's TOML, or None and a problem."""
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        problems.append(
+            Problem(path=_short(path), found=f"bytes that are not UTF-8, at {error.start}", expected="a TOML file in UTF-8")
+        )
+    except tomllib.TOMLDecodeError as error:
+        problems.append(_syntax_problem(path, error))
+    except OSError as error:
+        where = f"; {_short(above[-1])} extends it" if above else ""
+        problems.append(
+            Problem(
+                path=_short(path),
+                found=f"{error.strerror or error}{where}".lower(),
+                expected="a TOML file that can be read",
+                remedy=_similar_file(path),
+            )
+        )
+    return None
+
+
+def _syntax_problem(path: Path, error: tomllib.TOMLDecodeError) -> Problem:
+    """Names the line, which tomllib only writes into its message, and shows it."""
+    message = str(error)
+    position = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
+    where, shown = "", ""
+    if position:
+        number = int(position[1])
+        message = message[: position.start()]
+        where = f":{number}"
+        shown = f" in `{path.read_text(encoding='utf-8-sig').splitlines()[number - 1].strip()}`"
+    elif message.endswith("(at end of document)"):
+        message = message.removesuffix("(at end of document)").strip()
+        where = ", at its end"
+    remedy = "Texts need quotes, truth values are true and false, and each key and table is written once."
+    return Problem(path=f"{_short(path)}{where}", found=f"{message}{shown}", expected="TOML", remedy=remedy)
+
+
+def _similar_file(path: Path) -> str:
+    """A did-you-mean among the TOML files beside a missing one."""
+    import difflib
+
+    if not path.parent.is_dir():
+        return f"The folder {path.parent} does not exist."
+    names = [file.name for file in path.parent.glob("*.toml")]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"Did you mean {path.parent / close[0]}?" if close else ""
+
+
+def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
+    origin = Origin(label="the command line", directory=Path.cwd())
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        path = _parse_key(key.strip()) if equals else None
+        if path is None:
+            problems.append(
+                Problem(
+                    path=override,
+                    found="no key" if equals else "no =",
+                    expected="key.path=value",
+                    remedy="For example training.prompts_per_step=8, without spaces or leading dashes.",
+                )
+            )
+        elif path[0] == EXTENDS:
+            problems.append(Problem(path=override, found=f"`{EXTENDS}` as an override", expected=f"{EXTENDS} in a recipe file"))
+        else:
+            value: Any = _parse_value(override, text.strip(), problems)
+            for part in reversed(path):
+                value = {part: value}
+            yield value, origin
+
+
+def _parse_key(key: str) -> Key | None:
+    """The parts of a dotted TOML key, or None where it is none."""
+    try:
+        nested: Any = tomllib.loads(f"{key} = 0") if "\n" not in key else None
+    except tomllib.TOMLDecodeError:
+        return None
+    parts: list[str] = []
+    while nested and isinstance(nested, dict):
+        ((part, nested),) = nested.items()
+        parts.append(part)
+    return tuple(parts) or None
+
+
+def _parse_value(override: str, text: str, problems: list[Problem]) -> Any:
+    """The TOML value; a text that is none is itself, unless it begins like an array, a table or a quoted string."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+        if document.keys() == {"value"} and "\n" not in text:
+            return document["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in ("[", "{", '"', "'"):
+            message = re.sub(r"\s*\(at .*\)$", "", str(error))
+            remedy = """The shell takes quotes away: put the whole override into single ones, such as 'key=["a", "b"]'."""
+            problems.append(Problem(path=override, found=f"{text}: {message}", expected="a TOML value", remedy=remedy))
+    return text
+
+
+def _merge(target: dict[str, Any], origins: dict[Key, Origin], layer: Mapping[str, Any], origin: Origin, prefix: Key) -> None:
+    """Write `layer` over `target`: tables are merged, everything else is replaced."""
+    for name, value in layer.items():
+        key = (*prefix, name)
+        if isinstance(value, dict) and value:
+            if not isinstance(target.get(name), dict):
+                target[name] = {}
+                _forget(origins, key)
+            origins.pop(key, None)
+            _merge(target[name], origins, value, origin, key)
+        elif value != {} or not isinstance(target.get(name), dict):
+            _forget(origins, key)
+            target[name] = copy.deepcopy(value)
+            origins[key] = origin
+
+
+def _forget(origins: dict[Key, Origin], key: Key) -> None:
+    """Drop what is known of `key` and all below it."""
+    for old in [old for old in origins if old[: len(key)] == key]:
+        del origins[old]
+
+
+def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> None:
+    """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is."""
+    for key in (MODEL_PATH, *DATA_PATHS):
+        section = _table_at(tables, key[:-1])
+        value = section.get(key[-1])
+        if not isinstance(value, str) or not value or key not in origins:
+            continue
+        candidate = origins[key].directory / Path(value).expanduser()
+        is_file = section.get("source") in FILE_SOURCES or value.startswith(("~", "./", "../"))
+        if is_file or candidate.exists():
+            section[key[-1]] = os.path.normpath(candidate)
+
+
+def _table_at(tables: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    """The table at `key`, or an empty one."""
+    table: Any = tables
+    for part in key:
+        table = table.get(part) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else {}
+
+
+def _short(path: Path) -> str:
+    """The path as seen from the working directory where it lies below it."""
+    absolute = path if path.is_absolute() else Path.cwd() / path
+    normal = Path(os.path.normpath(absolute))
+    return str(normal.relative_to(Path.cwd())) if normal.is_relative_to(Path.cwd()) else str(normal)

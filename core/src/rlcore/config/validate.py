@@ -1,0 +1,274 @@
+"""What the types cannot say: ranges of the core's fields, and combinations that cannot work or would silently do nothing."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+from rlcore.config import describe
+from rlcore.config.recipe import DatasetConfig, Recipe
+from rlcore.spi import ConfigError, Problem
+
+Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
+
+SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def validate(recipe: Recipe) -> None:
+    """Raise ConfigError with every rule that the recipe breaks; `convert` does so itself, for recipes that are read."""
+    if problems := find_problems(recipe):
+        raise ConfigError(problems)
+
+
+def find_problems(recipe: Recipe, broken: Sequence[str] = ()) -> list[Problem]:
+    """Every rule that the recipe breaks. Rules that read a key in `broken`, or below one, are left out."""
+    return [problem for rule in RULES if not rule.reads_any(broken) for problem in rule.check(recipe)]
+
+
+@frozen
+class Rule:
+    """One check and the keys it reads."""
+
+    keys: tuple[str, ...]
+    check: Check
+
+    def reads_any(self, broken: Sequence[str]) -> bool:
+        """Whether a key is, contains or lies below one of `broken`."""
+        return any(
+            f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for key in self.keys for other in broken
+        )
+
+
+RULES: list[Rule] = []
+
+
+def rule(*keys: str) -> Callable[[Check], Check]:
+    """Registers a check that reads `keys`."""
+
+    def register(check: Check) -> Check:
+        RULES.append(Rule(keys, check))
+        return check
+
+    return register
+
+
+def value_at(recipe: Recipe, key: str) -> Any:
+    """The value of a dotted key; None where a table on the way is None."""
+    value: Any = recipe
+    for part in key.split("."):
+        value = None if value is None else getattr(value, part)
+    return value
+
+
+def within(key: str, expected: str, accepts: Callable[[Any], bool], remedy: str = "") -> None:
+    """Registers a rule on one key alone; None, where the key may be it, is always accepted."""
+
+    @rule(key)
+    def check(recipe: Recipe) -> Iterator[Problem]:
+        value = value_at(recipe, key)
+        if value is not None and not accepts(value):
+            yield Problem(path=key, found=_shown(value), expected=expected, remedy=remedy)
+
+
+def _shown(value: object) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else describe.toml_literal(value)
+
+
+def _at_least(least: int, *keys: str, remedy: str = "") -> None:
+    for key in keys:
+        within(key, f"an integer of at least {least}", lambda value: bool(value >= least), remedy)
+
+
+def _positive_seconds(key: str) -> None:
+    within(key, "a number of seconds above 0", lambda value: value > 0 and math.isfinite(value))
+
+
+def _text(key: str, remedy: str = "") -> None:
+    within(key, "a text that is not empty", lambda value: bool(value.strip()), remedy)
+
+
+_at_least(1, "run.num_steps", "rollout.samples_per_prompt", "rollout.max_prompt_tokens", "rollout.max_response_tokens")
+_at_least(
+    1, "rollout.max_turns", "training.prompts_per_step", "training.updates_per_step", "training.max_tokens_per_microbatch"
+)
+_at_least(1, "refit.max_bucket_mib", "evaluation.samples_per_prompt", "checkpoint.keep")
+_at_least(0, "run.seed")
+_at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tokens.")
+_at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
+_at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
+_positive_seconds("rollout.environment_timeout_s")
+_text("model.path", "Give a local Hugging Face directory or a name on the Hub.")
+_text("run.directory")
+_text("data.train.prompt_field")
+_text("data.evaluation.prompt_field")
+_text("data.train.completion_field")
+_text("data.evaluation.completion_field")
+_text("model.chat_template", "Leave the key out for the tokenizer's own template.")
+
+within(
+    "rollout.temperature",
+    "a number above 0",
+    lambda value: value > 0 and math.isfinite(value),
+    "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature.",
+)
+within("evaluation.temperature", "a number of at least 0", lambda value: value >= 0 and math.isfinite(value))
+for _section in ("rollout", "evaluation"):
+    within(f"{_section}.top_p", "a number above 0 and at most 1", lambda value: 0 < value <= 1, "1.0 samples from all tokens.")
+within(
+    "training.max_token_mult_prob_error",
+    "a number above 1",
+    lambda value: value > 1,
+    "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
+)
+within(
+    "run.name",
+    "the name of one folder",
+    lambda value: value.strip() not in ("", ".", "..") and not set(value) & set('/\\\0<>:"|?*\n'),
+    "The folder that it is made in is run.directory.",
+)
+within(
+    "rollout.stop_strings",
+    "texts that are not empty, each once",
+    lambda value: all(value) and len(set(value)) == len(value),
+)
+within("rollout.stop_token_ids", "token numbers of at least 0", lambda value: all(token >= 0 for token in value))
+within("plugins.disable", "names that are not empty", lambda value: all(name.strip() for name in value))
+
+
+@rule("training.updates_per_step", "training.prompts_per_step")
+def _updates(recipe: Recipe) -> Iterator[Problem]:
+    training = recipe.training
+    if training.updates_per_step > training.prompts_per_step >= 1:
+        yield Problem(
+            path="training.updates_per_step",
+            found=f"{training.updates_per_step}, with {training.prompts_per_step} prompts in a step",
+            expected="at most training.prompts_per_step",
+            remedy="Each update trains on whole groups, so on one prompt at least.",
+        )
+
+
+@rule("rollout.top_k", "rollout.samples_per_prompt")
+def _identical_rollouts(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.rollout.top_k == 1 and recipe.rollout.samples_per_prompt > 1:
+        yield Problem(
+            path="rollout.top_k",
+            found=f"1, with {recipe.rollout.samples_per_prompt} samples of each prompt, which would all be the same",
+            expected="0 for all tokens, or at least 2",
+        )
+
+
+@rule("evaluation.temperature", "evaluation.top_k", "evaluation.samples_per_prompt")
+def _identical_evaluation(recipe: Recipe) -> Iterator[Problem]:
+    evaluation = recipe.evaluation
+    greedy = next(
+        (f"{key} = {value}" for key, value in (("temperature", 0.0), ("top_k", 1)) if getattr(evaluation, key) == value), ""
+    )
+    if greedy and evaluation.samples_per_prompt > 1:
+        yield Problem(
+            path="evaluation.samples_per_prompt",
+            found=f"{evaluation.samples_per_prompt}, with {greedy}, which makes them all the same",
+            expected="1, or random sampling",
+            remedy="Set evaluation.temperature above 0 and evaluation.top_k to 0, or take one sample.",
+        )
+
+
+def _data_set(path: str) -> None:
+    """Registers the rules on one data set."""
+
+    @rule(*(f"{path}.{key}" for key in ("source", "path", "subset", "split")))
+    def check(recipe: Recipe) -> Iterator[Problem]:
+        config = value_at(recipe, path)
+        if config is not None:
+            yield from _source_problems(path, config)
+
+
+_data_set("data.train")
+_data_set("data.evaluation")
+
+
+def _source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
+    """`source` and the keys that belong to some sources alone."""
+    named = SOURCE_OF_SUFFIX.get(Path(config.path or "").suffix.lower())
+    if config.source == "environment" and config.path is not None:
+        yield Problem(
+            path=f"{path}.path",
+            found=f'{describe.toml_literal(config.path)}, with source = "environment"',
+            expected='no path, since the environment makes these rows, or source = "jsonl", "parquet" or "huggingface"',
+            remedy=f'Set {path}.source = "{named or "huggingface"}".',
+        )
+    elif config.source != "environment" and not (config.path or "").strip():
+        expected = (
+            "the name of a data set on the Hub" if config.source == "huggingface" else f"the path of a {config.source} file"
+        )
+        yield Problem(path=f"{path}.path", found=f'nothing, with source = "{config.source}"', expected=expected)
+    elif config.source in ("jsonl", "parquet") and named not in (None, config.source):
+        yield Problem(
+            path=f"{path}.source",
+            found=f'"{config.source}", with the path {config.path}',
+            expected="the format that the file's name ends in",
+            remedy=f'Set {path}.source = "{named}", or rename the file.',
+        )
+    for key in ("subset", "split"):
+        if getattr(config, key) is not None and config.source != "huggingface":
+            yield Problem(
+                path=f"{path}.{key}",
+                found=f'{describe.toml_literal(getattr(config, key))}, with source = "{config.source}"',
+                expected='no such key: it is only for source = "huggingface"',
+            )
+
+
+@rule("environment", "data.train.source", "data.evaluation")
+def _environment_needed(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.environment is not None:
+        return
+    if recipe.data.train.source == "environment":
+        yield Problem(
+            path="data.train.source",
+            found='"environment", without an [environment]',
+            expected="an environment, or a data set with demonstrations",
+            remedy="Set environment.name, or data.train.source and data.train.path.",
+        )
+    if recipe.data.evaluation is not None:
+        yield Problem(
+            path="data.evaluation",
+            found="a held-out set, without an [environment]",
+            expected="an environment, which judges the answers",
+            remedy="Set environment.name, or leave out [data.evaluation].",
+        )
+
+
+@rule("data.evaluation", "evaluation.every_n_steps")
+def _held_out_needed(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.data.evaluation is None and recipe.evaluation.every_n_steps > 0:
+        yield Problem(
+            path="evaluation.every_n_steps",
+            found=f"{recipe.evaluation.every_n_steps}, without a [data.evaluation]",
+            expected="a held-out set",
+            remedy="Write [data.evaluation]; empty, it takes the environment's own held-out rows.",
+        )
+
+
+@rule("model.path", "model.revision")
+def _revision_of_directory(recipe: Recipe) -> Iterator[Problem]:
+    model = recipe.model
+    if model.revision is not None and Path(model.path).is_dir():
+        yield Problem(
+            path="model.revision",
+            found=f"{describe.toml_literal(model.revision)}, with the local directory {model.path}",
+            expected="no revision: only models on the Hub have one",
+        )
+
+
+@rule("plugins.disable", "trainer.name", "generator.name", "algorithm.name", "environment.name")
+def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
+    for role in ("trainer", "generator", "algorithm", "environment"):
+        name = value_at(recipe, f"{role}.name")
+        for entry in recipe.plugins.disable:
+            if name is not None and entry in (name, f"{role}:{name}"):
+                yield Problem(
+                    path="plugins.disable",
+                    found=f"{describe.toml_literal(entry)}, which {role}.name selects",
+                    expected="other plugins than those in use",
+                )

@@ -1,0 +1,160 @@
+"""From a selected entry to a working plugin: import its class, check it, build it, and bind its hooks.
+
+A fresh pluggy manager per role holds the one backend and the observers around it, so that no other implementation answers.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, cast
+
+import pluggy
+
+from rlcore.plugins.discovery import Entry
+from rlcore.plugins.generator_handle import GeneratorHandle
+from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
+from rlcore.plugins.trainer_handle import TrainerHandle
+from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds
+from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
+from rlcore.spi.environment import Environment
+from rlcore.spi.errors import ContractError, PluginError, Problem
+from rlcore.spi.generator import GeneratorSpec
+from rlcore.spi.hooks import PROJECT
+from rlcore.spi.provider import Provider, Role
+from rlcore.spi.trainer import TrainerLayout, TrainerSpec
+
+_SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
+
+
+class _Hooks:
+    """The hooks of one object, bound. pluggy compares what it registers with ==, so it never sees the object itself."""
+
+    def __init__(self, owner: object, names: Sequence[str]) -> None:
+        for name in names:
+            setattr(self, name, getattr(owner, name))
+
+
+def bind(entry: Entry, backend: object, observers: Sequence[object] = ()) -> pluggy.PluginManager:
+    """A manager that holds the backend of a trainer or generator, and the observers around it.
+
+    PluginError lists every hook of any of them that does not fit its specification; nothing is called before.
+    """
+    spec = _SPECS[entry.role]
+    hooks = hooks_of(spec)
+    problems = [f"{type(backend).__name__}.{problem}" for problem in backend_problems(type(backend), spec)]
+    for name in hooks.keys() & getattr(backend, "__dict__", {}).keys():
+        problems.append(f"{type(backend).__name__}.{name}: set on the object; expected a method of its class")
+    for index, observer in enumerate(observers):
+        problems += [
+            f"observer {index} ({_name_of(observer)}).{line}" for line in observer_problems(observer, list(_SPECS.values()))
+        ]
+    _raise_for(entry, "does not fit its role", problems)
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(spec)
+    manager.register(_Hooks(backend, list(hooks)), name=entry.name)
+    for index, observer in enumerate(observers):
+        relevant = [name for name in marked_names(observer) if name in hooks]
+        manager.register(_Hooks(observer, relevant), name=f"observer-{index}")
+    return manager
+
+
+def build_trainer(entry: Entry, context: TrainerContext, config: object, observers: Sequence[object] = ()) -> TrainerHandle:
+    """Build a trainer backend and bind it. What its constructor raises passes through, with a note that names it."""
+    backend = _build(entry, "trainer", context, config, list(backend_problems(_import_backend(entry), TrainerSpec)))
+    layout = getattr(backend, "layout", None)
+    if not isinstance(layout, TrainerLayout) or not 0 <= layout.data_parallel_rank < layout.data_parallel_size:
+        _raise_for(
+            entry, "does not fit its role", [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"]
+        )
+    manager = bind(entry, backend, observers)
+    return TrainerHandle(entry, manager.hook, layout=cast("TrainerLayout", layout))
+
+
+def build_generator(
+    entry: Entry, context: GeneratorContext, config: object, observers: Sequence[object] = ()
+) -> GeneratorHandle:
+    """Build a generator backend and bind it. What its constructor raises passes through, with a note that names it."""
+    backend = _build(entry, "generator", context, config, list(backend_problems(_import_backend(entry), GeneratorSpec)))
+    manager = bind(entry, backend, observers)
+    return GeneratorHandle(entry, manager.hook, max_sequence_length=context.max_sequence_length)
+
+
+def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> Algorithm:
+    """Build an algorithm, a plain object whose methods are called directly."""
+    problems = list(method_problems(_import_backend(entry), Algorithm, ["build_batch"]))
+    backend = _build(entry, "algorithm", context, config, problems)
+    needs = getattr(backend, "needs", None)
+    if not isinstance(needs, AlgorithmNeeds):
+        _raise_for(entry, "does not fit its role", [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
+    return cast("Algorithm", backend)
+
+
+def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment:
+    """Build an environment, a plain object whose methods are called directly."""
+    problems = list(method_problems(_import_backend(entry), Environment, ["reset", "step", "rows"]))
+    return cast("Environment", _build(entry, "environment", context, config, problems))
+
+
+def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem, ...]:
+    """What the provider's own check finds wrong with a recipe before anything is allocated; empty where it has none."""
+    path = _provider(entry).check
+    if path is None:
+        return ()
+    found = import_object(entry, path)
+    if not callable(found):
+        raise PluginError(f"{entry.label}: check {path!r} is a {type(found).__name__}; expected a function")
+    try:
+        problems = tuple(found(context, config))
+    except Exception as error:
+        error.add_note(f"raised by the check of {entry.label}")
+        raise
+    if not all(isinstance(problem, Problem) for problem in problems):
+        raise PluginError(f"{entry.label}: check {path!r} returned {problems!r}; expected a sequence of Problem")
+    return problems
+
+
+def import_object(entry: Entry, path: str) -> Any:
+    """What a provider names as `package.module:Name`; PluginError where the import fails."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:
+        raise PluginError(f"{entry.label} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
+
+
+def _import_backend(entry: Entry) -> type:
+    path = _provider(entry).backend
+    backend = import_object(entry, path)
+    if not isinstance(backend, type):
+        raise PluginError(f"{entry.label}: backend {path!r} is a {type(backend).__name__}; expected a class")
+    return backend
+
+
+def _build(entry: Entry, role: Role, context: object, config: object, problems: Sequence[str]) -> object:
+    cls = _import_backend(entry)
+    if entry.role != role:
+        raise ContractError(f"{entry.label} cannot be built as a {role}")
+    _raise_for(entry, "does not fit its role", [f"{cls.__name__}.{problem}" for problem in problems])
+    expected = _provider(entry).config
+    if not isinstance(config, expected):
+        raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {expected.__name__}")
+    try:
+        return cast("object", cls(context, config))
+    except Exception as error:
+        error.add_note(f"raised while building {entry.label}")
+        raise
+
+
+def _provider(entry: Entry) -> Provider:
+    if entry.provider is None or entry.error is not None:
+        raise PluginError(f"{entry.label} is not usable: {entry.error or 'disabled'}")
+    return entry.provider
+
+
+def _raise_for(entry: Entry, headline: str, problems: Sequence[str]) -> None:
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise PluginError(f"{entry.label} {headline}, {len(problems)} problem(s):{lines}")
+
+
+def _name_of(observer: object) -> str:
+    return getattr(observer, "__name__", None) or type(observer).__name__

@@ -1,0 +1,201 @@
+"""Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from importlib.metadata import EntryPoint
+from traceback import walk_tb
+
+from attrs import field, frozen
+from packaging.utils import canonicalize_name
+
+from rlcore.plugins.provider_checks import provider_error
+from rlcore.plugins.suggestions import did_you_mean
+from rlcore.spi.errors import PluginError
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
+
+DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
+"""Environment variable with further plugins to leave out, separated by commas."""
+_OBSERVER = "observer"
+_IN_PROCESS = "in-process"
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One installed plugin of a role."""
+
+    role: Role
+    name: str
+    distribution: str
+    version: str
+    provider: Provider | None
+    """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
+    error: str | None = None
+    """What makes it unfit for use anywhere."""
+    disabled: bool = False
+    """Left out by the user; nothing of it has been imported."""
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"{self.role} {self.name!r} ({self.distribution} {self.version})"
+
+
+@frozen(kw_only=True, eq=False)
+class ObserverEntry:
+    """One installed observer."""
+
+    name: str
+    distribution: str
+    version: str
+    observer: object | None
+    """An object, or module, with wrapper-only hooks; None where it is disabled or could not be imported."""
+    error: str | None = None
+    disabled: bool = False
+
+
+@frozen(kw_only=True)
+class Registry:
+    """What is installed."""
+
+    entries: tuple[Entry, ...]
+    """Ordered by role, name and distribution."""
+    observer_entries: tuple[ObserverEntry, ...] = ()
+    """Ordered by name and distribution."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know though it stops nothing: a name to disable that names no plugin."""
+
+    @classmethod
+    def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
+        """A registry of given providers and observers, checked like installed ones."""
+        entries = [
+            _checked_entry(role, provider.name, _IN_PROCESS, "0", provider)
+            for role in ROLES
+            for provider in providers.get(role, ())
+        ]
+        named = [
+            ObserverEntry(name=f"observer-{index}", distribution=_IN_PROCESS, version="0", observer=observer)
+            for index, observer in enumerate(observers)
+        ]
+        return cls(entries=tuple(entries), observer_entries=tuple(named))
+
+    def of(self, role: Role) -> tuple[Entry, ...]:
+        """Every installed plugin of a role, the broken and the disabled ones too."""
+        return tuple(entry for entry in self.entries if entry.role == role)
+
+    @property
+    def observers(self) -> tuple[object, ...]:
+        """The observers in use; PluginError where one cannot be imported, since leaving it out would be silent."""
+        broken = [entry for entry in self.observer_entries if entry.error is not None]
+        if broken:
+            lines = "".join(f"\n  - {entry.name} ({entry.distribution} {entry.version}): {entry.error}" for entry in broken)
+            raise PluginError(f"{len(broken)} observer(s) cannot be imported; repair or disable them:{lines}")
+        return tuple(entry.observer for entry in self.observer_entries if entry.observer is not None)
+
+
+@frozen
+class _DisableList:
+    specs: tuple[str, ...]
+    matched: set[str] = field(factory=set)
+
+    def covers(self, role: str, name: str, distribution: str) -> bool:
+        """Whether a plugin is to be left out; remembers which of the specs named one."""
+        hits = {spec for spec in self.specs if spec in (name, f"{role}:{name}") or _same_distribution(spec, distribution)}
+        self.matched.update(hits)
+        return bool(hits)
+
+    def unmatched(self, known: Iterable[str]) -> tuple[str, ...]:
+        """A line for each spec that named no plugin."""
+        known = tuple(known)
+        return tuple(
+            f"{spec!r} is to be disabled, but no such plugin is installed{did_you_mean(spec, known)}"
+            for spec in self.specs
+            if spec not in self.matched
+        )
+
+
+def discover(disable: Sequence[str] = ()) -> Registry:
+    """Every installed plugin. `disable` holds names, `role:name`s and distributions' names to leave out.
+
+    Nothing raises here: a plugin that cannot be imported is listed with its error, and selection decides what that means.
+    """
+    from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
+    disabled = _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
+    installed = metadata.entry_points()
+    entries = [
+        _entry(role, entry_point, disabled)
+        for role in ROLES
+        for entry_point in _sorted(installed.select(group=ENTRY_POINT_GROUPS[role]))
+    ]
+    observers = [_observer_entry(entry_point, disabled) for entry_point in _sorted(installed.select(group=OBSERVER_GROUP))]
+    known = {entry.name for entry in entries} | {entry.distribution for entry in entries}
+    known |= {observer.name for observer in observers} | {observer.distribution for observer in observers}
+    return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=disabled.unmatched(known))
+
+
+def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
+    """Import one plugin's provider and check it."""
+    distribution, version = distribution_of(entry_point)
+    try:
+        loaded = entry_point.load()
+    # A module may do anything when it is imported, ending the interpreter included; it must not take the listing along.
+    except (Exception, SystemExit) as error:
+        failure = _import_failure(entry_point, error)
+        return Entry(role=role, name=entry_point.name, distribution=distribution, version=version, provider=None, error=failure)
+    return _checked_entry(role, entry_point.name, distribution, version, loaded)
+
+
+def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution that an entry point belongs to."""
+    distribution = entry_point.dist
+    if distribution is None:
+        return "unknown", "unknown"
+    return distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
+
+
+def _checked_entry(role: Role, name: str, distribution: str, version: str, loaded: object) -> Entry:
+    return Entry(
+        role=role,
+        name=name,
+        distribution=distribution,
+        version=version,
+        provider=loaded if isinstance(loaded, Provider) else None,
+        error=provider_error(loaded, name),
+    )
+
+
+def _entry(role: Role, entry_point: EntryPoint, disabled: _DisableList) -> Entry:
+    distribution, version = distribution_of(entry_point)
+    if disabled.covers(role, entry_point.name, distribution):
+        return Entry(role=role, name=entry_point.name, distribution=distribution, version=version, provider=None, disabled=True)
+    return load_entry(role, entry_point)
+
+
+def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> ObserverEntry:
+    name = entry_point.name
+    distribution, version = distribution_of(entry_point)
+    if disabled.covers(_OBSERVER, name, distribution):
+        return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, disabled=True)
+    try:
+        observer, error = entry_point.load(), None
+    except (Exception, SystemExit) as failure:
+        observer, error = None, _import_failure(entry_point, failure)
+    if observer is None and error is None:
+        error = f"{entry_point.value} is None; expected an object with hooks"
+    return ObserverEntry(name=name, distribution=distribution, version=version, observer=observer, error=error)
+
+
+def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:
+    """What an import raised, and the innermost module of the import in which it did."""
+    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in walk_tb(error.__traceback__)]
+    places = [(name, line) for name, line in frames if name != __name__ and not name.startswith("importlib")]
+    where = f"in {places[-1][0]}, line {places[-1][1]}" if places else f"of {entry_point.value}"
+    return f"import failed {where}: {type(error).__name__}: {error}"
+
+
+def _sorted(entry_points: Iterable[EntryPoint]) -> list[EntryPoint]:
+    return sorted(entry_points, key=lambda entry_point: (entry_point.name, *distribution_of(entry_point)))
+
+
+def _same_distribution(spec: str, distribution: str) -> bool:
+    return ":" not in spec and canonicalize_name(spec) == canonicalize_name(distribution)

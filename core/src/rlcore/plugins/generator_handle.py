@@ -1,0 +1,124 @@
+"""The typed handle of a generator."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+from attrs import evolve
+
+from rlcore.plugins.checks import TOLERANCE, check_int, check_range
+from rlcore.plugins.discovery import Entry
+from rlcore.plugins.handle import BackendHandle
+from rlcore.plugins.weight_streams import compare_digests, recorded
+from rlcore.spi import capabilities
+from rlcore.spi.arrays import AnyArray, BoolArray
+from rlcore.spi.errors import ContractError, RefitError
+from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, RefitRequest, RefitResult
+
+
+class GeneratorHandle(BackendHandle):
+    """A generator, bound. It answers `generate` only while the last refit was accepted."""
+
+    least_loaded_version: ClassVar[int] = -1
+
+    def __init__(self, entry: Entry, hooks: Any, max_sequence_length: int) -> None:
+        super().__init__(entry, hooks)
+        self._max_sequence_length = max_sequence_length
+
+    def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample responses at the version that the last refit brought."""
+        self._require_legal("generate", request, GenerateRequest)
+        if self._state.weight_version is None:
+            raise ContractError(f"{self.entry.label}: generate without an accepted refit; it holds no weights that count")
+        self._state.require_version("generate", request.weight_version)
+        self._require_sampling(request)
+        return self._call("generate", request, GenerateResult, lambda result: self._check_samples(request, result))
+
+    def refit(self, request: RefitRequest) -> RefitResult:
+        """Bring the generator to an export's weights. RefitError, naming the tensors, where it does not hold them after."""
+        self._require_legal("refit", request, RefitRequest)
+        self._require_capability("refit", f"refit.{request.channel}")
+        if request.weights.weight_version != request.weight_version:
+            found = f"{request.weights.weight_version}, the request {request.weight_version}"
+            raise ContractError(f"{self.entry.label}: refit: the export has weight version {found}")
+        sent: dict[str, int] = {}
+        watched = evolve(request, weights=recorded(request.weights, sent))
+        self._state.weight_version = None
+        result = self._call("refit", watched, RefitResult, lambda result: _check_refit(request, sent, result))
+        self._state.weight_version = result.weight_version
+        return result
+
+    def _loaded(self, weight_version: int) -> None:
+        """A loaded state cannot vouch for weights: only those that a refit brought, and that are still held, count."""
+        if weight_version != self._state.weight_version:
+            self._state.weight_version = None
+
+    def _require_sampling(self, request: GenerateRequest) -> None:
+        longest = int(request.prompts.lengths.max(initial=0))
+        if longest >= self._max_sequence_length:
+            limit = f"a prompt has {longest} tokens; expected fewer than max_sequence_length = {self._max_sequence_length}"
+            raise ContractError(f"{self.entry.label}: generate: {limit}")
+        sampling = request.sampling
+        if sampling.top_k:
+            self._require_capability("generate", capabilities.TOP_K)
+        if sampling.top_p < 1:
+            self._require_capability("generate", capabilities.TOP_P)
+        if sampling.stop_strings:
+            self._require_capability("generate", capabilities.STOP_STRINGS)
+
+    def _check_samples(self, request: GenerateRequest, result: GenerateResult) -> None:
+        check_range("logprobs", result.logprobs, upper=TOLERANCE)
+        check_range("tokens", result.tokens, lower=0)
+        check_range("weight_versions", result.weight_versions, lower=0, upper=request.weight_version)
+        _check_lengths(request, result, self._max_sequence_length)
+        if request.sampling.stop_token_ids:
+            _check_stops(request, result)
+
+
+def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResult) -> None:
+    if check_int("weight_version", result.weight_version, at_least=0) != request.weight_version:
+        raise RefitError(f"weight_version: found {result.weight_version}; expected {request.weight_version}")
+    compare_digests(request.weights.specs, sent, result.digests)
+
+
+def _check_lengths(request: GenerateRequest, result: GenerateResult, max_sequence_length: int) -> None:
+    """How many samples, how long each is, and whether the finish reason agrees with that."""
+    reasons = result.finish_reasons
+    expected = len(request.max_tokens)
+    if len(reasons) != expected:
+        raise ContractError(f"found {len(reasons)} samples; expected {expected}")
+    lengths = np.diff(result.offsets)
+    room = max_sequence_length - np.repeat(request.prompts.lengths, request.num_samples)
+    limits = np.minimum(request.max_tokens, room)
+    _refuse(reasons > max(FinishReason), "finish_reasons", reasons, "a FinishReason")
+    _refuse(lengths > limits, "sample lengths", lengths, "at most max_tokens, and the prompt with it within the sequence limit")
+    _refuse((lengths == 0) & (reasons != FinishReason.ABORTED), "sample lengths", lengths, "at least 1 unless aborted")
+    short = (reasons == FinishReason.LENGTH) & (lengths < limits)
+    _refuse(short, "sample lengths", lengths, "the whole limit, since its finish reason is LENGTH")
+
+
+def _check_stops(request: GenerateRequest, result: GenerateResult) -> None:
+    """A stop token ends its sample, whose finish reason is then STOP; without stop strings nothing else is STOP."""
+    is_stop = np.zeros(len(result.tokens), np.bool_)
+    for token in request.sampling.stop_token_ids:
+        is_stop |= result.tokens == token
+    present = np.diff(result.offsets) > 0
+    last = result.offsets[1:][present] - 1
+    ends_with_stop = np.zeros(len(present), np.bool_)
+    ends_with_stop[present] = is_stop[last]
+    is_stop[last] = False
+    if is_stop.any():
+        position = int(is_stop.argmax())
+        sample = int(np.searchsorted(result.offsets, position, side="right")) - 1
+        raise ContractError(f"tokens: sample {sample} goes on after the stop token {result.tokens[position]}; expected its end")
+    stopped = result.finish_reasons == FinishReason.STOP
+    _refuse(ends_with_stop & ~stopped, "finish_reasons", result.finish_reasons, "STOP, since its last token is a stop token")
+    if not request.sampling.stop_strings:
+        expected = "a stop token at the end, or another reason than STOP"
+        _refuse(stopped & ~ends_with_stop, "finish_reasons", result.finish_reasons, expected)
+
+
+def _refuse(wrong: BoolArray, name: str, values: AnyArray, expected: str) -> None:
+    """Raise ContractError for the first sample where `wrong` bool [S] is True."""
+    if wrong.any():
+        sample = int(wrong.argmax())
+        raise ContractError(f"{name}: found {values[sample]} at sample {sample}; expected {expected}")

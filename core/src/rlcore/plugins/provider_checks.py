@@ -1,0 +1,91 @@
+"""What is wrong with a provider, read from its description alone, before anything of it is used."""
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from rlcore.plugins.suggestions import did_you_mean
+from rlcore.spi.capabilities import KNOWN
+from rlcore.spi.provider import Provider
+from rlcore.spi.version import SPI_VERSION
+
+DEVICES = frozenset({"cpu", "cuda"})
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def provider_error(provider: object, name: str) -> str | None:
+    """All that is wrong with what the entry point `name` names, in one text, or None where nothing is."""
+    if not isinstance(provider, Provider):
+        return f"the entry point names {_kind(provider)}; expected an instance of rlcore.spi.Provider"
+    mismatch = spi_mismatch(provider.spi)
+    if mismatch:
+        return mismatch
+    return "; ".join(_problems(provider, name)) or None
+
+
+def spi_mismatch(spi: object) -> str | None:
+    """Why a provider written for this SPI version does not fit the core's, or None where it does."""
+    ours = f"{SPI_VERSION[0]}.{SPI_VERSION[1]}"
+    if not (isinstance(spi, tuple) and len(spi) == 2 and all(type(part) is int for part in spi)):
+        return f"spi is {spi!r}; expected a pair of integers such as {SPI_VERSION}"
+    theirs = f"{spi[0]}.{spi[1]}"
+    if spi[0] != SPI_VERSION[0]:
+        older = "the plugin" if spi[0] < SPI_VERSION[0] else "rlcore"
+        return f"written for SPI {theirs}, but this rlcore has SPI {ours}: another major version; upgrade {older}"
+    if spi[1] > SPI_VERSION[1]:
+        return f"written for SPI {theirs}, but this rlcore has SPI {ours}: a newer minor version; upgrade rlcore"
+    return None
+
+
+def _problems(provider: Provider, name: str) -> Iterator[str]:
+    if provider.name != name:
+        yield f"the provider calls itself {provider.name!r}, its entry point {name!r}; expected one name"
+    if type(provider.priority) is not int:
+        yield f"priority is {provider.priority!r}; expected an integer"
+    if not callable(provider.unavailable):
+        yield f"unavailable is {_kind(provider.unavailable)}; expected a function that returns a reason or None"
+    if not provider.devices or not provider.devices <= DEVICES:
+        yield f"devices are {sorted(map(str, provider.devices))}; expected some of {sorted(DEVICES)}"
+    for field, path in (("backend", provider.backend), ("check", provider.check)):
+        if path is None and field == "check":
+            continue
+        if not isinstance(path, str) or not _PATH.fullmatch(path):
+            yield f"{field} is {path!r}; expected 'package.module:Name'"
+    yield from _capability_problems(provider.capabilities)
+    yield from _config_problems(provider.config)
+
+
+def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
+    for capability in sorted(capabilities, key=str):
+        if not isinstance(capability, str):
+            yield f"capability {capability!r} is not a string"
+        elif capability not in KNOWN and ":" not in capability:
+            hint = did_you_mean(capability, KNOWN) or f"; known are {', '.join(sorted(KNOWN))}, one's own contain a colon"
+            yield f"unknown capability {capability!r}{hint}"
+
+
+def _config_problems(config: object) -> Iterator[str]:
+    if not isinstance(config, type) or not attrs.has(config):
+        yield f"config is {_kind(config)}; expected a frozen, keyword-only attrs class"
+        return
+    if not _is_frozen(config):
+        yield f"config class {config.__qualname__} is not frozen; define it with attrs.frozen(kw_only=True)"
+    positional = [field.name for field in attrs.fields(config) if field.init and not field.kw_only]
+    if positional:
+        yield f"config class {config.__qualname__} takes {', '.join(positional)} by position; define it with kw_only=True"
+
+
+def _is_frozen(config: type) -> bool:
+    """Found by trying, since attrs' own record of it differs between versions."""
+    try:
+        setattr(object.__new__(config), "_", None)  # noqa: B010
+    except attrs.exceptions.FrozenInstanceError:
+        return True
+    except AttributeError:
+        return False
+    return False
+
+
+def _kind(found: object) -> str:
+    return f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"

@@ -1,0 +1,216 @@
+"""Which plugin fills a role: the named one, or under "auto" the usable one of the highest priority; never a fallback."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Literal
+
+from attrs import frozen
+
+from rlcore.plugins.discovery import Entry, Registry, distribution_of, load_entry
+from rlcore.plugins.suggestions import did_you_mean
+from rlcore.spi.errors import PluginError
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
+
+AUTO = "auto"
+AUTO_ROLES: tuple[Role, ...] = ("trainer", "generator")
+"""Roles whose plugins do the same work, so that "auto" may choose; each algorithm and environment does something else."""
+
+
+@frozen(kw_only=True)
+class Row:
+    """What the listing says about one plugin."""
+
+    entry: Entry
+    usable: bool
+    """Whether naming it works."""
+    reason: str | None
+    """Why it is not usable, or why "auto" passes it over."""
+    auto: bool
+    """Whether "auto" takes it."""
+
+
+@frozen(kw_only=True)
+class ChosenPlugin:
+    """What the driver chose, in plain data, for the workers to load."""
+
+    role: Role
+    name: str
+    distribution: str
+    version: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> "ChosenPlugin":
+        """The plain data of a selected entry."""
+        return cls(role=entry.role, name=entry.name, distribution=entry.distribution, version=entry.version)
+
+
+@frozen(kw_only=True)
+class _Verdict:
+    """Whether one entry can be used by its name."""
+
+    entry: Entry
+    reason: str | None
+    broken: bool = False
+    """It has a defect, which "auto" reports instead of passing the entry over."""
+
+
+def select(
+    registry: Registry,
+    role: Role,
+    name: str,
+    *,
+    device: Literal["cpu", "cuda"],
+    needs: Mapping[str, str],
+) -> Entry:
+    """The plugin of a role. `needs` maps capabilities that the recipe needs to the reason why.
+
+    PluginError lists every installed plugin of the role with the reason why it was not taken.
+    """
+    verdicts = [_judge(entry, needs) for entry in registry.of(role)]
+    if name == AUTO:
+        return _select_auto(role, verdicts, device)
+    return _select_named(role, name, verdicts)
+
+
+def explain(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> tuple[Row, ...]:
+    """Every installed plugin of a role, whether it is usable or why not, and which one "auto" takes."""
+    verdicts = [_judge(entry, {}) for entry in registry.of(role)]
+    repeated = _repeated_names(verdicts)
+    try:
+        chosen = _select_auto(role, verdicts, device)
+    except PluginError:
+        chosen = None
+    rows = []
+    for verdict in verdicts:
+        reason = verdict.reason
+        if reason is None and verdict.entry.name in repeated:
+            reason = f"duplicate name: {_provided_by(verdict.entry.name, verdicts)}; disable all but one by distribution"
+        usable = reason is None
+        if usable and role in AUTO_ROLES:
+            reason = _wrong_device(verdict.entry, device)
+        rows.append(Row(entry=verdict.entry, usable=usable, reason=reason, auto=verdict.entry is chosen))
+    return tuple(rows)
+
+
+def auto_error(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> str | None:
+    """Why "auto" would choose nothing in a role, or None where it does."""
+    try:
+        _select_auto(role, [_judge(entry, {}) for entry in registry.of(role)], device)
+    except PluginError as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def load_chosen(chosen: ChosenPlugin) -> Entry:
+    """Load, in a worker, the one plugin that the driver chose; PluginError unless it is exactly that here too."""
+    group = ENTRY_POINT_GROUPS[chosen.role]
+    wanted = f"{chosen.role} {chosen.name!r} of {chosen.distribution} {chosen.version}"
+    found = metadata.entry_points(group=group, name=chosen.name)
+    matching = [point for point in found if distribution_of(point)[0] == chosen.distribution]
+    if len(matching) != 1:
+        here = ", ".join(" ".join(distribution_of(point)) for point in found) or "nothing"
+        raise PluginError(
+            f"the driver chose {wanted}; this worker finds {here} of that name in {group}. Install the same packages"
+        )
+    version = distribution_of(matching[0])[1]
+    if version != chosen.version:
+        raise PluginError(f"the driver chose {wanted}; this worker has version {version}. Install the same version")
+    entry = load_entry(chosen.role, matching[0])
+    if entry.error is not None:
+        raise PluginError(f"the driver chose {wanted}; in this worker it is broken: {entry.error}")
+    return entry
+
+
+def _judge(entry: Entry, needs: Mapping[str, str]) -> _Verdict:
+    if entry.disabled:
+        return _Verdict(entry=entry, reason="disabled")
+    if entry.error is not None or entry.provider is None:
+        return _Verdict(entry=entry, reason=entry.error, broken=True)
+    reason, broken = _probe(entry.provider)
+    if reason is not None:
+        return _Verdict(entry=entry, reason=reason, broken=broken)
+    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in entry.provider.capabilities]
+    return _Verdict(entry=entry, reason=f"lacks the capability {', '.join(missing)}" if missing else None)
+
+
+def _probe(provider: Provider) -> tuple[str | None, bool]:
+    """The reason that the provider's own probe gives, and whether the probe itself is broken."""
+    try:
+        reason = provider.unavailable()
+    except Exception as error:
+        return f"its probe `unavailable` raised {type(error).__name__}: {error}", True
+    if reason is None or (isinstance(reason, str) and reason):
+        return reason, False
+    return f"its probe `unavailable` returned {reason!r}; expected a reason or None", True
+
+
+def _select_named(role: Role, name: str, verdicts: Sequence[_Verdict]) -> Entry:
+    named = [verdict for verdict in verdicts if verdict.entry.name == name]
+    active = [verdict for verdict in named if not verdict.entry.disabled]
+    if not named:
+        hint = did_you_mean(name, (verdict.entry.name for verdict in verdicts))
+        raise _error(role, f"{role} {name!r} is not installed{hint}", verdicts)
+    if not active:
+        raise _error(role, f"{role} {name!r} is disabled", verdicts)
+    if len(active) > 1:
+        found = _provided_by(name, verdicts)
+        raise _error(role, f"{role} {name!r} is a duplicate name: {found}; disable all but one by distribution", verdicts)
+    if active[0].reason is not None:
+        raise _error(role, f"{role} {name!r} is not usable: {active[0].reason}", verdicts)
+    return active[0].entry
+
+
+def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Literal["cpu", "cuda"]) -> Entry:
+    if role not in AUTO_ROLES:
+        raise _error(role, f"the {role} has to be named: each does something else", verdicts)
+    defects = [f"{verdict.entry.label} is broken" for verdict in verdicts if verdict.broken]
+    defects += [f"{name!r} is a duplicate name: {_provided_by(name, verdicts)}" for name in _repeated_names(verdicts)]
+    if defects:
+        remedy = "repair or disable what is wrong, or name the one to use"
+        raise _error(role, f"'auto' chooses no {role}: {', '.join(defects)}; {remedy}", verdicts, device)
+    usable = [entry for entry in (v.entry for v in verdicts if v.reason is None) if _wrong_device(entry, device) is None]
+    if not usable:
+        raise _error(role, f"no usable {role} is installed for device {device}", verdicts, device)
+    highest = max(_priority(entry) for entry in usable)
+    top = [entry for entry in usable if _priority(entry) == highest]
+    if len(top) > 1:
+        names = " and ".join(entry.label for entry in top)
+        raise _error(role, f"'auto' chooses no {role}: {names} tie at priority {highest}; name one of them", verdicts, device)
+    return top[0]
+
+
+def _error(
+    role: Role, headline: str, verdicts: Sequence[_Verdict], device: Literal["cpu", "cuda"] | None = None
+) -> PluginError:
+    if not verdicts:
+        return PluginError(
+            f"{headline}\nNo {role} is installed: install a package with an entry point in {ENTRY_POINT_GROUPS[role]}."
+        )
+    lines = []
+    for verdict in verdicts:
+        entry = verdict.entry
+        priority = f", priority {entry.provider.priority}" if entry.provider else ""
+        reason = verdict.reason or (_wrong_device(entry, device) if device else None) or "usable"
+        lines.append(f"\n  - {entry.name} ({entry.distribution} {entry.version}{priority}): {reason}")
+    return PluginError(f"{headline}\nInstalled {role}s:{''.join(lines)}")
+
+
+def _wrong_device(entry: Entry, device: Literal["cpu", "cuda"]) -> str | None:
+    if entry.provider is None or device in entry.provider.devices:
+        return None
+    return f"meant for {', '.join(sorted(entry.provider.devices))}, so 'auto' passes it over on {device}; it can be named"
+
+
+def _priority(entry: Entry) -> int:
+    return entry.provider.priority if entry.provider else 0
+
+
+def _repeated_names(verdicts: Sequence[_Verdict]) -> list[str]:
+    counts = Counter(verdict.entry.name for verdict in verdicts if not verdict.entry.disabled)
+    return [name for name, count in counts.items() if count > 1]
+
+
+def _provided_by(name: str, verdicts: Sequence[_Verdict]) -> str:
+    owners = [f"{v.entry.distribution} {v.entry.version}" for v in verdicts if v.entry.name == name and not v.entry.disabled]
+    return f"{' and '.join(owners)} provide it"

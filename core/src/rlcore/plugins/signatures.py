@@ -1,0 +1,123 @@
+"""Exact-signature checks: a plugin's methods against the interface's, before any of them is called.
+
+pluggy accepts hooks that are missing, asynchronous, or that drop arguments, and then answers None or fails at the call.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
+from typing import Any
+
+_IMPL = "rlcore_impl"
+_SPEC = "rlcore_spec"
+
+
+def hooks_of(spec: type) -> dict[str, Callable[..., Any]]:
+    """The hooks that a specification class declares."""
+    return {name: function for name, function in vars(spec).items() if hasattr(function, _SPEC)}
+
+
+def marked_names(owner: object) -> list[str]:
+    """Attributes of an object, module or class that carry the hookimpl marker; properties are not evaluated."""
+    return [name for name in dir(owner) if isinstance(getattr(_static(owner, name), _IMPL, None), dict)]
+
+
+def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the named methods of `cls`, measured by those of `protocol`."""
+    for name in names:
+        expected = getattr(protocol, name)
+        found = _static(cls, name)
+        if found is None:
+            yield f"{name}: missing; expected {_shown(name, expected)}"
+        else:
+            yield from (f"{name}: {problem}" for problem in _method_problem(name, found, expected))
+
+
+def backend_problems(cls: type, spec: type) -> Iterator[str]:
+    """What is wrong with a backend class: every hook of the spec is there, marked, plain, and of the same signature."""
+    hooks = hooks_of(spec)
+    yield from method_problems(cls, spec, list(hooks))
+    for name in hooks:
+        if _static(cls, name) is not None and name not in marked_names(cls):
+            yield f"{name}: not marked; decorate it with rlcore.spi.hookimpl"
+    for name in marked_names(cls):
+        options = getattr(_static(cls, name), _IMPL)
+        if name not in hooks:
+            yield f"{name}: no hook of this role; its hooks are {', '.join(hooks)}"
+        if options.get("wrapper") or options.get("hookwrapper"):
+            yield f"{name}: a wrapper; a backend answers itself, only observers wrap"
+        if options.get("specname"):
+            yield f"{name}: answers for {options['specname']!r} by specname; expected a hook of its own name"
+
+
+def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
+    """What is wrong with an observer: each of its hooks is a known one, wraps, and has the same signature."""
+    hooks = {name: function for spec in specs for name, function in hooks_of(spec).items()}
+    names = marked_names(observer)
+    if not names:
+        yield "no hooks; expected methods decorated with rlcore.spi.hookimpl(wrapper=True)"
+    for name in names:
+        found = getattr(observer, name)
+        if name not in hooks:
+            yield f"{name}: no hook of any role; hooks are {', '.join(sorted(hooks))}"
+            continue
+        if getattr(found, _IMPL).get("wrapper") is not True:
+            yield f"{name}: not a wrapper; an observer's hooks are decorated with rlcore.spi.hookimpl(wrapper=True)"
+        elif not inspect.isgeneratorfunction(found):
+            yield f"{name}: no generator; a wrapper yields once and returns the result that the yield gave"
+        yield from (f"{name}: {problem}" for problem in _parameter_problem(name, _parameters(found), hooks[name]))
+
+
+def _method_problem(name: str, found: object, expected: Callable[..., Any]) -> Iterator[str]:
+    if isinstance(found, staticmethod | classmethod):
+        yield f"a {type(found).__name__}; expected a plain method"
+        return
+    if not inspect.isroutine(found):
+        yield f"a {type(found).__name__}; expected a plain method"
+        return
+    wanted = _flavour(expected)
+    if _flavour(found) != wanted:
+        yield f"{_flavour(found)}; expected {wanted}"
+    parameters = _parameters(found)
+    if parameters == []:
+        yield f"takes no self; expected {_shown(name, expected)}"
+        return
+    yield from _parameter_problem(name, parameters[1:] if parameters else None, expected)
+
+
+def _parameter_problem(name: str, found: list[Parameter] | None, expected: Callable[..., Any]) -> Iterator[str]:
+    """Names, kinds and the absence of defaults; annotations are free."""
+    if found is None:
+        yield f"its signature cannot be read; expected {_shown(name, expected)}"
+        return
+    wanted = (_parameters(expected) or [])[1:]
+    if [(p.name, p.kind, p.default) for p in found] != [(p.name, p.kind, p.default) for p in wanted]:
+        shown = ", ".join(str(parameter.replace(annotation=Parameter.empty)) for parameter in found)
+        keyword_only = " with keyword-only parameters" if any(p.kind is Parameter.KEYWORD_ONLY for p in found) else ""
+        yield f"found {name}({shown}){keyword_only}; expected {_shown(name, expected)}"
+
+
+def _parameters(function: Callable[..., Any]) -> list[Parameter] | None:
+    """Parameters, a bound first one left out; None where Python cannot tell."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return None
+
+
+def _flavour(function: object) -> str:
+    if inspect.iscoroutinefunction(function):
+        return "an async def"
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        return "a generator"
+    return "a plain def"
+
+
+def _shown(name: str, expected: Callable[..., Any]) -> str:
+    parameters = ", ".join(parameter.name for parameter in (_parameters(expected) or [])[1:])
+    return f"{'async ' if inspect.iscoroutinefunction(expected) else ''}{name}({parameters})"
+
+
+def _static(owner: object, name: str) -> Any:
+    """The attribute as it is defined, descriptors not evaluated; None where there is none."""
+    return inspect.getattr_static(owner, name, None)

@@ -1,0 +1,117 @@
+"""The typed handle of a trainer."""
+
+from typing import Any, ClassVar
+
+from rlcore.plugins.checks import TOLERANCE, check_figure, check_figures, check_int, check_record, check_token_arrays
+from rlcore.plugins.discovery import Entry
+from rlcore.plugins.handle import BackendHandle
+from rlcore.plugins.weight_streams import check_specs, checked
+from rlcore.spi import capabilities
+from rlcore.spi.batch import PREVIOUS_LOGPROBS, TokenBatch
+from rlcore.spi.errors import ContractError, NonFiniteError
+from rlcore.spi.trainer import (
+    ExportWeightsRequest,
+    LogprobsRequest,
+    LogprobsResult,
+    TrainerLayout,
+    TrainStepRequest,
+    TrainStepResult,
+)
+from rlcore.spi.weights import WeightExport
+
+
+class TrainerHandle(BackendHandle):
+    """A trainer, bound; every rank's driver side holds one."""
+
+    state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step"}
+
+    def __init__(self, entry: Entry, hooks: Any, layout: TrainerLayout) -> None:
+        super().__init__(entry, hooks)
+        self.layout = layout
+
+    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite."""
+        self._require_legal("train_step", request, TrainStepRequest)
+        self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)
+        if request.loss.entropy != "none":
+            self._require_capability("train_step", capabilities.ENTROPY)
+        self._require_columns(request)
+        result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
+        self._state.weight_version = result.weight_version
+        return result
+
+    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+        """Log-probabilities of the given tokens; NonFiniteError where one is NaN or infinite."""
+        self._require_legal("get_logprobs", request, LogprobsRequest)
+        self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
+        if request.model == "reference":
+            self._require_capability("get_logprobs", capabilities.REFERENCE_POLICY)
+        if request.entropy:
+            self._require_capability("get_logprobs", capabilities.ENTROPY)
+        result = self._call("get_logprobs", request, LogprobsResult, lambda result: _check_logprobs(request, result))
+        self._state.weight_version = result.weight_version
+        return result
+
+    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+        """Stream the weights. The buckets check themselves as they are read, and raise ContractError then."""
+        self._require_legal("export_weights", request, ExportWeightsRequest)
+        self._state.require_version("export_weights", request.weight_version)
+        export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
+        self._state.weight_version = export.weight_version
+        return checked(export, self.entry.label, request.max_bucket_bytes)
+
+    def _harmless(self, hook: str, error: BaseException) -> bool:
+        refused = hook == "train_step" and isinstance(error, NonFiniteError | ContractError)
+        return refused or super()._harmless(hook, error)
+
+    def _require_batches(self, hook: str, microbatches: object, temperature: float, weight_version: int) -> None:
+        if not isinstance(microbatches, tuple) or not microbatches:
+            raise ContractError(f"{self.entry.label}: {hook} takes a tuple of at least one microbatch; found {microbatches!r}")
+        for microbatch in microbatches:
+            check_record(microbatch, TokenBatch)
+        if not temperature > 0:
+            raise ContractError(f"{self.entry.label}: {hook} takes a positive temperature; found {temperature}")
+        self._state.require_version(hook, weight_version)
+
+    def _require_columns(self, request: TrainStepRequest) -> None:
+        """Every column that the loss reads, but for the one that is absent while nothing has changed."""
+        needed = set(request.loss.token_columns) - {PREVIOUS_LOGPROBS}
+        for index, microbatch in enumerate(request.microbatches):
+            missing = ", ".join(sorted(needed - microbatch.token_columns.keys()))
+            if missing:
+                loss = request.loss.path
+                raise ContractError(f"{self.entry.label}: microbatch {index} lacks {missing}, which the loss {loss} reads")
+
+
+def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
+    _check_version(result.weight_version, request.weight_version + 1)
+    check_figure("loss", result.loss)
+    if check_figure("grad_norm", result.grad_norm) < 0:
+        raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
+    check_figure("learning_rate", result.learning_rate)
+    check_figures("metrics", result.metrics)
+
+
+def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:
+    _check_version(result.weight_version, request.weight_version)
+    check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
+    if not request.entropy:
+        if result.entropy is not None:
+            raise ContractError("entropy: found arrays; expected None, since it was not asked for")
+        return
+    check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
+
+
+def _check_export(request: ExportWeightsRequest, export: WeightExport) -> None:
+    _check_version(export.weight_version, request.weight_version)
+    if type(export.persistent) is not bool:
+        raise ContractError(f"persistent: found {export.persistent!r}; expected True or False")
+    check_specs(export)
+    wrong = next((spec for spec in export.specs if spec.dtype != request.dtype), None)
+    if wrong is not None:
+        raise ContractError(f"specs: {wrong.name} is of {wrong.dtype}; expected {request.dtype} as requested")
+
+
+def _check_version(found: object, expected: int) -> None:
+    if check_int("weight_version", found, at_least=0) != expected:
+        raise ContractError(f"weight_version: found {found}; expected {expected}")

@@ -1,0 +1,1 @@
+"""The run: set-up, the loop, evaluation, checkpoints, and what a run directory holds."""

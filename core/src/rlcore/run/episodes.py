@@ -1,0 +1,299 @@
+"""Runs an environment's episodes: many calls at once, each within its time, and what fails ends the run or is masked."""
+
+import asyncio
+import concurrent.futures
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.run.event_loop import LoopThread
+from rlcore.spi import ContractError, Environment, Observation, ResetResult, RewardError, Row, StepResult, Turn
+from rlcore.spi.arrays import check_array
+
+MAX_CONCURRENT = 256
+"""Calls in flight at once; one that waits for its place is not yet on the clock."""
+GRACE_S = 2.0
+"""Seconds past the time limit after which a call that neither ends nor lets itself be cancelled counts as stuck."""
+MAX_STUCK = 8
+"""Stuck calls in one batch after which even masking gives up: each costs the time limit and a fresh event loop."""
+POLL_S = 0.05
+
+Result = TypeVar("Result", ResetResult, StepResult)
+
+
+@frozen(kw_only=True, eq=False)
+class Failure:
+    """An episode that the environment failed on, where the recipe says to mask those."""
+
+    reason: str
+    error: BaseException | None = None
+    """What the environment raised; None where it took too long."""
+
+
+class EpisodeRunner:
+    """Calls one environment from a background event loop.
+
+    An environment that computes for long, or runs code it does not trust, should do so in a process of its own. One that
+    blocks the event loop is noticed and given up, unless it holds Python's global lock too: that nothing in the process
+    can notice.
+    """
+
+    def __init__(self, environment: Environment, timeout_s: float, on_error: Literal["error", "mask"] = "error") -> None:
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._on_error = on_error
+        self._thread: LoopThread | None = None
+
+    def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:
+        """Begin an episode on each row. RewardError for the first that fails, or a Failure in its place where masked;
+        ContractError where the environment returns something else than the interface says."""
+        if len(rows) != len(seeds):
+            raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
+        calls = _Calls(
+            function="reset",
+            number=len(rows),
+            start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
+            check=_check_reset,
+            describe=lambda index: f"row {rows[index]!r:.160}",
+        )
+        return self._run(calls)
+
+    def step_all(self, states: Sequence[Any], turns: Sequence[Turn]) -> list[StepResult | Failure]:
+        """Answer a turn of each episode. Errors as in reset_all; a reward that is not finite counts as a failure."""
+        if len(states) != len(turns):
+            raise ContractError(f"step_all: found {len(states)} states and {len(turns)} turns; expected as many of each")
+        calls = _Calls(
+            function="step",
+            number=len(turns),
+            start=lambda index: self._environment.step(states[index], turns[index]),
+            check=_check_step,
+            describe=lambda index: f"response {turns[index].text!r:.120} to the task with state {states[index]!r:.120}",
+        )
+        return self._run(calls)
+
+    def close(self) -> None:
+        """End the background thread. The runner can be used again and then starts another."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    def _run(self, calls: "_Calls[Result]") -> "list[Result | Failure]":
+        outcomes: dict[int, Result | Failure] = {}
+        num_stuck = 0
+        while len(outcomes) < calls.number:
+            todo = [index for index in range(calls.number) if index not in outcomes]
+            sweep = _Sweep(calls, todo, self._timeout_s, stop_at_first=self._on_error == "error")
+            stuck = self._drive(sweep)
+            outcomes |= sweep.outcomes
+            outcomes |= stuck
+            num_stuck += len(stuck)
+            self._raise_first(calls, outcomes, give_up=num_stuck > MAX_STUCK)
+        return [outcomes[index] for index in range(calls.number)]
+
+    def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]", give_up: bool) -> None:
+        """Raise what the recipe does not let pass: the failure of the lowest number."""
+        for index, outcome in sorted(outcomes.items(), key=lambda item: item[0]):
+            if not isinstance(outcome, Failure):
+                continue
+            where = (
+                f"environment.{calls.function} of episode {index} of {calls.number} {outcome.reason} ({calls.describe(index)})"
+            )
+            if isinstance(outcome.error, ContractError):
+                raise ContractError(where) from outcome.error
+            if self._on_error == "error":
+                remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
+                raise RewardError(f"{where}. {remedy}") from outcome.error
+            if give_up:
+                raise RewardError(
+                    f"{where}, as did others: more than {MAX_STUCK} calls got stuck, so the environment is no use"
+                )
+
+    def _drive(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
+        """Run the sweep to its end; where a call gets stuck, give the event loop up and name the call."""
+        if self._thread is None:
+            self._thread = LoopThread()
+        future = self._thread.submit(sweep.run())
+        try:
+            seen, quiet_s = sweep.beats, 0.0
+            # Time is counted in polls: a process that was stopped and continued must not find all its calls overdue.
+            while not concurrent.futures.wait([future], timeout=POLL_S).done:
+                seen, quiet_s = sweep.beats, quiet_s + POLL_S if sweep.beats == seen else 0.0
+                if quiet_s > self._timeout_s + GRACE_S or sweep.uncancellable:
+                    return self._give_up(sweep)
+            future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        return {}
+
+    def _give_up(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
+        assert self._thread is not None
+        culprits = sweep.uncancellable or sweep.executing(self._thread.loop)
+        reason = (
+            f"neither returned nor let itself be cancelled within {self._timeout_s:g} s (rollout.environment_timeout_s); "
+            f"the event loop is {self._thread.where()}"
+        )
+        sweep.given_up = True
+        self._thread.abandon()
+        self._thread = None
+        return {index: Failure(reason=reason) for index in culprits if index not in sweep.outcomes}
+
+
+@frozen(kw_only=True, eq=False)
+class _Calls(Generic[Result]):
+    """A batch of calls of one of the environment's functions."""
+
+    function: Literal["reset", "step"]
+    number: int
+    start: Callable[[int], Awaitable[Any]]
+    check: Callable[[Any], Result]
+    describe: Callable[[int], str]
+
+
+class _Sweep(Generic[Result]):
+    """The part that runs on the event loop: a few lanes that take one call after another.
+
+    A lane a call would cost a task a call, and a timer each a heap operation; so lanes are tasks and one watch looks at all.
+    """
+
+    def __init__(self, calls: _Calls[Result], todo: Sequence[int], timeout_s: float, *, stop_at_first: bool) -> None:
+        self.outcomes: dict[int, Result | Failure] = {}
+        self.beats = 0
+        """Grows while the event loop turns."""
+        self.uncancellable: list[int] = []
+        """Calls that were cancelled and go on."""
+        self._calls: _Calls[Result] = calls
+        self._timeout_s = timeout_s
+        self._stop_at_first = stop_at_first
+        self._todo: Iterator[int] = iter(todo)
+        self._num_lanes = min(MAX_CONCURRENT, len(todo))
+        self._running: dict[asyncio.Task[None], tuple[int, float]] = {}
+        self._cancelled: set[asyncio.Task[None]] = set()
+        self.given_up = False
+        """Set where the event loop is given up: no further call may start on it."""
+
+    async def run(self) -> None:
+        """All calls; with stop_at_first, those until one has failed."""
+        lanes: list[asyncio.Task[None]] = [asyncio.create_task(self._lane()) for _ in range(self._num_lanes)]
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait(lanes, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in (watch, *lanes):
+                task.cancel()
+            ended, _ = await asyncio.wait([watch, *lanes], timeout=GRACE_S)
+        errors = [task.exception() for task in ended if not task.cancelled()]
+        for error in errors:
+            if error is not None and not isinstance(error, _FirstFailure):
+                raise error
+
+    def executing(self, loop: asyncio.AbstractEventLoop) -> list[int]:
+        """The call whose code the loop is executing; all in flight where it executes none of them."""
+        task = asyncio.current_task(loop)
+        running = dict(self._running)
+        return [index for lane, (index, _) in running.items() if task not in running or lane is task]
+
+    async def _lane(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for index in self._todo:
+            if self.given_up:
+                return
+            self._running[task] = (index, time.monotonic())
+            try:
+                outcome = await self._outcome(index, task)
+            finally:
+                del self._running[task]
+            self.beats += 1
+            self.outcomes[index] = outcome
+            if isinstance(outcome, Failure) and self._stop_at_first:
+                raise _FirstFailure
+            await asyncio.sleep(0)  # calls that never wait must not keep the others from going on
+
+    async def _outcome(self, index: int, task: asyncio.Task[None]) -> Result | Failure:
+        outcome: Result | Failure
+        try:
+            outcome = self._calls.check(await _awaitable(self._calls.start(index)))
+        except asyncio.CancelledError as error:
+            if task.cancelling() and task not in self._cancelled:
+                raise
+            outcome = _failure(error)
+        except (Exception, SystemExit) as error:
+            outcome = _failure(error)
+        if task in self._cancelled:
+            self._cancelled.discard(task)
+            task.uncancel()
+            outcome = Failure(reason=f"took longer than {self._timeout_s:g} s (rollout.environment_timeout_s)")
+        return outcome
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._timeout_s / 4, POLL_S))
+            self.beats += 1
+            now = time.monotonic()
+            for task, (index, started) in list(self._running.items()):
+                if now - started <= self._timeout_s:
+                    break  # a dict keeps the order of insertion: all others started later
+                if task not in self._cancelled:
+                    self._cancelled.add(task)
+                    task.cancel()
+                elif now - started > self._timeout_s + GRACE_S:
+                    self.uncancellable.append(index)
+
+
+class _FirstFailure(Exception):
+    """Ends a sweep; the failure is among its outcomes."""
+
+
+def _failure(error: BaseException) -> Failure:
+    own = isinstance(error, (RewardError, ContractError)) and error.__cause__ is None
+    return Failure(reason=str(error) if own else f"raised {type(error).__name__}: {error}", error=error)
+
+
+def _awaitable(value: Any) -> Awaitable[Any]:
+    if not hasattr(value, "__await__"):
+        raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
+    awaitable: Awaitable[Any] = value
+    return awaitable
+
+
+def _check_reset(result: Any) -> ResetResult:
+    if not isinstance(result, ResetResult):
+        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
+    _check_observation(result.observation)
+    return result
+
+
+def _check_step(result: Any) -> StepResult:
+    if not isinstance(result, StepResult):
+        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
+    if not isinstance(result.reward, (float, Real, np.number)):
+        raise ContractError(f"returned the reward {result.reward!r:.40}; expected a float")
+    if not math.isfinite(result.reward):
+        raise RewardError(f"returned the reward {result.reward}; expected a finite number")
+    if type(result.done) is not bool or type(result.success) is not bool:
+        raise ContractError(f"returned done={result.done!r:.40}, success={result.success!r:.40}; expected bools")
+    if result.done != (result.observation is None):
+        given = "an observation" if result.done else "no observation"
+        raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
+    if result.observation is not None:
+        _check_observation(result.observation)
+    if not isinstance(result.metrics, Mapping):
+        raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
+    return result
+
+
+def _check_observation(observation: Any) -> None:
+    if not isinstance(observation, Observation):
+        raise ContractError(f"returned the observation {type(observation).__name__}; expected rlcore.spi.Observation")
+    given = [name for name in ("messages", "text", "tokens") if getattr(observation, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "nothing"
+        raise ContractError(f"returned an observation with {found}; expected exactly one of messages, text, tokens")
+    if observation.tokens is not None:
+        check_array("observation.tokens", observation.tokens, np.int32)

@@ -1,0 +1,121 @@
+"""Tokenizer, data and environment runner: what a run reads, checked whole before any backend is built."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.run.data import PromptStream, Split, load_rows
+from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
+from rlcore.run.setup import Prepared
+from rlcore.run.tokenizer import Tokenizer, load_tokenizer
+from rlcore.spi import Observation, RewardError, Row, capabilities
+from rlcore.spi.arrays import Int64Array
+from rlcore.config.recipe import DatasetConfig
+
+
+@frozen(kw_only=True, eq=False)
+class Inputs:
+    """Everything a run reads."""
+
+    tokenizer: Tokenizer
+    episodes: EpisodeRunner | None
+    train_rows: Sequence[Row]
+    train_kept: Int64Array
+    """int64 [P]: the rows within the limits."""
+    stream: PromptStream
+    """Over the kept rows."""
+    demonstrations: Demonstrations | None
+    """Where the algorithm trains on them; its sequences are the kept rows'."""
+    evaluation_rows: Sequence[Row] | None
+    evaluation_kept: Int64Array
+
+
+@contextmanager
+def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
+    """Read and check all data; the environment's event loop stops at the end."""
+    recipe, environment = prepared.recipe, prepared.environment
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    episodes = None
+    if environment is not None:
+        rollout = recipe.rollout
+        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error)
+    try:
+        observe = _observer(prepared, episodes)
+        train_rows = load_rows(recipe.data.train, "train", environment)
+        demonstrations = None
+        if prepared.algorithm.needs.source == "demonstrations":
+            demonstrations = _demonstrations(prepared, train_rows, tokenizer)
+            train_kept = demonstrations.rows
+        else:
+            train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
+        evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
+        if prepared.environment is not None and recipe.data.evaluation is not None:
+            evaluation_rows = load_rows(recipe.data.evaluation, "evaluation", environment)
+            evaluation_kept = _within_limits(
+                prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
+            )
+        yield Inputs(
+            tokenizer=tokenizer,
+            episodes=episodes,
+            train_rows=train_rows,
+            train_kept=train_kept,
+            stream=PromptStream(
+                num_rows=len(train_kept),
+                batch_size=recipe.training.prompts_per_step,
+                seed=recipe.run.seed,
+                shuffle=recipe.data.train.shuffle,
+            ),
+            demonstrations=demonstrations,
+            evaluation_rows=evaluation_rows,
+            evaluation_kept=evaluation_kept,
+        )
+    finally:
+        if episodes is not None:
+            episodes.close()
+
+
+def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | None:
+    """The prompts that the environment makes of rows, where it can say so before the run."""
+    entry = prepared.chosen.get("environment")
+    if episodes is None or entry is None or entry.provider is None:
+        return None
+    if capabilities.CHEAP_RESET not in entry.provider.capabilities:
+        return None
+
+    def observe(rows: Sequence[Row]) -> list[Observation]:
+        observations = []
+        for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
+            if isinstance(reset, Failure):
+                # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
+                raise RewardError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+            observations.append(reset.observation)
+        return observations
+
+    return observe
+
+
+def _demonstrations(prepared: Prepared, rows: Sequence[Row], tokenizer: Tokenizer) -> Demonstrations:
+    rollout = prepared.recipe.rollout
+    return render_demonstrations(
+        rows,
+        tokenizer,
+        prepared.recipe.data.train,
+        split="train",
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+    )
+
+
+def _within_limits(
+    prepared: Prepared, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
+) -> Int64Array:
+    """int64 [P]: the rows whose prompts are within the limit. Where only a reset could tell, all of them: each is then
+    checked when its episode begins."""
+    if observe is None:
+        return np.arange(len(rows), dtype=np.int64)
+    limit = prepared.recipe.rollout.max_prompt_tokens
+    prompts = render_prompts(rows, tokenizer, config, split=split, max_prompt_tokens=limit, observe=observe)
+    return prompts.rows

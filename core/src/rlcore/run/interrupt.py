@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM: stop where the state is whole, so that a checkpoint can be saved."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class InterruptGuard:
+    """While entered, the first signal ends the block at once, or at the end of a `deferred` part; a second one at once."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._depth = 0
+        self.torn = False
+        """Whether a second signal ended a deferred part in its middle, so that the state is not whole."""
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Take over the signals; outside the main thread, where Python allows none, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """A part that must finish: weights, optimizer, version and metrics change together. May be nested."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._requested and self._depth == 0:
+            self._raise()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again, self._requested = self._requested, True
+        if self._depth == 0 or again:
+            self.torn = self._depth > 0
+            self._raise()
+
+    def _raise(self) -> None:
+        self._requested = False
+        raise KeyboardInterrupt

@@ -1,0 +1,224 @@
+"""The loop: data → rollouts → algorithm → minibatches → train_step → refit, with evaluation, checkpoints and metrics.
+
+Each stage hands explicit weight versions to the next: rollouts carry the version that sampled them, updates name the version
+they start from, and a refit counts once the generator has acknowledged it.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from attrs import define, frozen
+
+from rlcore.config.recipe import Recipe
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.metric_loggers import MetricLogger
+from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
+from rlcore.run.progress import Progress
+from rlcore.run.refit import Refitter
+from rlcore.run.rollouts import CollectedRollouts
+from rlcore.run.seeds import Stream
+from rlcore.run.timing import PhaseClock
+from rlcore.run.trainer_group import InProcessTrainer
+from rlcore.spi import (
+    GROUP_IDS,
+    PREVIOUS_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    Algorithm,
+    ContractError,
+    RefitError,
+    RewardError,
+    RolloutBatch,
+    TokenBatch,
+    TrainingBatch,
+    TrainStepResult,
+)
+
+
+class Source(Protocol):
+    """Where a step's samples come from: the generator and environment, or demonstrations."""
+
+    def sample(self, step: int, weight_version: int) -> tuple[RolloutBatch, CollectedRollouts | None]:
+        """The samples of one step; with what the rollouts were like, where they were rollouts."""
+
+
+class Evaluator(Protocol):
+    """Measures the policy on the held-out set."""
+
+    def evaluate(self, weight_version: int) -> dict[str, float]:
+        """`evaluation/…` metrics."""
+
+
+class Saver(Protocol):
+    """Writes what lasts longer than a step."""
+
+    def save(self, step: int, weight_version: int) -> None:
+        """A checkpoint after `step` steps."""
+
+    def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
+        """The samples of a step."""
+
+
+@define(kw_only=True, eq=False)
+class LoopPosition:
+    """Where the loop stands."""
+
+    step: int = 0
+    """Steps done."""
+    weight_version: int = 0
+    """Optimizer steps done: the version the trainer holds."""
+    generator_version: int = -1
+    """The version the generator has acknowledged."""
+
+
+@frozen(kw_only=True, eq=False)
+class Loop:
+    """One process; everything it calls may stand for many."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    trainer: InProcessTrainer
+    source: Source
+    refitter: Refitter | None
+    """None where nothing generates."""
+    evaluator: Evaluator | None
+    saver: Saver
+    loggers: Sequence[MetricLogger]
+    progress: Progress
+    clock: PhaseClock
+    guard: InterruptGuard
+    position: LoopPosition
+
+    def run(self) -> None:
+        """From the present position to the last step."""
+        recipe, position = self.recipe, self.position
+        if position.step == 0 and recipe.evaluation.at_start and self.evaluator is not None:
+            self._log(0, self._evaluate())
+        while position.step < recipe.run.num_steps:
+            self.clock.begin_step()
+            samples, collected = self._sample(position.step + 1)
+            # From the first update to the metrics' line all belongs to one step: an interrupt waits for its end.
+            with self.guard.deferred():
+                metrics = self._update(position.step + 1, samples, collected)
+                last = position.step == recipe.run.num_steps
+                if self._is_due(recipe.evaluation.every_n_steps, recipe.evaluation.at_end and last):
+                    metrics |= self._evaluate()
+                self._log(position.step, metrics)
+                if self._is_due(recipe.checkpoint.every_n_steps, recipe.checkpoint.at_end and last):
+                    self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint of the present position."""
+        with self.guard.deferred(), self.clock.phase("checkpoint"):
+            self.saver.save(self.position.step, self.position.weight_version)
+
+    def _is_due(self, every: int, otherwise: bool) -> bool:
+        return otherwise or (every > 0 and self.position.step % every == 0)
+
+    def _sample(self, step: int) -> tuple[RolloutBatch, CollectedRollouts | None]:
+        if self.algorithm.needs.source == "rollouts":
+            self._refit()
+        return self.source.sample(step, self.position.weight_version)
+
+    def _update(self, step: int, samples: RolloutBatch, collected: CollectedRollouts | None) -> dict[str, float]:
+        """Train on the samples; the step's metrics."""
+        training = self.algorithm.build_batch(samples)
+        results = self._train(training, step)
+        self.position.step = step
+        if collected is not None:
+            self._refit()
+        times = self.clock.end_step()
+        metrics = rollout_metrics(collected) if collected is not None else {}
+        metrics |= {**training.metrics, **training_metrics(results)}
+        metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
+        metrics |= throughput_metrics(samples.batch.num_tokens, collected, times["time/total_s"])
+        self._check_agreement(metrics, step)
+        every = self.recipe.logging.rollouts_every_n_steps
+        if collected is not None and every > 0 and step % every == 0:
+            self.saver.save_rollouts(step, collected)
+        return metrics | times
+
+    def _train(self, training: TrainingBatch, step: int) -> list[TrainStepResult]:
+        """All updates of a step; none where there is nothing to learn from."""
+        reason = training.no_signal
+        if reason is None and training.batch.counts().num_loss_tokens == 0:
+            reason = "no token takes part in the loss"
+        if reason is not None:
+            return self._without_signal(reason, step)
+        results = []
+        for minibatch in self._with_logprobs(training, step):
+            with self.clock.phase("train"):
+                results.append(self.trainer.train_step(minibatch, training.loss, self.position.weight_version))
+            self.position.weight_version = results[-1].weight_version
+        return results
+
+    def _without_signal(self, reason: str, step: int) -> list[TrainStepResult]:
+        message = f"step {step} has nothing to learn from: {reason}"
+        if self.recipe.training.on_no_signal == "error":
+            remedy = "Make the tasks easier or harder, raise rollout.samples_per_prompt, or set training.on_no_signal=skip."
+            raise RewardError(f"{message}. {remedy}")
+        self.progress.note(f"{message}; no update was made")
+        return []
+
+    def _with_logprobs(self, training: TrainingBatch, step: int) -> list[TokenBatch]:
+        """The step's minibatches, with the trainer's log-probabilities that the algorithm needs."""
+        needs, version = self.algorithm.needs, self.position.weight_version
+        batch = training.batch
+        if needs.reference_logprobs:
+            with self.clock.phase("logprobs"):
+                batch = batch.with_token_column(REFERENCE_LOGPROBS, self.trainer.logprobs(batch, "reference", version))
+        minibatches = [batch.select(indices) for indices in self._minibatches(batch, step)]
+        minibatches = [minibatch for minibatch in minibatches if minibatch.loss_mask.any()]
+        if needs.previous_logprobs and len(minibatches) > 1:
+            with self.clock.phase("logprobs"):
+                # The first needs none: its own forward pass sees the very weights that are meant.
+                for index, minibatch in enumerate(minibatches[1:], start=1):
+                    previous = self.trainer.logprobs(minibatch, "policy", version)
+                    minibatches[index] = minibatch.with_token_column(PREVIOUS_LOGPROBS, previous)
+        return minibatches
+
+    def _minibatches(self, batch: TokenBatch, step: int) -> list["np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+        """Sequence numbers of each update: whole groups, shuffled where there are several updates."""
+        num_updates = self.recipe.training.updates_per_step
+        if num_updates == 1:
+            return [np.arange(batch.num_sequences, dtype=np.int64)]
+        groups = batch.sequence_columns.get(GROUP_IDS)
+        if groups is None:
+            raise ContractError(
+                f"the training batch lacks the sequence column {GROUP_IDS}; expected the rollouts' columns kept"
+            )
+        random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
+        order = random.permutation(np.unique(groups))
+        return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]
+
+    def _refit(self) -> None:
+        if self.refitter is None or self.position.generator_version == self.position.weight_version:
+            return
+        with self.clock.phase("refit"):
+            self.refitter.refit(self.position.weight_version)
+        self.position.generator_version = self.position.weight_version
+
+    def _evaluate(self) -> dict[str, float]:
+        if self.evaluator is None:
+            return {}
+        self._refit()
+        start = time.perf_counter()
+        metrics = self.evaluator.evaluate(self.position.weight_version)
+        self.progress.phase("evaluation")
+        self.clock.totals["evaluation"] += time.perf_counter() - start
+        return metrics
+
+    def _check_agreement(self, metrics: dict[str, float], step: int) -> None:
+        bound, found = self.recipe.training.max_token_mult_prob_error, metrics.get("token_mult_prob_error", 1.0)
+        if found > bound:
+            raise RefitError(
+                f"step {step}: generator and trainer disagree on the sampled tokens: token_mult_prob_error is {found:.4g}; "
+                f"expected at most {bound} (training.max_token_mult_prob_error). Either the generator holds other weights, "
+                "or the two compute with different numerics. The step is not saved; --resume continues from the newest checkpoint."
+            )
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        for logger in self.loggers:
+            logger.log(step, metrics)
+        self.progress.step(step, metrics)

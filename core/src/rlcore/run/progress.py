@@ -1,0 +1,47 @@
+"""What a run tells whoever watches it; displays implement it, the loop calls it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives a run's events, in the driver's thread and in this order: started, then the rest, finished last.
+
+    A run that fails or is interrupted has no `finished`. Implementations must not raise and must be quick: they are called
+    inside the step.
+    """
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        """The run begins, or with `start_step` > 0 (steps already done) continues, towards `num_steps`."""
+
+    def phase(self, name: str) -> None:
+        """What happens from now on: "generation", "rewards", "logprobs", "train", "refit", "evaluation", "checkpoint", ..."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""
+
+    def note(self, text: str) -> None:
+        """A warning, one line."""
+
+    def finished(self, summary: Mapping[str, object]) -> None:
+        """The run is complete; `summary` holds what summary.json does."""
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        """Nothing to show."""
+
+    def phase(self, name: str) -> None:
+        """Nothing to show."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing to show."""
+
+    def note(self, text: str) -> None:
+        """Nothing to show."""
+
+    def finished(self, summary: Mapping[str, object]) -> None:
+        """Nothing to show."""

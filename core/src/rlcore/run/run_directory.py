@@ -1,0 +1,172 @@
+"""The run directory: what a run leaves behind, and how a resumed run goes on in it.
+
+recipe.toml        the resolved recipe          metrics.jsonl      one line a step
+environment.json   versions of everything       summary.json       the run's final figures
+rollouts/          step-000010.parquet          checkpoints/       step-000010/
+model/             the Hugging Face export      curve.png          reward and pass@1
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from attrs import frozen
+
+from rlcore import __version__
+from rlcore.run.rollouts import CollectedRollouts
+from rlcore.run.tokenizer import Tokenizer
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, FinishReason, StorageError
+
+VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
+
+
+@contextmanager
+def storage_errors(what: str, directory: Path) -> Iterator[None]:
+    """Turn the operating system's errors of writing `what` into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = ""
+        try:
+            status = os.statvfs(directory if directory.exists() else directory.parent)
+            free = f" ({status.f_bavail * status.f_frsize / 2**20:.0f} MiB free)"
+        except OSError:
+            pass
+        raise StorageError(
+            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room or point run.directory "
+            "elsewhere; the checkpoints saved before are intact, and --resume continues from the newest."
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with storage_errors(path.name, path.parent):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+@frozen(kw_only=True, eq=False)
+class RunDirectory:
+    """Paths and files of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    def begin(self, recipe_toml: str, distributions: Sequence[str]) -> None:
+        """Make the directory and write down what runs in it."""
+        with storage_errors("the run directory", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        write_atomically(self.path / "recipe.toml", recipe_toml)
+        write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_text().splitlines()
+        records = []
+        for number, line in enumerate(lines):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                if number + 1 < len(lines):
+                    raise
+        return records
+
+    def rewind(self, step: int) -> None:
+        """Forget what lies after `step`, which a resumed run will write again."""
+        kept = [record for record in self.read_metrics() if record["step"] <= step]
+        write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+        for file in self.rollouts.glob("step-*.parquet"):
+            if int(file.stem.removeprefix("step-")) > step:
+                file.unlink()
+
+    def write_rollouts(self, step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> None:
+        """rollouts/step-N.parquet: one row a sample. `prompts` [N]."""
+        with storage_errors("rollouts", self.rollouts):
+            self.rollouts.mkdir(exist_ok=True)
+            partial = self.rollouts / f".step-{step:06d}.partial"
+            pq.write_table(rollout_table(step, collected, prompts), partial)
+            partial.replace(self.rollouts / f"step-{step:06d}.parquet")
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:
+    """A step's samples as a table, one row a sample; `tokens` holds prompt and response."""
+    rollouts = collected.rollouts
+    batch = rollouts.batch
+    offsets = pa.array(batch.offsets, pa.int64())
+    mask = batch.loss_mask
+
+    def ragged(values: "np.ndarray[tuple[int], np.dtype[np.generic]]") -> pa.Array:
+        return pa.LargeListArray.from_arrays(offsets, pa.array(values))
+
+    return pa.table(
+        {
+            "step": np.full(batch.num_sequences, step),
+            "group": rollouts.group_ids,
+            "prompt": list(prompts),
+            "response": list(collected.responses),
+            "reward": rollouts.rewards,
+            "success": collected.success,
+            "valid": rollouts.valid,
+            "finish_reason": [FinishReason(reason).name.lower() for reason in rollouts.finish_reasons.tolist()],
+            "num_generated": collected.num_generated,
+            "tokens": ragged(batch.tokens),
+            "loss_mask": ragged(mask),
+            "generation_logprobs": ragged(batch.token_columns[GENERATION_LOGPROBS]),
+            "weight_versions": ragged(batch.token_columns[WEIGHT_VERSIONS]),
+        }
+    )
+
+
+def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer) -> list[str]:
+    """[N]: what each sample had read before its first generated token."""
+    batch = collected.rollouts.batch
+    generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
+    prompts = []
+    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
+        first = int(generated[start:end].argmax()) if generated[start:end].any() else end - start
+        prompts.append(batch.tokens[start : start + first])
+    return tokenizer.decode_batch(prompts)
+
+
+def describe_environment(distributions: Sequence[str]) -> dict[str, object]:
+    """Versions of Python, rlcore, the plugins in use and the libraries that decide on numerics; the machine's size."""
+    versions = {"rlcore": __version__}
+    for name in (*distributions, *VERSIONS_OF):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "distributions": versions,
+    }

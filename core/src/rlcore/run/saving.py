@@ -1,0 +1,73 @@
+"""What a run saves beyond its metrics: checkpoints, rollouts, the final model."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from attrs import frozen
+
+from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.checkpoint import LoopState, save_checkpoint
+from rlcore.run.rollouts import CollectedRollouts
+from rlcore.run.run_directory import RunDirectory, prompt_texts, storage_errors
+from rlcore.run.tokenizer import Tokenizer
+from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
+
+
+def architecture_digest(model_path: str) -> str:
+    """SHA-256 of a local model's config.json, or the name itself for a model on the Hub."""
+    config = Path(model_path) / "config.json"
+    return hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else model_path
+
+
+@frozen(kw_only=True, eq=False)
+class RunSaver:
+    """Saves into one run directory."""
+
+    directory: RunDirectory
+    trainer: TrainerHandle
+    generator: GeneratorHandle | None
+    tokenizer: Tokenizer
+    architecture: str
+    keep: int
+
+    def save(self, step: int, weight_version: int) -> None:
+        """A checkpoint after `step` steps."""
+        state = LoopState(step=step, weight_version=weight_version, architecture=self.architecture)
+        save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep)
+
+    def load(self, checkpoint: Path, state: LoopState) -> None:
+        """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's."""
+        if state.architecture != self.architecture:
+            raise CheckpointError(
+                f"{checkpoint} belongs to another model: its config.json has digest {state.architecture:.12}; this recipe's "
+                f"model has {self.architecture:.12}. Resume with the recipe that wrote it, or start a run of another name"
+            )
+        found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
+        if found != state.weight_version:
+            raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")
+        if self.generator is not None and (checkpoint / "generator").is_dir():
+            self.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
+
+    def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
+        """The samples of a step, as Parquet."""
+        self.directory.write_rollouts(step, collected, prompt_texts(collected, self.tokenizer))
+
+    def export_model(self) -> Path:
+        """The Hugging Face directory `model`, replacing an earlier one only once it is whole."""
+        final = self.directory.path / "model"
+        partial = self.directory.path / ".model.partial"
+        with storage_errors("the exported model", self.directory.path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            self.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+        return final
+
+    def _write(self, partial: Path) -> None:
+        (partial / "trainer").mkdir()
+        self.trainer.save_state(SaveStateRequest(directory=partial / "trainer", kind="resume"))
+        if self.generator is not None:
+            (partial / "generator").mkdir()
+            self.generator.save_state(SaveStateRequest(directory=partial / "generator", kind="resume"))

@@ -1,0 +1,12 @@
+"""Streams of randomness: each purpose and step has its own, so that a resumed run draws what the first would have drawn."""
+
+from enum import IntEnum
+
+
+class Stream(IntEnum):
+    """What a random draw is for; the second element of a numpy SeedSequence key."""
+
+    DATA = 0
+    ROLLOUTS = 1
+    EVALUATION = 2
+    MINIBATCHES = 3

@@ -1,0 +1,260 @@
+"""From a recipe file to everything a run needs to know, with nothing allocated: what `rlcore check` does."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from rlcore.config.convert import convert, selected_options
+from rlcore.config.load import read_raw
+from rlcore.config.recipe import Recipe
+from rlcore.plugins.binding import build_algorithm, build_environment, run_check
+from rlcore.plugins.device import detect_device
+from rlcore.plugins.discovery import Entry, Registry, discover
+from rlcore.plugins.selection import AUTO_ROLES, select
+from rlcore.run.metric_loggers import check_tensorboard
+from rlcore.run.refit import CHANNELS, Channel
+from rlcore.spi import (
+    ROLES,
+    Algorithm,
+    AlgorithmContext,
+    CheckContext,
+    ConfigError,
+    DtypeName,
+    Environment,
+    EnvironmentContext,
+    ModelSpec,
+    PluginError,
+    Problem,
+    Role,
+    capabilities,
+)
+
+Device = Literal["cpu", "cuda"]
+
+
+@frozen(kw_only=True, eq=False)
+class Prepared:
+    """A checked recipe with its chosen plugins."""
+
+    recipe: Recipe
+    registry: Registry
+    chosen: Mapping[Role, Entry]
+    """The plugin of each role that the recipe uses."""
+    device: Device
+    model: ModelSpec
+    algorithm: Algorithm
+    environment: Environment | None
+    channel: Channel | None
+    """How weights travel; None where nothing generates."""
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.recipe.rollout.max_prompt_tokens + self.recipe.rollout.max_response_tokens
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the held-out set is ever measured."""
+        return evaluates(self.recipe)
+
+    @property
+    def chosen_names(self) -> dict[str, str]:
+        """The plugin of each role, by name."""
+        return {role: entry.name for role, entry in self.chosen.items()}
+
+    def config(self, role: Role) -> Any:
+        """The recipe's section of the chosen plugin."""
+        return plugin_config(self.recipe, self.chosen[role])
+
+
+def prepare(path: Path, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> Prepared:
+    """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
+
+    `registry` stands in for the installed plugins, in tests.
+    """
+    raw = read_raw(path, overrides)
+    registry = registry or discover(disabled_plugins(raw.values))
+    return prepare_recipe(convert(raw, sections(registry)), registry)
+
+
+def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
+    """`prepare` from a recipe in memory."""
+    if recipe.logging.tensorboard:
+        check_tensorboard()
+    device = recipe.run.device if recipe.run.device != "auto" else detect_device()
+    chosen: dict[Role, Entry] = {}
+    environment: Environment | None = None
+    chosen["algorithm"] = select(registry, "algorithm", recipe.algorithm.name, device=device, needs={})
+    if recipe.environment is not None:
+        chosen["environment"] = select(registry, "environment", recipe.environment.name, device=device, needs={})
+        context = EnvironmentContext(seed=recipe.run.seed)
+        environment = build_environment(chosen["environment"], context, plugin_config(recipe, chosen["environment"]))
+    generator = (
+        select(registry, "generator", recipe.generator.name, device=device, needs=generator_needs(recipe))
+        if (recipe.environment is not None)
+        else None
+    )
+    algorithm = _algorithm(recipe, chosen["algorithm"], generator, dtype_of(recipe, device))
+    if generator is not None and (algorithm.needs.source == "rollouts" or evaluates(recipe)):
+        chosen["generator"] = generator
+    chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=trainer_needs(recipe, algorithm))
+    prepared = Prepared(
+        recipe=recipe,
+        registry=registry,
+        chosen=chosen,
+        device=device,
+        model=model_spec(recipe, device),
+        algorithm=algorithm,
+        environment=environment,
+        channel=choose_channel(recipe, chosen),
+    )
+    _check_combinations(prepared)
+    _run_provider_checks(prepared)
+    return prepared
+
+
+def disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """`plugins.disable` of a recipe not yet checked; a wrong type is reported with everything else, later."""
+    section = values.get("plugins")
+    names = section.get("disable") if isinstance(section, Mapping) else None
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else ()
+
+
+def sections(registry: Registry) -> dict[str, dict[str, type]]:
+    """The config class of every plugin that could be imported, by role and name."""
+    return {
+        role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider is not None} for role in ROLES
+    }
+
+
+def plugin_config(recipe: Recipe, entry: Entry) -> Any:
+    """The recipe's section for a plugin."""
+    assert entry.provider is not None
+    return selected_options(getattr(recipe, entry.role), entry.role, entry.name, entry.provider.config)
+
+
+def evaluates(recipe: Recipe) -> bool:
+    """Whether the recipe measures the held-out set at any time."""
+    wanted = recipe.evaluation.every_n_steps > 0 or recipe.evaluation.at_start or recipe.evaluation.at_end
+    return recipe.environment is not None and recipe.data.evaluation is not None and wanted
+
+
+def dtype_of(recipe: Recipe, device: Device) -> DtypeName:
+    """The compute dtype."""
+    if recipe.model.dtype != "auto":
+        return recipe.model.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def model_spec(recipe: Recipe, device: Device) -> ModelSpec:
+    """What backends learn of the model."""
+    return ModelSpec(
+        path=recipe.model.path,
+        revision=recipe.model.revision,
+        dtype=dtype_of(recipe, device),
+        trust_remote_code=recipe.model.trust_remote_code,
+    )
+
+
+def generator_needs(recipe: Recipe) -> dict[str, str]:
+    """Capabilities that the recipe's sampling needs, each with the key that asks for it."""
+    needs = {}
+    for section, options in (("rollout", recipe.rollout), ("evaluation", recipe.evaluation)):
+        if options.top_k > 0:
+            needs[capabilities.TOP_K] = f"{section}.top_k = {options.top_k}"
+        if options.top_p < 1.0:
+            needs[capabilities.TOP_P] = f"{section}.top_p = {options.top_p}"
+    if recipe.rollout.stop_strings:
+        needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
+    return needs
+
+
+def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
+    """Capabilities that the recipe and its algorithm need of the trainer."""
+    needs = {}
+    if algorithm.needs.reference_logprobs:
+        needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
+    if algorithm.needs.entropy:
+        needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
+    if recipe.checkpoint.export == "hf":
+        needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
+    return needs
+
+
+def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry]) -> Channel | None:
+    """The cheapest channel that trainer and generator both declare; None where nothing generates."""
+    if "generator" not in chosen:
+        return None
+    providers = [entry.provider for role in AUTO_ROLES if (entry := chosen[role]).provider is not None]
+    wanted = CHANNELS if recipe.refit.channel == "auto" else (recipe.refit.channel,)
+    for channel in wanted:
+        if all(f"refit.{channel}" in provider.capabilities for provider in providers):
+            return channel
+    declared = "; ".join(
+        f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
+        for provider in providers
+    )
+    raise PluginError(
+        f"no channel brings weights from trainer to generator. Wanted: {', '.join(wanted)}. Declared: {declared}. "
+        "Choose another generator, or set refit.channel to one that both declare."
+    )
+
+
+def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: DtypeName) -> Algorithm:
+    truncated = recipe.rollout.top_k > 0 or recipe.rollout.top_p < 1.0
+    exact = (
+        generator is not None
+        and generator.provider is not None
+        and (capabilities.EXACT_LOGPROBS in generator.provider.capabilities)
+    )
+    context = AlgorithmContext(
+        seed=recipe.run.seed,
+        samples_per_prompt=recipe.rollout.samples_per_prompt,
+        updates_per_step=recipe.training.updates_per_step,
+        temperature=recipe.rollout.temperature,
+        generation_logprobs_exact=exact and dtype == "float32" and not truncated,
+    )
+    return build_algorithm(entry, context, plugin_config(recipe, entry))
+
+
+def _check_combinations(prepared: Prepared) -> None:
+    """What only the chosen plugins make impossible."""
+    recipe, needs = prepared.recipe, prepared.algorithm.needs
+    problems = []
+    if needs.source == "rollouts" and prepared.environment is None:
+        problems.append(
+            Problem(
+                path="environment",
+                found="nothing",
+                expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
+                remedy="Add a section [environment] with a name.",
+            )
+        )
+    if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
+        problems.append(
+            Problem(
+                path="rollout.samples_per_prompt",
+                found=str(recipe.rollout.samples_per_prompt),
+                expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
+                remedy="Raise it; a group's statistics need several samples.",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _run_provider_checks(prepared: Prepared) -> None:
+    problems: list[Problem] = []
+    context = CheckContext(
+        model=prepared.model,
+        device=prepared.device,
+        world_size=1,
+        max_sequence_length=prepared.max_sequence_length,
+    )
+    for role, entry in prepared.chosen.items():
+        found = run_check(entry, context, prepared.config(role))
+        problems += [problem for problem in found if problem not in problems]
+    if problems:
+        raise ConfigError(problems)

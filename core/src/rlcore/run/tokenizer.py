@@ -1,0 +1,167 @@
+"""Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from rlcore.config.recipe import ModelConfig
+from rlcore.spi import DataError, Message, ModelError, Problem
+from rlcore.spi.arrays import Int32Array
+
+
+class Tokenizer(Protocol):
+    """What the loop asks of a tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Token that ends a demonstration; None where the model has none."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response: those of generation_config.json and the tokenizer's end of sequence."""
+
+    @property
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """Tokens that a prompt given as plain text begins with: the beginning-of-sequence token where the tokenizer's
+        own settings put one there, else none. Chat templates bring their own."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of exactly this text, no special tokens added."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each."""
+
+    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Text without special tokens."""
+
+    def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
+        """`decode` of each."""
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of `render_chat`."""
+
+
+@frozen(kw_only=True, eq=False)
+class PretrainedTokenizer:
+    """A `transformers` tokenizer behind the Tokenizer protocol."""
+
+    backend: Any
+    stop_token_ids: tuple[int, ...]
+    prompt_prefix: tuple[int, ...]
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.stop_token_ids[0] if self.stop_token_ids else None
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded: list[list[int]] = self.backend(list(texts), add_special_tokens=False, return_attention_mask=False).input_ids
+        return encoded
+
+    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
+        return self.decode_batch([tokens])[0]
+
+    def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
+        if not sequences:
+            return []
+        decoded: list[str] = self.backend.batch_decode(list(sequences), skip_special_tokens=True)
+        return decoded
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        if self.backend.chat_template is None:
+            raise DataError(
+                "a prompt is a list of chat messages, but the tokenizer has no chat template. Set model.chat_template "
+                "to one, or give prompts as plain text"
+            )
+        conversation = [dict(message) for message in messages]
+        try:
+            text = self.backend.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+            raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
+        return str(text)
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(self.render_chat(messages))
+
+
+def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
+    """The tokenizer of a model directory or Hub name; ModelError where it has none or `transformers` is missing."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise _model_error(
+            f"no usable `transformers` ({error})",
+            "the package that reads tokenizers",
+            "Install it: pip install 'rlcore[torch]'",
+        ) from error
+    try:
+        backend = AutoTokenizer.from_pretrained(
+            model.path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:  # OSError, ValueError, KeyError, JSON and Hub errors, by the kind of damage
+        raise _model_error(
+            _what_is_there(model.path, error),
+            "a Hugging Face directory with a tokenizer (tokenizer.json, tokenizer_config.json), or a name on the Hub",
+            "Save the tokenizer beside the weights: tokenizer.save_pretrained(directory)",
+        ) from error
+    if model.chat_template is not None:
+        backend.chat_template = model.chat_template
+    return PretrainedTokenizer(
+        backend=backend, stop_token_ids=_stop_token_ids(backend, model), prompt_prefix=_prompt_prefix(backend)
+    )
+
+
+def _model_error(found: str, expected: str, remedy: str) -> ModelError:
+    return ModelError([Problem(path="model.path", found=found, expected=expected, remedy=remedy)])
+
+
+def _what_is_there(path: str, error: Exception) -> str:
+    directory = Path(path)
+    if directory.is_dir():
+        names = sorted(entry.name for entry in directory.iterdir())
+        listing = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
+        if not any(name.startswith("tokenizer") for name in names):
+            return f"the directory {path} without a tokenizer (it holds {listing})"
+        return f"the directory {path} with a tokenizer that does not load ({type(error).__name__}: {_first_line(error)})"
+    if directory.exists():
+        return f"the file {path}"
+    return f"{path!r}, which is no directory here and did not load from the Hub ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _prompt_prefix(backend: Any) -> tuple[int, ...]:
+    """The beginning-of-sequence token, where the tokenizer puts it before a text by itself."""
+    with_special: list[int] = backend("a").input_ids
+    bos = backend.bos_token_id
+    return (bos,) if bos is not None and with_special[:1] == [bos] else ()
+
+
+def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
+    """The tokenizer's end of sequence first, then those of generation_config.json, each once."""
+    from transformers.utils import cached_file
+
+    ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
+    settings = cached_file(
+        model.path,
+        "generation_config.json",
+        revision=model.revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if settings is not None:
+        listed = json.loads(Path(settings).read_text()).get("eos_token_id")
+        ids += listed if isinstance(listed, list) else [] if listed is None else [listed]
+    return tuple(dict.fromkeys(ids))

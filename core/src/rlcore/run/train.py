@@ -1,0 +1,305 @@
+"""`train` and `evaluate`: build what a prepared recipe chose, run it, and leave a run directory behind."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+from rlcore.config.dump import dump_toml
+from rlcore.plugins.binding import build_generator, build_trainer
+from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.checkpoint import newest_checkpoint, read_loop_state
+from rlcore.run.inputs import Inputs, load_inputs
+from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.loop import Loop, LoopPosition
+from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogger
+from rlcore.run.plots import run_panels, save_png
+from rlcore.run.progress import Progress
+from rlcore.run.refit import Refitter
+from rlcore.run.rollouts import RolloutCollector
+from rlcore.run.run_directory import RunDirectory, storage_errors
+from rlcore.run.saving import RunSaver, architecture_digest
+from rlcore.run.setup import Prepared
+from rlcore.run.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.summary import summarize
+from rlcore.run.timing import PhaseClock
+from rlcore.run.tokenizer import Tokenizer
+from rlcore.run.trainer_group import InProcessTrainer
+from rlcore.spi import (
+    CheckpointError,
+    ConfigError,
+    GeneratorContext,
+    InterruptedRun,
+    Problem,
+    RankSpec,
+    SamplingParams,
+    TrainerContext,
+)
+
+
+def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: Tokenizer | None = None) -> dict[str, object]:
+    """Run a recipe to its last step and return what summary.json holds.
+
+    `resume` continues the run of the same name from its newest intact checkpoint; without it an existing run is an error.
+    `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
+    """
+    start = time.perf_counter()
+    directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
+    checkpoint = _check_directory(directory, resume, progress)
+    with load_inputs(prepared, tokenizer) as inputs:
+        directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), [entry.distribution for entry in prepared.chosen.values()])
+        with _backends(prepared) as backends:
+            loop = _build_loop(prepared, inputs, backends, directory, progress)
+            if checkpoint is not None:
+                _restore(loop, checkpoint)
+            loop.clock.totals["setup"] = time.perf_counter() - start
+            progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
+            _run(loop, directory)
+            summary = _finish(loop, prepared, directory, time.perf_counter() - start)
+    progress.finished(summary)
+    return summary
+
+
+def evaluate(
+    prepared: Prepared, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
+) -> dict[str, float]:
+    """pass@1 of the model, or of a checkpoint of it, on the recipe's held-out set."""
+    recipe = prepared.recipe
+    if prepared.environment is None or recipe.data.evaluation is None:
+        raise _nothing_to_evaluate()
+    clock = PhaseClock(progress)
+    with load_inputs(prepared, tokenizer) as inputs, _backends(prepared) as backends:
+        version = 0
+        if checkpoint is not None:
+            state = read_loop_state(checkpoint)
+            _saver(prepared, inputs, backends, RunDirectory(path=checkpoint.parent.parent)).load(checkpoint, state)
+            version = state.weight_version
+        refitter, evaluator = _refitter(prepared, backends), _evaluator(prepared, inputs, backends, clock)
+        if refitter is None or evaluator is None:
+            raise _nothing_to_evaluate()
+        refitter.refit(version)
+        return evaluator.evaluate(version)
+
+
+def _nothing_to_evaluate() -> ConfigError:
+    return ConfigError(
+        [
+            Problem(
+                path="data.evaluation",
+                found="no held-out set, or no environment that scores it",
+                expected="both, where a model is to be evaluated",
+                remedy="Add the sections [data.evaluation] and [environment].",
+            )
+        ]
+    )
+
+
+@frozen(kw_only=True, eq=False)
+class _Backends:
+    trainer: TrainerHandle
+    generator: GeneratorHandle | None
+
+
+@contextmanager
+def _backends(prepared: Prepared) -> Iterator[_Backends]:
+    """Trainer and generator, closed at the end whatever happens."""
+    recipe, place = prepared.recipe, RankSpec(device=prepared.device)
+    observers = prepared.registry.observers
+    trainer_context = TrainerContext(
+        model=prepared.model,
+        place=place,
+        seed=recipe.run.seed,
+        num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
+        needs_reference=prepared.algorithm.needs.reference_logprobs,
+        max_sequence_length=prepared.max_sequence_length,
+    )
+    trainer = build_trainer(prepared.chosen["trainer"], trainer_context, prepared.config("trainer"), observers)
+    try:
+        generator = None
+        if "generator" in prepared.chosen:
+            generator_context = GeneratorContext(
+                model=prepared.model,
+                place=place,
+                seed=recipe.run.seed,
+                max_sequence_length=prepared.max_sequence_length,
+            )
+            entry = prepared.chosen["generator"]
+            generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
+        try:
+            yield _Backends(trainer=trainer, generator=generator)
+        finally:
+            if generator is not None:
+                generator.close()
+    finally:
+        trainer.close()
+
+
+def _check_directory(directory: RunDirectory, resume: bool, progress: Progress) -> Path | None:
+    """The checkpoint to resume from, or None for a new run."""
+    if not resume:
+        if directory.metrics_file.exists():
+            raise CheckpointError(
+                f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
+            )
+        return None
+    if not directory.path.is_dir():
+        raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
+    checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
+    if checkpoint is None:
+        progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
+        directory.rewind(-1)
+    return checkpoint
+
+
+def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: RunDirectory, progress: Progress) -> Loop:
+    recipe = prepared.recipe
+    clock = PhaseClock(progress)
+    loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
+    if recipe.logging.tensorboard:
+        loggers.append(TensorBoardLogger(directory.path / "tensorboard"))
+    return Loop(
+        recipe=recipe,
+        algorithm=prepared.algorithm,
+        trainer=InProcessTrainer(
+            handle=backends.trainer,
+            max_tokens_per_microbatch=recipe.training.max_tokens_per_microbatch,
+            temperature=recipe.rollout.temperature,
+        ),
+        source=_source(prepared, inputs, backends, clock),
+        refitter=_refitter(prepared, backends),
+        evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress)) if prepared.evaluates else None,
+        saver=_saver(prepared, inputs, backends, directory),
+        loggers=loggers,
+        progress=progress,
+        clock=clock,
+        guard=InterruptGuard(),
+        position=LoopPosition(),
+    )
+
+
+def _source(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock) -> RolloutSource | DemonstrationSource:
+    if inputs.demonstrations is not None:
+        return DemonstrationSource(demonstrations=inputs.demonstrations, stream=inputs.stream)
+    return RolloutSource(
+        collector=_collector(prepared, inputs, backends, clock, evaluation=False),
+        rows=inputs.train_rows,
+        kept=inputs.train_kept,
+        stream=inputs.stream,
+        seed=prepared.recipe.run.seed,
+    )
+
+
+def _evaluator(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock) -> HeldOutEvaluator | None:
+    if backends.generator is None or inputs.evaluation_rows is None:
+        return None
+    return HeldOutEvaluator(
+        collector=_collector(prepared, inputs, backends, clock, evaluation=True),
+        rows=inputs.evaluation_rows,
+        kept=inputs.evaluation_kept[: prepared.recipe.evaluation.max_prompts],
+        seed=prepared.recipe.run.seed,
+    )
+
+
+def _collector(
+    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, *, evaluation: bool
+) -> RolloutCollector:
+    recipe = prepared.recipe
+    rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout
+    stops = inputs.tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
+    assert backends.generator is not None
+    assert inputs.episodes is not None
+    return RolloutCollector(
+        generator=backends.generator,
+        episodes=inputs.episodes,
+        tokenizer=inputs.tokenizer,
+        sampling=SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stop_token_ids=stops,
+            stop_strings=rollout.stop_strings,
+        ),
+        samples_per_prompt=options.samples_per_prompt,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        max_turns=rollout.max_turns,
+        clock=clock,
+    )
+
+
+def _refitter(prepared: Prepared, backends: _Backends) -> Refitter | None:
+    if backends.generator is None or prepared.channel is None:
+        return None
+    return Refitter(
+        trainer=backends.trainer,
+        generator=backends.generator,
+        channel=prepared.channel,
+        dtype=prepared.model.dtype,
+        max_bucket_bytes=prepared.recipe.refit.max_bucket_mib * 2**20,
+    )
+
+
+def _saver(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: RunDirectory) -> RunSaver:
+    return RunSaver(
+        directory=directory,
+        trainer=backends.trainer,
+        generator=backends.generator,
+        tokenizer=inputs.tokenizer,
+        architecture=architecture_digest(prepared.recipe.model.path),
+        keep=prepared.recipe.checkpoint.keep,
+    )
+
+
+def _restore(loop: Loop, checkpoint: Path) -> None:
+    assert isinstance(loop.saver, RunSaver)
+    state = read_loop_state(checkpoint)
+    loop.saver.load(checkpoint, state)
+    # Only what loaded whole may cost the metrics after it. Before the first step, the loop evaluates anew.
+    loop.saver.directory.rewind(state.step or -1)
+    loop.position.step, loop.position.weight_version = state.step, state.weight_version
+
+
+def _run(loop: Loop, directory: RunDirectory) -> None:
+    """The loop to its end; on Ctrl-C or SIGTERM a checkpoint, then InterruptedRun."""
+    try:
+        with loop.guard.entered():
+            loop.run()
+    except KeyboardInterrupt as interrupt:
+        if loop.guard.torn:
+            raise InterruptedRun(
+                f"stopped at once, in the middle of step {loop.position.step + 1}; nothing of it was saved. "
+                "--resume continues from the newest checkpoint."
+            ) from interrupt
+        loop.save()
+        raise InterruptedRun(
+            f"stopped after step {loop.position.step}; its checkpoint is in {directory.checkpoints}. "
+            "Continue with the same command and --resume."
+        ) from interrupt
+    finally:
+        for logger in loop.loggers:
+            logger.close()
+
+
+def _finish(loop: Loop, prepared: Prepared, directory: RunDirectory, total_s: float) -> dict[str, object]:
+    recipe = prepared.recipe
+    assert isinstance(loop.saver, RunSaver)
+    model = loop.saver.export_model() if recipe.checkpoint.export == "hf" else None
+    records = directory.read_metrics()
+    if recipe.logging.curve:
+        with storage_errors("curve.png", directory.path):
+            save_png(directory.path / "curve.png", run_panels(records), title=recipe.run.name)
+    summary = {
+        "name": recipe.run.name,
+        "run_directory": str(directory.path),
+        "seed": recipe.run.seed,
+        **summarize(records),
+        "total_s": total_s,
+        "setup_s": loop.clock.totals["setup"],
+        "evaluation_s": loop.clock.totals["evaluation"],
+        "checkpoint_s": loop.clock.totals["checkpoint"],
+        "model": None if model is None else str(model),
+    }
+    directory.write_summary(summary)
+    return summary

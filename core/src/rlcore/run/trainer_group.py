@@ -1,0 +1,61 @@
+"""The trainer as the loop sees it: whole batches in, whole results out, whatever workers stand behind it."""
+
+from typing import Literal
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore.plugins.handles import TrainerHandle
+from rlcore.run.packing import plan_microbatches
+from rlcore.spi import (
+    PREVIOUS_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    LogprobsRequest,
+    LossSpec,
+    TokenBatch,
+    TrainStepRequest,
+    TrainStepResult,
+)
+from rlcore.spi.arrays import Float32Array, Int64Array, gather_ragged
+
+
+@frozen(kw_only=True, eq=False)
+class InProcessTrainer:
+    """One trainer worker in the driver's own process."""
+
+    handle: TrainerHandle
+    max_tokens_per_microbatch: int
+    temperature: float
+
+    def train_step(self, batch: TokenBatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
+        """One optimizer step on the whole batch; it holds at least one loss token."""
+        kept = {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS}
+        batch = evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})
+        request = TrainStepRequest(
+            microbatches=tuple(batch.select(indices) for indices in self._plan(batch)),
+            counts=batch.counts(),
+            loss=loss,
+            temperature=self.temperature,
+            weight_version=weight_version,
+        )
+        return self.handle.train_step(request)
+
+    def logprobs(self, batch: TokenBatch, model: Literal["policy", "reference"], weight_version: int) -> Float32Array:
+        """float32 [T]: of every token of the batch, in its order."""
+        bare = evolve(batch, token_columns={}, sequence_columns={})
+        plan = self._plan(bare)
+        request = LogprobsRequest(
+            microbatches=tuple(bare.select(indices) for indices in plan),
+            model=model,
+            temperature=self.temperature,
+            entropy=False,
+            weight_version=weight_version,
+        )
+        result = self.handle.get_logprobs(request)
+        logprobs = np.empty(bare.num_tokens, np.float32)
+        for indices, part in zip(plan, result.logprobs, strict=True):
+            logprobs[gather_ragged(bare.offsets, indices)[0]] = part
+        return logprobs
+
+    def _plan(self, batch: TokenBatch) -> list[Int64Array]:
+        return plan_microbatches(batch.lengths, max_tokens=self.max_tokens_per_microbatch)

@@ -1,0 +1,47 @@
+"""Token batches to check trainers with, and the ways in which one optimizer step can be cut into microbatches."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from rlcore.spi import ADVANTAGES, TokenBatch
+from rlcore.testing.conformance.probe import PROBE_WEIGHT
+
+LENGTHS = (1, 2, 9, 5, 13, 7)
+"""Tokens of the sequences; the first has no log-probability at all."""
+MAX_SEQUENCE_LENGTH = 64
+
+Arrangement: TypeAlias = Literal["together", "apart", "reversed", "two_uneven"]
+ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
+
+
+def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
+    """Random tokens, a random loss mask, and the columns that the probe loss reads."""
+    random = np.random.default_rng(seed)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    num_tokens = int(offsets[-1])
+    loss_mask = random.random(num_tokens) < 0.6
+    loss_mask[offsets[:-1]] = False
+    loss_mask[offsets[1:] - 1] &= np.asarray(lengths) < 9  # the longer ones end in tokens without a loss
+    loss_mask[offsets[-1] - 3] = True
+    return TokenBatch(
+        tokens=random.integers(0, vocabulary_size, num_tokens, dtype=np.int32),
+        offsets=offsets,
+        loss_mask=loss_mask,
+        token_columns={ADVANTAGES: random.standard_normal(num_tokens).astype(np.float32)},
+        sequence_columns={PROBE_WEIGHT: random.random(len(lengths)).astype(np.float32)},
+    )
+
+
+def arrange(batch: TokenBatch, arrangement: Arrangement) -> tuple[TokenBatch, ...]:
+    """The same sequences in one microbatch, each in its own, in reversed order in three, or in two of unequal size."""
+    indices = np.arange(batch.num_sequences, dtype=np.int64)
+    parts = {
+        "together": [indices],
+        "apart": np.split(indices, batch.num_sequences),
+        "reversed": np.array_split(indices[::-1], 3),
+        "two_uneven": [indices[:1], indices[1:]],
+    }[arrangement]
+    return tuple(batch.select(part) for part in parts)

@@ -1,0 +1,64 @@
+"""Fixtures that both halves of the kit share; a test class overrides those that do not fit."""
+
+from typing import Any, Literal
+
+import pytest
+
+from rlcore.plugins.discovery import Entry, Registry
+from rlcore.plugins.selection import select
+from rlcore.spi import ModelSpec, Provider, Role
+from rlcore.testing.conformance.reference import Reference
+
+Device = Literal["cpu", "cuda"]
+
+
+class BackendFixtures:
+    """The provider under test, and what it is built with."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """The provider under test: override it."""
+        pytest.fail("override the fixture `provider` to return the Provider under test", pytrace=False)
+
+    @pytest.fixture
+    def config(self, provider: Provider) -> Any:
+        """The options it is built with: its defaults."""
+        return provider.config()
+
+    @pytest.fixture
+    def device(self) -> Device:
+        """The device it runs on."""
+        return "cpu"
+
+    @pytest.fixture
+    def model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+        """The model: a tiny Qwen3 with random weights, in float32."""
+        directory = tmp_path_factory.getbasetemp() / "conformance-model"
+        if not directory.exists():
+            from rlcore.testing.models import make_model
+
+            make_model(directory, "qwen3", seed=0)
+        return ModelSpec(path=str(directory), dtype="float32")
+
+    @pytest.fixture
+    def reference(self, model: ModelSpec) -> Reference:
+        """What the backend is measured against: `transformers` in float32 on the CPU."""
+        from rlcore.testing.conformance.huggingface_reference import HuggingFaceReference
+
+        return HuggingFaceReference(model)
+
+    @pytest.fixture
+    def tolerance(self) -> float:
+        """Most that a log-probability may be off, in nats."""
+        return 1e-4
+
+
+def entry_of(role: Role, provider: Provider, device: Device) -> Entry:
+    """The provider as an installed one would be found and selected; PluginError where it would not."""
+    return select(Registry.from_providers({role: [provider]}), role, provider.name, device=device, needs={})
+
+
+def require(provider: Provider, capability: str) -> None:
+    """Skip the test unless the capability is declared."""
+    if capability not in provider.capabilities:
+        pytest.skip(f"{provider.name} does not declare {capability!r}")

@@ -1,0 +1,48 @@
+"""The probe loss for the fake trainer: the value and its derivatives, written out."""
+
+from typing import Any
+
+import numpy as np
+
+from rlcore.spi import ADVANTAGES, LossInputs, LossOutput
+from rlcore.testing.conformance.probe import (
+    LARGEST_SURPRISE,
+    MEAN_ENTROPY,
+    MEAN_LOGPROB,
+    PROBE_WEIGHT,
+    SEQUENCE_SHARE,
+    TOKEN_SHARE,
+    ProbeConfig,
+)
+from rlcore.testing.fakes.loss import FakeLoss
+
+
+def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
+    """The formula of `probe`, on one microbatch of numpy arrays."""
+    arrays: Any = inputs
+    logprobs, counts, offsets = arrays.logprobs, inputs.counts, arrays.offsets
+    mask = arrays.loss_mask.astype(np.float64)
+    per_sequence = np.add.reduceat(mask, offsets[:-1])
+    shares = mask / np.maximum(np.repeat(per_sequence, np.diff(offsets)), 1.0) / counts.num_loss_sequences
+    token_weights = mask / counts.num_loss_tokens
+    grads = np.repeat(arrays.sequence_columns[PROBE_WEIGHT], np.diff(offsets)) * shares
+    grads = grads - token_weights * arrays.token_columns[ADVANTAGES]
+    value = float((grads * logprobs).sum())
+    sums = {
+        MEAN_LOGPROB: float((token_weights * logprobs).sum()),
+        TOKEN_SHARE: float(token_weights.sum()),
+        SEQUENCE_SHARE: float(np.count_nonzero(per_sequence) / counts.num_loss_sequences),
+    }
+    entropy_grads = None
+    if arrays.entropy is not None:
+        sums[MEAN_ENTROPY] = float((token_weights * arrays.entropy).sum())
+        value -= config.entropy_coefficient * sums[MEAN_ENTROPY]
+        entropy_grads = -config.entropy_coefficient * token_weights
+    if config.poison_gradient:
+        grads = grads + np.inf
+    fields: dict[str, Any] = {
+        "loss": FakeLoss(value=value, logprob_grads=grads, entropy_grads=entropy_grads),
+        "sums": sums,
+        "maxima": {LARGEST_SURPRISE: float((-mask * logprobs).max())},
+    }
+    return LossOutput(**fields)

@@ -1,0 +1,50 @@
+"""The loss that the kit trains with: it reads everything that a loss is given, so that a wrong piece of it shows.
+
+Σ_t m_t · (−A_t · logprob_t − c · entropy_t) / loss tokens + Σ_n w_n · mean of the masked logprobs of n / loss sequences
+"""
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.spi import ADVANTAGES, TokenBatch
+from rlcore.testing.conformance.reference import Float64Array
+
+PROBE_WEIGHT = "probe_weight"
+"""float32 [N], the sequence column w."""
+MEAN_LOGPROB = "probe/mean_logprob"
+MEAN_ENTROPY = "probe/mean_entropy"
+TOKEN_SHARE = "probe/token_share"
+SEQUENCE_SHARE = "probe/sequence_share"
+LARGEST_SURPRISE = "probe/largest_surprise"
+
+
+@frozen(kw_only=True)
+class ProbeConfig:
+    """Constants of the probe loss."""
+
+    entropy_coefficient: float = 0.0
+    """The c of the formula."""
+    poison_gradient: bool = False
+    """Makes the gradient infinite while the loss stays finite."""
+
+
+def expected_probe(
+    batch: TokenBatch, logprobs: Float64Array, entropy: Float64Array | None, config: ProbeConfig
+) -> tuple[float, dict[str, float]]:
+    """Loss and metrics of a whole optimizer step in one batch, in float64, from log-probabilities and entropies [T]."""
+    counts, mask = batch.counts(), batch.loss_mask.astype(np.float64)
+    num_tokens = counts.num_loss_tokens
+    loss = -(mask * batch.token_columns[ADVANTAGES] * logprobs).sum() / num_tokens
+    per_sequence = np.add.reduceat(mask, batch.offsets[:-1])
+    means = np.add.reduceat(mask * logprobs, batch.offsets[:-1]) / np.maximum(per_sequence, 1.0)
+    loss += (batch.sequence_columns[PROBE_WEIGHT] * means).sum() / counts.num_loss_sequences
+    metrics = {
+        MEAN_LOGPROB: float((mask * logprobs).sum() / num_tokens),
+        TOKEN_SHARE: 1.0,
+        SEQUENCE_SHARE: 1.0,
+        LARGEST_SURPRISE: float((-mask * logprobs).max()),
+    }
+    if entropy is not None:
+        loss -= config.entropy_coefficient * (mask * entropy).sum() / num_tokens
+        metrics[MEAN_ENTROPY] = float((mask * entropy).sum() / num_tokens)
+    return float(loss), metrics

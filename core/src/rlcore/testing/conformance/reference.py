@@ -1,0 +1,74 @@
+"""The independent implementation that backends are measured against."""
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlcore.spi import LossSpec, SamplingParams, TokenBatch
+from rlcore.spi.arrays import Int32Array
+from rlcore.testing.conformance.tensors import Values
+
+Float64Array: TypeAlias = NDArray[np.float64]
+
+
+class ReferencePolicy(Protocol):
+    """A model with given weights."""
+
+    def logits(self, tokens: Int32Array) -> Float64Array:
+        """float64 [L, V]: row i predicts the token after tokens[:i + 1], of one sequence alone."""
+
+    def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
+        """Global L2 norm of the loss's gradient with respect to all weights, `batch` being the whole optimizer step."""
+
+
+class Reference(Protocol):
+    """Makes models of the architecture at hand."""
+
+    vocabulary_size: int
+
+    def load(self, weights: Values) -> ReferencePolicy:
+        """A model with exactly these weights; raises where a name is missing or unknown."""
+
+
+def log_softmax(logits: Float64Array) -> Float64Array:
+    """Over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def reference_logprobs(policy: ReferencePolicy, batch: TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
+    """Log-probabilities and entropies of a packed batch, float64 [T] each, 0.0 at first tokens; each sequence run alone."""
+    logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
+    for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        tokens = batch.tokens[start:end]
+        table = log_softmax(policy.logits(tokens)[:-1] / temperature)
+        logprobs[start + 1 : end] = table[np.arange(len(table)), tokens[1:]]
+        entropy[start + 1 : end] = -(np.exp(table) * table).sum(axis=-1)
+    return logprobs, entropy
+
+
+def sampling_distribution(logits: Float64Array, sampling: SamplingParams) -> tuple[Float64Array, Float64Array]:
+    """Log-probabilities of the distribution sampled from, float64 [L, V], -inf where truncated; and [L] the distance of
+    the nearest rival to the truncation's edge, below which rounding decides what is kept.
+
+    At temperature 0 the distribution is neither tempered nor truncated.
+    """
+    if sampling.temperature == 0.0:
+        return log_softmax(logits), np.full(len(logits), np.inf)
+    table = log_softmax(logits / sampling.temperature)
+    margin = np.full(len(table), np.inf)
+    order = np.argsort(-table, axis=-1, kind="stable")
+    ranked = np.take_along_axis(table, order, axis=-1)
+    if 0 < sampling.top_k < table.shape[-1]:
+        margin = np.minimum(margin, ranked[:, sampling.top_k - 1] - ranked[:, sampling.top_k])
+        ranked[:, sampling.top_k :] = -np.inf
+        ranked = log_softmax(ranked)
+    if sampling.top_p < 1.0:
+        mass_before = np.cumsum(np.exp(ranked), axis=-1) - np.exp(ranked)
+        margin = np.minimum(margin, np.abs(mass_before - sampling.top_p).min(axis=-1))
+        ranked[mass_before >= sampling.top_p] = -np.inf
+        ranked = log_softmax(ranked)
+    out = np.empty_like(ranked)
+    np.put_along_axis(out, order, ranked, axis=-1)
+    return out, margin

@@ -1,0 +1,39 @@
+"""The probe loss for trainers in torch."""
+
+import torch
+
+from rlcore.spi import ADVANTAGES, LossInputs, LossOutput
+from rlcore.testing.conformance.probe import (
+    LARGEST_SURPRISE,
+    MEAN_ENTROPY,
+    MEAN_LOGPROB,
+    PROBE_WEIGHT,
+    SEQUENCE_SHARE,
+    TOKEN_SHARE,
+    ProbeConfig,
+)
+
+
+def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
+    """The formula of `probe`, on one microbatch."""
+    logprobs, counts = inputs.logprobs, inputs.counts
+    mask = inputs.loss_mask.to(logprobs.dtype)
+    num_sequences = len(inputs.offsets) - 1
+    owner = torch.repeat_interleave(torch.arange(num_sequences, device=mask.device), inputs.offsets.diff())
+    per_sequence = mask.new_zeros(num_sequences).index_add(0, owner, mask)
+    means = logprobs.new_zeros(num_sequences).index_add(0, owner, mask * logprobs) / per_sequence.clamp(min=1)
+    loss = -(mask * inputs.token_columns[ADVANTAGES] * logprobs).sum() / counts.num_loss_tokens
+    loss = loss + (inputs.sequence_columns[PROBE_WEIGHT] * means).sum() / counts.num_loss_sequences
+    sums = {
+        MEAN_LOGPROB: (mask * logprobs).sum().detach() / counts.num_loss_tokens,
+        TOKEN_SHARE: mask.sum() / counts.num_loss_tokens,
+        SEQUENCE_SHARE: (per_sequence > 0).sum() / counts.num_loss_sequences,
+    }
+    if inputs.entropy is not None:
+        mean_entropy = (mask * inputs.entropy).sum() / counts.num_loss_tokens
+        loss = loss - config.entropy_coefficient * mean_entropy
+        sums[MEAN_ENTROPY] = mean_entropy.detach()
+    if config.poison_gradient:
+        # Zero, but the derivative of the root is infinite there.
+        loss = loss + torch.sqrt(logprobs.sum() - logprobs.sum().detach())
+    return LossOutput(loss=loss, sums=sums, maxima={LARGEST_SURPRISE: (-mask * logprobs).max().detach()})

@@ -1,0 +1,215 @@
+"""How the kit builds a trainer and talks to it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pytest
+from attrs import evolve, frozen
+
+from rlcore.plugins.binding import build_trainer
+from rlcore.plugins.handles import TrainerHandle
+from rlcore.spi import (
+    ADVANTAGES,
+    DtypeName,
+    ExportWeightsRequest,
+    GlobalCounts,
+    LogprobsRequest,
+    LossSpec,
+    ModelSpec,
+    Provider,
+    RankSpec,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    TrainStepResult,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array
+from rlcore.testing.conformance.batches import MAX_SEQUENCE_LENGTH, make_batch
+from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of
+from rlcore.testing.conformance.probe import ProbeConfig
+from rlcore.testing.conformance.reference import Reference
+from rlcore.testing.conformance.tensors import Values, collect
+
+OpenTrainer: TypeAlias = Callable[[], AbstractContextManager["TrainerUnderTest"]]
+ENTROPY_COEFFICIENT = 0.3
+
+
+@frozen(kw_only=True, eq=False)
+class StepOutcome:
+    """One update, and the weights after it."""
+
+    result: TrainStepResult
+    weights: Values
+
+
+@frozen(kw_only=True, eq=False)
+class TrainerUnderTest:
+    """A trainer's handle, with the calls that the checks repeat."""
+
+    handle: TrainerHandle
+    loss: LossSpec
+
+    def step(
+        self,
+        batches: tuple[TokenBatch, ...],
+        weight_version: int = 0,
+        *,
+        temperature: float = 1.0,
+        loss: LossSpec | None = None,
+        counts: GlobalCounts | None = None,
+    ) -> TrainStepResult:
+        """One update; the counts are those of the batches unless given."""
+        found = [batch.counts() for batch in batches]
+        of_batches = GlobalCounts(
+            num_loss_tokens=sum(part.num_loss_tokens for part in found),
+            num_loss_sequences=sum(part.num_loss_sequences for part in found),
+        )
+        return self.handle.train_step(
+            TrainStepRequest(
+                microbatches=batches,
+                counts=counts or of_batches,
+                loss=loss or self.loss,
+                temperature=temperature,
+                weight_version=weight_version,
+            )
+        )
+
+    def outcome(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> StepOutcome:
+        """One update and the weights after it."""
+        result = self.step(batches, weight_version, **options)
+        return StepOutcome(result=result, weights=self.weights(weight_version + 1))
+
+    def logprobs(
+        self,
+        batches: tuple[TokenBatch, ...],
+        weight_version: int = 0,
+        *,
+        model: Literal["policy", "reference"] = "policy",
+        temperature: float = 1.0,
+    ) -> tuple[Float32Array, ...]:
+        """Log-probabilities, one array a batch."""
+        return self.handle.get_logprobs(
+            LogprobsRequest(
+                microbatches=batches, model=model, temperature=temperature, entropy=False, weight_version=weight_version
+            )
+        ).logprobs
+
+    def entropy(self, batch: TokenBatch, weight_version: int, temperature: float) -> Float32Array:
+        """Entropies of one batch."""
+        entropy = self.handle.get_logprobs(
+            LogprobsRequest(
+                microbatches=(batch,), model="policy", temperature=temperature, entropy=True, weight_version=weight_version
+            )
+        ).entropy
+        assert entropy is not None
+        return entropy[0]
+
+    def weights(self, weight_version: int = 0) -> Values:
+        """A copy of the exported weights, in float32."""
+        return collect(self.handle.export_weights(export_request(weight_version)))
+
+
+def export_request(
+    weight_version: int, *, dtype: DtypeName = "float32", max_bucket_bytes: int = 1 << 20
+) -> ExportWeightsRequest:
+    """A request for the weights."""
+    return ExportWeightsRequest(weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
+
+
+class TrainerFixtures(BackendFixtures):
+    """What the trainer's checks are made of; each can be overridden."""
+
+    @pytest.fixture
+    def loss_path(self) -> str:
+        """The probe loss in the trainer's own array type: torch's."""
+        return "rlcore.testing.conformance.torch_losses:probe_loss"
+
+    @pytest.fixture
+    def narrow_dtype(self) -> DtypeName:
+        """A dtype narrower than float32 that weights can be exported in."""
+        return "bfloat16"
+
+    @pytest.fixture
+    def loss(self, provider: Provider, loss_path: str) -> LossSpec:
+        """The probe loss, with the entropy where the provider declares it."""
+        with_entropy = capabilities.ENTROPY in provider.capabilities
+        return LossSpec(
+            path=loss_path,
+            config=ProbeConfig(entropy_coefficient=ENTROPY_COEFFICIENT if with_entropy else 0.0),
+            token_columns=(ADVANTAGES,),
+            entropy="loss" if with_entropy else "none",
+        )
+
+    @pytest.fixture
+    def open_trainer(self, provider: Provider, config: Any, model: ModelSpec, device: Device, loss: LossSpec) -> OpenTrainer:
+        """Opens a fresh trainer; only one is open at a time."""
+        context = TrainerContext(
+            model=model,
+            place=RankSpec(device=device),
+            seed=0,
+            num_train_steps=100,
+            needs_reference=capabilities.REFERENCE_POLICY in provider.capabilities,
+            max_sequence_length=MAX_SEQUENCE_LENGTH,
+        )
+
+        @contextmanager
+        def opened() -> Iterator[TrainerUnderTest]:
+            handle = build_trainer(entry_of("trainer", provider, device), context, config)
+            try:
+                yield TrainerUnderTest(handle=handle, loss=loss)
+            finally:
+                handle.close()
+
+        return opened
+
+    @pytest.fixture
+    def trainer(self, open_trainer: OpenTrainer) -> Iterator[TrainerUnderTest]:
+        """A fresh trainer."""
+        with open_trainer() as opened:
+            yield opened
+
+    @pytest.fixture
+    def batch(self, reference: Reference) -> TokenBatch:
+        """An optimizer step's sequences."""
+        return make_batch(reference.vocabulary_size, seed=1)
+
+
+def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values) -> None:
+    """The two updates are one but for rounding.
+
+    Weights are compared by the norm of the whole update: Adam divides each gradient by its own size, so that where it is
+    nothing but rounding, single elements may differ.
+    """
+    assert_close("loss", found.result.loss, expected.result.loss, 1e-5)
+    assert_close("grad_norm", found.result.grad_norm, expected.result.grad_norm, 1e-4)
+    assert found.result.learning_rate == expected.result.learning_rate
+    assert found.result.metrics.keys() == expected.result.metrics.keys()
+    for name, value in expected.result.metrics.items():
+        assert_close(name, found.result.metrics[name], value, 1e-5)
+    difference = distance(found.weights, expected.weights)
+    update = distance(expected.weights, before)
+    assert difference <= 0.02 * update, f"the updated weights differ by {difference:.3g}; the update itself is {update:.3g}"
+
+
+def assert_close(name: str, found: float, expected: float, relative: float) -> None:
+    """Equal within `relative`, or as much in absolute terms below 1."""
+    allowed = relative * max(abs(expected), 1.0)
+    assert abs(found - expected) <= allowed, f"{name}: found {found}; expected {expected} within {allowed:.3g}"
+
+
+def distance(one: Values, other: Values) -> float:
+    """L2 norm of the difference of all weights."""
+    assert one.keys() == other.keys()
+    return float(np.sqrt(sum(((one[name].astype(np.float64) - other[name]) ** 2).sum() for name in one)))
+
+
+def with_loss(
+    loss: LossSpec, *, entropy: Literal["none", "metric", "loss"] | None = None, poison_gradient: bool = False
+) -> LossSpec:
+    """The probe loss, changed."""
+    assert isinstance(loss.config, ProbeConfig)
+    config = evolve(loss.config, poison_gradient=poison_gradient)
+    return evolve(loss, config=config, entropy=loss.entropy if entropy is None else entropy)

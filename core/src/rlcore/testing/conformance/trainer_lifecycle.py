@@ -1,0 +1,208 @@
+"""Checks of what a trainer keeps: through refused steps, checkpoints, moves to the host, and its end."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlcore.spi import (
+    ADVANTAGES,
+    CheckpointError,
+    LoadStateRequest,
+    LossSpec,
+    ModelSpec,
+    NonFiniteError,
+    Provider,
+    SaveStateRequest,
+    SetResidencyRequest,
+    TokenBatch,
+    capabilities,
+)
+from rlcore.testing.conformance.batches import make_batch
+from rlcore.testing.conformance.fixtures import Device, require
+from rlcore.testing.conformance.reference import Reference, reference_logprobs
+from rlcore.testing.conformance.trainer_fixtures import (
+    OpenTrainer,
+    StepOutcome,
+    TrainerFixtures,
+    TrainerUnderTest,
+    assert_same_step,
+    with_loss,
+)
+
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
+ON_HOST = SetResidencyRequest(weights="host", state="host")
+STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
+
+
+class TrainerLifecycle(TrainerFixtures):
+    """Each check compares with a trainer to which nothing happened."""
+
+    @pytest.fixture
+    def other_batch(self, reference: Reference) -> TokenBatch:
+        """Another optimizer step's sequences."""
+        return make_batch(reference.vocabulary_size, seed=3)
+
+    @pytest.fixture
+    def undisturbed(self, open_trainer: OpenTrainer, batch: TokenBatch, other_batch: TokenBatch) -> list[StepOutcome]:
+        """Three updates of a trainer to which nothing happens."""
+        with open_trainer() as trainer:
+            return [
+                trainer.outcome((batch,), 0),
+                trainer.outcome((other_batch,), 1),
+                trainer.outcome((batch, other_batch), 2),
+            ]
+
+    @pytest.mark.parametrize("poison", ["loss", "gradient"])
+    def test_step_that_is_not_finite_is_refused_and_leaves_the_state(
+        self,
+        trainer: TrainerUnderTest,
+        loss: LossSpec,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+        poison: str,
+    ) -> None:
+        """Weights, optimizer and version stay, and the next step is the one that would have followed."""
+        trainer.step((batch,), 0)
+        before = trainer.weights(1)
+        spoiled = other_batch.token_columns[ADVANTAGES].copy()
+        spoiled[np.flatnonzero(other_batch.loss_mask)[-1]] = np.nan
+        last = other_batch.with_token_column(ADVANTAGES, spoiled) if poison == "loss" else other_batch
+        with pytest.raises(NonFiniteError):
+            trainer.step((batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
+        after = trainer.weights(1)
+        for name in before:
+            np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+
+    def test_state_loaded_continues_exactly(
+        self,
+        open_trainer: OpenTrainer,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+        device: Device,
+        tmp_path: Path,
+    ) -> None:
+        """Also into a trainer that has trained on something else."""
+        with open_trainer() as trainer:
+            trainer.step((batch,), 0)
+            trainer.step((other_batch,), 1)
+            files = trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
+        assert files, "save_state names no files"
+        assert all((tmp_path / name).is_file() for name in files)
+        with open_trainer() as trainer:
+            trainer.step((other_batch,), 0)
+            assert trainer.handle.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 2
+            restored = trainer.weights(2)
+            found = trainer.outcome((batch, other_batch), 2)
+        if device != "cpu":
+            assert_same_step(found, undisturbed[2], restored)
+            return
+        assert found.result == undisturbed[2].result
+        for name, expected in undisturbed[2].weights.items():
+            np.testing.assert_array_equal(restored[name], undisturbed[1].weights[name], err_msg=name)
+            np.testing.assert_array_equal(found.weights[name], expected, err_msg=name)
+
+    def test_saving_changes_nothing(
+        self,
+        trainer: TrainerUnderTest,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+        tmp_path: Path,
+    ) -> None:
+        """The step after a save is the step without one."""
+        trainer.step((batch,), 0)
+        before = trainer.weights(1)
+        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+
+    def test_reference_is_the_initial_policy_after_loading(
+        self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path
+    ) -> None:
+        """And not the loaded one."""
+        require(provider, capabilities.REFERENCE_POLICY)
+        with open_trainer() as trainer:
+            (initial,) = trainer.logprobs((batch,), 0, model="reference")
+            trainer.step((batch,), 0)
+            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+        with open_trainer() as trainer:
+            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
+            np.testing.assert_array_equal(trainer.logprobs((batch,), 1, model="reference")[0], initial)
+
+    def test_damaged_state_is_refused(self, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path) -> None:
+        """Where the largest file lost its end."""
+        with open_trainer() as trainer:
+            trainer.step((batch,), 0)
+            files = trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
+        largest = max((tmp_path / name for name in files), key=lambda path: path.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+        with open_trainer() as trainer, pytest.raises(CheckpointError):
+            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
+
+    def test_moving_to_the_host_and_back_changes_nothing(
+        self,
+        provider: Provider,
+        trainer: TrainerUnderTest,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+        device: Device,
+        tmp_path: Path,
+    ) -> None:
+        """Log-probabilities and exports work with the optimizer on the host; the step after is the step without the moves."""
+        require(provider, capabilities.RESIDENCY)
+        trainer.step((batch,), 0)
+        before, logprobs = trainer.weights(1), trainer.logprobs((other_batch,), 1)[0]
+        resident = trainer.handle.set_residency(ON_DEVICE).device_bytes
+        assert resident > 0, "a trainer on its device holds no bytes there"
+        trainer.handle.set_residency(STATE_ON_HOST)
+        np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
+        for name, value in trainer.weights(1).items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        moved = trainer.handle.set_residency(ON_HOST).device_bytes
+        assert device == "cpu" or moved < resident / 4, f"on the host it still holds {moved} of {resident} bytes"
+        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+        trainer.handle.set_residency(ON_DEVICE)
+        np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
+        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+
+    def test_resident_state_is_accepted(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
+        """By every trainer, whatever it declares."""
+        (before,) = trainer.logprobs((batch,))
+        trainer.handle.set_residency(ON_DEVICE)
+        np.testing.assert_array_equal(trainer.logprobs((batch,))[0], before)
+
+    def test_closed_trainer_leaves_room_for_another(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:
+        """Built anew it is the same trainer."""
+        with open_trainer() as trainer:
+            first = trainer.outcome((batch,), 0)
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            assert_same_step(trainer.outcome((batch,), 0), first, before)
+
+    def test_hf_directory_is_the_exported_model(
+        self,
+        provider: Provider,
+        trainer: TrainerUnderTest,
+        reference: Reference,
+        model: ModelSpec,
+        batch: TokenBatch,
+        tolerance: float,
+        tmp_path: Path,
+    ) -> None:
+        """Loaded by from_pretrained it has the trainer's log-probabilities."""
+        require(provider, capabilities.SAVE_HF)
+        trainer.step((batch,), 0)
+        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+        from transformers import AutoModelForCausalLM
+
+        from rlcore.testing.conformance.huggingface_reference import HuggingFacePolicy
+
+        loaded = AutoModelForCausalLM.from_pretrained(
+            tmp_path, dtype="float32", attn_implementation="eager", trust_remote_code=model.trust_remote_code
+        )
+        expected, _ = reference_logprobs(HuggingFacePolicy(loaded), batch, 1.0)
+        np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=tolerance)

@@ -1,0 +1,174 @@
+"""Checks of what a trainer computes: log-probabilities, losses, gradients, updates."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from rlcore.spi import GlobalCounts, LossSpec, Provider, TokenBatch, capabilities
+from rlcore.testing.conformance.batches import ARRANGEMENTS, Arrangement, arrange, make_batch
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
+from rlcore.testing.conformance.reference import Reference, reference_logprobs
+from rlcore.testing.conformance.trainer_fixtures import (
+    OpenTrainer,
+    TrainerFixtures,
+    TrainerUnderTest,
+    assert_close,
+    assert_same_step,
+    with_loss,
+)
+
+REORDERED: tuple[Arrangement, ...] = tuple(arrangement for arrangement in ARRANGEMENTS if arrangement != "together")
+TEMPERATURES = (1.0, 0.6)
+
+
+class TrainerNumerics(TrainerFixtures):
+    """Numbers are compared with the reference's; what must not matter is varied."""
+
+    @pytest.mark.parametrize("temperature", TEMPERATURES)
+    def test_logprobs_equal_the_reference(
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float, tolerance: float
+    ) -> None:
+        """At every token but the first of a sequence, whatever the loss mask says."""
+        expected, _ = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
+        (found,) = trainer.logprobs((batch,), temperature=temperature)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+    @pytest.mark.parametrize("temperature", TEMPERATURES)
+    def test_entropy_equals_the_reference(
+        self,
+        provider: Provider,
+        trainer: TrainerUnderTest,
+        reference: Reference,
+        batch: TokenBatch,
+        temperature: float,
+        tolerance: float,
+    ) -> None:
+        """In nats, of the tempered distribution."""
+        require(provider, capabilities.ENTROPY)
+        _, expected = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
+        np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=tolerance)
+
+    @pytest.mark.parametrize("arrangement", REORDERED)
+    def test_logprobs_do_not_depend_on_the_microbatches(
+        self, trainer: TrainerUnderTest, batch: TokenBatch, arrangement: Arrangement, tolerance: float
+    ) -> None:
+        """A sequence's log-probabilities are its own, whatever is packed around it."""
+        parts = arrange(batch, arrangement)
+        alone = [array for part in parts for array in trainer.logprobs((part,))]
+        for found, expected in zip(trainer.logprobs(parts), alone, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+        (together,) = trainer.logprobs((batch,))
+        order = np.concatenate([part.tokens for part in parts])
+        assert sorted(order.tolist()) == sorted(batch.tokens.tolist())
+        np.testing.assert_allclose(sorted(np.concatenate(alone)), sorted(together), rtol=0, atol=tolerance)
+
+    @pytest.mark.parametrize("temperature", TEMPERATURES)
+    @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+    def test_loss_and_metrics_equal_the_reference(
+        self,
+        trainer: TrainerUnderTest,
+        reference: Reference,
+        batch: TokenBatch,
+        loss: LossSpec,
+        arrangement: Arrangement,
+        temperature: float,
+        tolerance: float,
+    ) -> None:
+        """Sums are added over all microbatches, each once; of maxima the greatest counts."""
+        logprobs, entropy = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
+        assert isinstance(loss.config, ProbeConfig)
+        value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
+        result = trainer.step(arrange(batch, arrangement), temperature=temperature)
+        assert_close("loss", result.loss, value, tolerance)
+        assert result.metrics.keys() == metrics.keys()
+        for name, expected in metrics.items():
+            assert_close(name, result.metrics[name], expected, tolerance)
+
+    @pytest.mark.parametrize("entropy", ["none", "metric", "loss"])
+    @pytest.mark.parametrize("temperature", TEMPERATURES)
+    def test_grad_norm_equals_the_reference(
+        self,
+        provider: Provider,
+        trainer: TrainerUnderTest,
+        reference: Reference,
+        batch: TokenBatch,
+        loss: LossSpec,
+        temperature: float,
+        entropy: Literal["none", "metric", "loss"],
+    ) -> None:
+        """Before clipping; with a gradient of the entropy exactly where the loss asks for one."""
+        if entropy != "none":
+            require(provider, capabilities.ENTROPY)
+        chosen = with_loss(loss, entropy=entropy)
+        expected = reference.load(trainer.weights()).gradient_norm(batch, chosen, temperature)
+        result = trainer.step(arrange(batch, "reversed"), temperature=temperature, loss=chosen)
+        assert_close("grad_norm", result.grad_norm, expected, 1e-3)
+
+    @pytest.mark.parametrize("arrangement", REORDERED)
+    def test_update_does_not_depend_on_the_microbatches(
+        self, open_trainer: OpenTrainer, batch: TokenBatch, arrangement: Arrangement
+    ) -> None:
+        """Microbatch size, packing and order change loss, gradient norm and new weights by rounding alone."""
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            expected = trainer.outcome((batch,))
+        with open_trainer() as trainer:
+            assert_same_step(trainer.outcome(arrange(batch, arrangement)), expected, before)
+
+    def test_microbatch_without_loss_tokens_adds_nothing(
+        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch
+    ) -> None:
+        """Ranks have equally many microbatches, so some may hold nothing to learn."""
+        other = make_batch(reference.vocabulary_size, seed=2)
+        empty = evolve(other, loss_mask=np.zeros(other.num_tokens, np.bool_))
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            expected = trainer.outcome((batch,))
+        with open_trainer() as trainer:
+            assert_same_step(trainer.outcome((empty, batch, empty)), expected, before)
+
+    def test_tokens_after_the_last_loss_token_get_no_gradient(
+        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch
+    ) -> None:
+        """Other tokens in their place change nothing."""
+        tokens = batch.tokens.copy()
+        for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+            num_after = int(np.argmax(batch.loss_mask[start:end][::-1])) if batch.loss_mask[start:end].any() else end - start
+            tokens[end - num_after : end] = (tokens[end - num_after : end] + 1) % reference.vocabulary_size
+        assert (tokens != batch.tokens).sum() >= 3, "the batch has too few tokens after its last loss tokens"
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            expected = trainer.outcome((batch,))
+        with open_trainer() as trainer:
+            assert_same_step(trainer.outcome((evolve(batch, tokens=tokens),)), expected, before)
+
+    def test_losses_are_divided_by_the_global_counts(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:
+        """With counts three times those of the rank's own microbatches, loss and gradient are a third."""
+        own = batch.counts()
+        threefold = GlobalCounts(num_loss_tokens=3 * own.num_loss_tokens, num_loss_sequences=3 * own.num_loss_sequences)
+        with open_trainer() as trainer:
+            expected = trainer.step(arrange(batch, "apart"))
+        with open_trainer() as trainer:
+            found = trainer.step(arrange(batch, "apart"), counts=threefold)
+        assert_close("loss", found.loss, expected.loss / 3, 1e-5)
+        assert_close("grad_norm", found.grad_norm, expected.grad_norm / 3, 1e-4)
+
+    def test_steps_go_downhill(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
+        """On the same batch the loss falls."""
+        losses = [trainer.step((batch,), weight_version=version).loss for version in range(6)]
+        assert losses[-1] < losses[0], f"the loss went from {losses[0]} to {losses[-1]} in five steps on one batch"
+
+    def test_learning_rate_is_the_one_used(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
+        """It is positive within the first steps, and weights move exactly where it is."""
+        rates = []
+        for version in range(4):
+            before = trainer.weights(version)
+            outcome = trainer.outcome((batch,), version)
+            moved = any((outcome.weights[name] != before[name]).any() for name in before)
+            rates.append(outcome.result.learning_rate)
+            assert moved == (rates[-1] > 0.0), f"learning rate {rates[-1]}, yet weights {'moved' if moved else 'stayed'}"
+        assert min(rates) >= 0.0
+        assert max(rates) > 0.0, f"found learning rates {rates}; expected one above 0 within the first steps"

@@ -1,0 +1,85 @@
+"""A small algorithm: rewards against their group's mean, or likelihood of demonstrations."""
+
+from typing import Literal
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    AlgorithmContext,
+    AlgorithmNeeds,
+    LossSpec,
+    RolloutBatch,
+    TrainingBatch,
+)
+from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig
+
+
+@frozen(kw_only=True)
+class FakeAlgorithmConfig:
+    """Options of the fake algorithm."""
+
+    source: Literal["rollouts", "demonstrations"] = "rollouts"
+    """What it learns from."""
+    previous_logprobs: bool = False
+    """Whether updates after a step's first use an importance ratio."""
+    kl_coefficient: float = 0.0
+    """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
+    entropy_coefficient: float = 0.0
+    """Entropy bonus."""
+
+
+class FakeAlgorithm:
+    """The algorithm backend `fake`."""
+
+    def __init__(self, context: AlgorithmContext, config: FakeAlgorithmConfig) -> None:  # noqa: ARG002
+        self.config = config
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        """What the loop must provide."""
+        return AlgorithmNeeds(
+            source=self.config.source,
+            previous_logprobs=self.config.previous_logprobs,
+            reference_logprobs=self.config.kl_coefficient > 0.0,
+            entropy=self.config.source == "rollouts",
+            min_samples_per_prompt=2 if self.config.source == "rollouts" else 1,
+        )
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """Advantages are rewards less the mean over the group's valid samples."""
+        batch = rollouts.batch
+        if self.config.source == "demonstrations":
+            loss = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=FakeLikelihoodConfig())
+            return TrainingBatch(batch=batch, loss=loss)
+        advantages = group_advantages(rollouts)
+        per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), 0).astype(np.float32)
+        return TrainingBatch(
+            batch=batch.with_token_column(ADVANTAGES, per_token),
+            loss=self.loss(),
+            metrics={"advantage/max": float(np.abs(advantages).max(initial=0.0))},
+            no_signal=None if advantages.any() else "the rewards of every group are equal",
+        )
+
+    def loss(self) -> LossSpec:
+        """The policy gradient, with the columns and the entropy that its coefficients ask for."""
+        reference = (REFERENCE_LOGPROBS,) if self.config.kl_coefficient > 0.0 else ()
+        return LossSpec(
+            path="rlcore.testing.fakes.loss:fake_policy_gradient",
+            config=FakePolicyGradientConfig(
+                entropy_coefficient=self.config.entropy_coefficient, kl_coefficient=self.config.kl_coefficient
+            ),
+            token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
+            entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",
+        )
+
+
+def group_advantages(rollouts: RolloutBatch) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """float64 [N]: reward less the mean of the group's valid samples; 0.0 where not valid."""
+    valid = rollouts.valid.astype(np.float64)
+    totals = np.bincount(rollouts.group_ids, rollouts.rewards * valid)
+    means = totals / np.maximum(np.bincount(rollouts.group_ids, valid), 1.0)
+    return (rollouts.rewards - means[rollouts.group_ids]) * valid

@@ -1,0 +1,140 @@
+"""The conformance kit set up for the fakes, and for what is built from them: their reference is a naive one in numpy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlcore.spi import DtypeName, LossSpec, ModelSpec, Provider, TokenBatch
+from rlcore.spi.arrays import Int32Array
+from rlcore.testing.conformance.generator import GeneratorConformance
+from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
+from rlcore.testing.conformance.reference import Float64Array, Reference, log_softmax, reference_logprobs
+from rlcore.testing.conformance.tensors import Values
+from rlcore.testing.conformance.trainer import TrainerConformance
+from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, make_weights
+from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.tokenizer import FakeTokenizer
+from rlcore.testing.fakes.trainer import FakeTrainerConfig
+
+NUM_TOKENS = 9
+
+
+class TableReference:
+    """The tables' logits, looked up token by token."""
+
+    vocabulary_size = NUM_TOKENS
+
+    def load(self, weights: Values) -> "TablePolicy":
+        """A policy with exactly these tables."""
+        assert set(weights) == set(NAMES), f"found tensors {sorted(weights)}; expected {sorted(NAMES)}"
+        return TablePolicy({name: value.astype(np.float64) for name, value in weights.items()})
+
+
+class TablePolicy:
+    """Gradients by central differences of the loss, parameter by parameter."""
+
+    def __init__(self, weights: Mapping[str, Float64Array]) -> None:
+        self._weights = weights
+
+    def logits(self, tokens: Int32Array) -> Float64Array:
+        """float64 [L, V]"""
+        rows = [
+            self._weights[TRANSITION][token]
+            + self._weights[ORIGIN][tokens[0]]
+            + self._weights[POSITION][(index + 1) % NUM_POSITIONS]
+            for index, token in enumerate(tokens.tolist())
+        ]
+        return np.array(rows)
+
+    def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
+        """With the entropy held constant where the loss takes it as a metric."""
+        fixed = reference_logprobs(self, batch, temperature)[1]
+        step, square = 1e-5, 0.0
+        for table in self._weights.values():
+            for index in np.ndindex(table.shape):
+                kept = table[index]
+                values = []
+                for moved in (kept + step, kept - step):
+                    table[index] = moved
+                    values.append(self._loss(batch, loss, temperature, fixed))
+                table[index] = kept
+                square += ((values[0] - values[1]) / (2 * step)) ** 2
+        return float(np.sqrt(square))
+
+    def _loss(self, batch: TokenBatch, loss: LossSpec, temperature: float, fixed_entropy: Float64Array) -> float:
+        assert isinstance(loss.config, ProbeConfig)
+        starts = np.repeat(batch.offsets[:-1], batch.lengths)
+        later = np.flatnonzero(np.arange(batch.num_tokens) > starts)
+        values = self._weights[TRANSITION][batch.tokens[later - 1]] + self._weights[ORIGIN][batch.tokens[starts[later]]]
+        table = log_softmax((values + self._weights[POSITION][(later - starts[later]) % NUM_POSITIONS]) / temperature)
+        logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
+        logprobs[later] = table[np.arange(len(later)), batch.tokens[later]]
+        entropy[later] = -(np.exp(table) * table).sum(axis=1)
+        chosen = {"none": None, "metric": fixed_entropy, "loss": entropy}[loss.entropy]
+        return expected_probe(batch, logprobs, chosen, loss.config)[0]
+
+
+class FakeTrainerConformance(TrainerConformance):
+    """The kit for the fake trainer."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """The fake trainer."""
+        return FAKE_TRAINER
+
+    @pytest.fixture
+    def config(self, provider: Provider) -> Any:  # noqa: ARG002
+        """Few tokens, and initial weights far from uniform."""
+        return FakeTrainerConfig(vocabulary_size=NUM_TOKENS, initial_scale=1.0, learning_rate=0.01)
+
+    @pytest.fixture
+    def model(self) -> ModelSpec:  # type: ignore[override]
+        """A fake needs no directory."""
+        return ModelSpec(path="fake")
+
+    @pytest.fixture
+    def loss_path(self) -> str:
+        """The probe loss in numpy."""
+        return "rlcore.testing.conformance.numpy_losses:probe_loss"
+
+    @pytest.fixture
+    def narrow_dtype(self) -> DtypeName:
+        """Numpy has no bfloat16."""
+        return "float16"
+
+    @pytest.fixture
+    def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
+        """The naive one."""
+        return TableReference()
+
+
+class FakeGeneratorConformance(GeneratorConformance):
+    """The kit for the fake generator."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """The fake generator."""
+        return FAKE_GENERATOR
+
+    @pytest.fixture
+    def model(self) -> ModelSpec:  # type: ignore[override]
+        """A fake needs no directory."""
+        return ModelSpec(path="fake")
+
+    @pytest.fixture
+    def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:  # type: ignore[override]
+        """Tables of two seeds."""
+        return make_weights(NUM_TOKENS, 0, 1.5), make_weights(NUM_TOKENS, 1, 1.5)
+
+    @pytest.fixture
+    def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
+        """The naive one."""
+        return TableReference()
+
+    @pytest.fixture
+    def decode(self) -> Any:  # type: ignore[override]
+        """The fakes' tokenizer."""
+        return FakeTokenizer().decode

@@ -1,0 +1,79 @@
+"""Losses for the fake trainer: functions of numpy arrays that return their value together with its gradients.
+
+They have the signature of any loss, but read numpy arrays from LossInputs, and `LossOutput.loss` is a FakeLoss.
+"""
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
+from rlcore.testing.fakes.policy import Float64Array
+
+
+@frozen(kw_only=True, eq=False)
+class FakeLoss:
+    """A loss and its derivatives, in place of a differentiable scalar."""
+
+    value: float
+    logprob_grads: Float64Array
+    """float64 [T]: d value / d logprobs."""
+    entropy_grads: Float64Array | None = None
+    """float64 [T]: d value / d entropy; None where the loss does not depend on it."""
+
+
+@frozen(kw_only=True)
+class FakeLikelihoodConfig:
+    """Nothing to choose."""
+
+
+def fake_likelihood(inputs: LossInputs, config: FakeLikelihoodConfig) -> LossOutput:  # noqa: ARG001
+    """Mean negative log-likelihood of the masked tokens: -Σ m · logprob / global loss tokens."""
+    weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
+    value = float(-(weights * np.asarray(inputs.logprobs)).sum())
+    return _output(FakeLoss(value=value, logprob_grads=-weights), {"loss/negative_log_likelihood": value})
+
+
+@frozen(kw_only=True)
+class FakePolicyGradientConfig:
+    """Constants of fake_policy_gradient."""
+
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    kl_coefficient: float = 0.0
+    """Weight of the squared distance to the reference's log-probabilities."""
+
+
+def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -> LossOutput:
+    """Policy gradient with an importance ratio, divided by the global loss tokens.
+
+    Σ m · (-A · exp(current - previous) + kl_coefficient · (current - reference)² / 2 - entropy_coefficient · entropy), where
+    `previous` is current itself, held constant, in a step's first update.
+    """
+    weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
+    current = np.asarray(inputs.logprobs, np.float64)
+    columns: dict[str, Any] = dict(inputs.token_columns)
+    ratio = np.exp(current - columns.get(PREVIOUS_LOGPROBS, current))
+    objective = columns[ADVANTAGES] * ratio
+    per_token, grads = -objective, -objective
+    if config.kl_coefficient:
+        distance = current - columns[REFERENCE_LOGPROBS]
+        per_token = per_token + config.kl_coefficient * distance**2 / 2
+        grads = grads + config.kl_coefficient * distance
+    entropy_grads = None
+    if config.entropy_coefficient:
+        per_token = per_token - config.entropy_coefficient * np.asarray(inputs.entropy)
+        entropy_grads = -config.entropy_coefficient * weights
+    mismatch = np.exp(np.abs(current - columns[GENERATION_LOGPROBS]))
+    sums = {"token_mult_prob_error": float((weights * mismatch).sum()), "importance_ratio": float((weights * ratio).sum())}
+    if inputs.entropy is not None:
+        sums["entropy"] = float((weights * np.asarray(inputs.entropy)).sum())
+    loss = FakeLoss(value=float((weights * per_token).sum()), logprob_grads=weights * grads, entropy_grads=entropy_grads)
+    return _output(loss, sums)
+
+
+def _output(loss: FakeLoss, sums: dict[str, float]) -> LossOutput:
+    # The record names torch tensors; numpy's scalars stand in for them here.
+    fields: dict[str, Any] = {"loss": loss, "sums": sums}
+    return LossOutput(**fields)

@@ -1,0 +1,127 @@
+"""The policy of the fakes: a softmax over logits that three small tables add up to.
+
+The logits of the token at position p of a sequence are
+
+    transition[previous token] + origin[first token of the sequence] + position[p mod NUM_POSITIONS]
+
+so that a wrong neighbour, a lost beginning and positions that don't restart with each sequence all change them. Gradients
+are written out by hand. Shape suffixes: T tokens, M tokens that have a log-probability, C distinct contexts, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
+
+Float64Array: TypeAlias = NDArray[np.float64]
+Weights: TypeAlias = Mapping[str, AnyArray]
+
+NUM_POSITIONS = 4
+TRANSITION, ORIGIN, POSITION = "transition.weight", "origin.weight", "position.weight"
+NAMES = (TRANSITION, ORIGIN, POSITION)
+
+
+def make_weights(vocabulary_size: int, seed: int, scale: float) -> dict[str, NDArray[np.float32]]:
+    """Normal weights of standard deviation `scale`, float32: [V, V], [V, V] and [NUM_POSITIONS, V]."""
+    generator = np.random.default_rng(seed)
+    rows = {TRANSITION: vocabulary_size, ORIGIN: vocabulary_size, POSITION: NUM_POSITIONS}
+    return {name: (scale * generator.standard_normal((n, vocabulary_size))).astype(np.float32) for name, n in rows.items()}
+
+
+def logits(weights: Weights, first: Int64Array, previous: Int64Array, position: Int64Array) -> Float64Array:
+    """float64 [C, V]: logits after the contexts given by their first and previous tokens and the position, [C] each."""
+    table = weights[TRANSITION].astype(np.float64)[previous] + weights[ORIGIN].astype(np.float64)[first]
+    return np.asarray(table + weights[POSITION].astype(np.float64)[position % NUM_POSITIONS])
+
+
+def log_softmax(values: Float64Array) -> Float64Array:
+    """Over the last axis."""
+    shifted = values - values.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+@frozen(kw_only=True, eq=False)
+class Contexts:
+    """The distinct contexts of a packed batch: log-probabilities are computed once for each."""
+
+    has_logprob: BoolArray
+    """bool [T]: False at the first token of each sequence."""
+    targets: Int64Array
+    """int64 [M]: the tokens that have a log-probability."""
+    which: Int64Array
+    """int64 [M]: their contexts, as indices of the three arrays below."""
+    first: Int64Array
+    """int64 [C]"""
+    previous: Int64Array
+    """int64 [C]"""
+    position: Int64Array
+    """int64 [C]: modulo NUM_POSITIONS."""
+
+    @classmethod
+    def of(cls, tokens: Int32Array, offsets: Int64Array, vocabulary_size: int) -> "Contexts":
+        """The contexts of sequences `tokens` int32 [T], `offsets` int64 [N+1]."""
+        lengths = np.diff(offsets)
+        starts = np.repeat(offsets[:-1], lengths)
+        position = np.arange(len(tokens), dtype=np.int64) - starts
+        has_logprob = position > 0
+        later = np.flatnonzero(has_logprob)
+        shape = (vocabulary_size, vocabulary_size, NUM_POSITIONS)
+        keys = np.ravel_multi_index((tokens[starts[later]], tokens[later - 1], position[later] % NUM_POSITIONS), shape)
+        distinct, which = np.unique(keys, return_inverse=True)
+        first, previous, phase = np.unravel_index(distinct, shape)
+        targets = tokens[later].astype(np.int64)
+        return cls(has_logprob=has_logprob, targets=targets, which=which, first=first, previous=previous, position=phase)
+
+
+@frozen(kw_only=True, eq=False)
+class Forward:
+    """Log-probabilities and entropies of a batch, with what their gradient needs."""
+
+    contexts: Contexts
+    table: Float64Array
+    """float64 [C, V]: log-probabilities of every token after every context."""
+    temperature: float
+
+    @classmethod
+    def of(cls, weights: Weights, contexts: Contexts, temperature: float) -> "Forward":
+        """Evaluate the policy after each context."""
+        values = logits(weights, contexts.first, contexts.previous, contexts.position)
+        return cls(contexts=contexts, table=log_softmax(values / temperature), temperature=temperature)
+
+    def logprobs(self) -> Float64Array:
+        """float64 [T], 0.0 at first tokens."""
+        out = np.zeros(len(self.contexts.has_logprob))
+        out[self.contexts.has_logprob] = self.table[self.contexts.which, self.contexts.targets]
+        return out
+
+    def context_entropy(self) -> Float64Array:
+        """float64 [C] in nats."""
+        return np.asarray(-(np.exp(self.table) * self.table).sum(axis=1))
+
+    def entropy(self) -> Float64Array:
+        """float64 [T] in nats, 0.0 at first tokens."""
+        out = np.zeros(len(self.contexts.has_logprob))
+        out[self.contexts.has_logprob] = self.context_entropy()[self.contexts.which]
+        return out
+
+    def gradients(self, weights: Weights, logprob_grads: Float64Array, entropy_grads: Float64Array) -> dict[str, Float64Array]:
+        """float64 gradients of the three tables, given those of the log-probabilities and entropies, float64 [T] each."""
+        num_contexts, vocabulary_size = self.table.shape
+        which, later = self.contexts.which, self.contexts.has_logprob
+        cells = np.bincount(
+            which * vocabulary_size + self.contexts.targets, logprob_grads[later], num_contexts * vocabulary_size
+        ).reshape(num_contexts, vocabulary_size)
+        probabilities = np.exp(self.table)
+        # d log p[j] / d logit[k] = [j = k] - p[k], and d H / d logit[k] = -p[k] (log p[k] + H)
+        logit_grads = cells - cells.sum(axis=1, keepdims=True) * probabilities
+        entropy_weights = np.bincount(which, entropy_grads[later], num_contexts)[:, None]
+        logit_grads -= entropy_weights * probabilities * (self.table + self.context_entropy()[:, None])
+        rows = {TRANSITION: self.contexts.previous, ORIGIN: self.contexts.first, POSITION: self.contexts.position}
+        grads = {name: np.zeros(weights[name].shape) for name in NAMES}
+        for name, indices in rows.items():
+            np.add.at(grads[name], indices, logit_grads / self.temperature)
+        return grads

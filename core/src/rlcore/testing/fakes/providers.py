@@ -1,0 +1,54 @@
+"""The fakes' providers, each of the name "fake", and a registry that holds them alone."""
+
+from rlcore.plugins.discovery import Registry
+from rlcore.spi import SPI_VERSION, Provider, capabilities
+from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
+from rlcore.testing.fakes.environment import FakeEnvironmentConfig
+from rlcore.testing.fakes.generator import FakeGeneratorConfig
+from rlcore.testing.fakes.trainer import FakeTrainerConfig
+
+FAKE_TRAINER = Provider(
+    name="fake",
+    spi=SPI_VERSION,
+    config=FakeTrainerConfig,
+    backend="rlcore.testing.fakes.trainer:FakeTrainer",
+    capabilities={
+        capabilities.REFERENCE_POLICY,
+        capabilities.ENTROPY,
+        capabilities.RESIDENCY,
+        capabilities.REFIT_IN_PROCESS,
+    },
+)
+FAKE_GENERATOR = Provider(
+    name="fake",
+    spi=SPI_VERSION,
+    config=FakeGeneratorConfig,
+    backend="rlcore.testing.fakes.generator:FakeGenerator",
+    capabilities={
+        capabilities.TOP_K,
+        capabilities.TOP_P,
+        capabilities.STOP_STRINGS,
+        capabilities.PER_SAMPLE_SEEDS,
+        capabilities.EXACT_LOGPROBS,
+        capabilities.RESIDENCY,
+        capabilities.REFIT_IN_PROCESS,
+    },
+)
+FAKE_ALGORITHM = Provider(
+    name="fake", spi=SPI_VERSION, config=FakeAlgorithmConfig, backend="rlcore.testing.fakes.algorithm:FakeAlgorithm"
+)
+FAKE_ENVIRONMENT = Provider(
+    name="fake", spi=SPI_VERSION, config=FakeEnvironmentConfig, backend="rlcore.testing.fakes.environment:FakeEnvironment"
+)
+
+
+def fake_registry() -> Registry:
+    """The fakes, and nothing that is installed."""
+    return Registry.from_providers(
+        {
+            "trainer": [FAKE_TRAINER],
+            "generator": [FAKE_GENERATOR],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )

@@ -1,0 +1,51 @@
+"""A character tokenizer of 32 tokens, without a tokenizer library."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcore.spi import Message
+from rlcore.spi.arrays import Int32Array
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .:?\n"
+END_TOKEN_ID = 0
+VOCABULARY_SIZE = len(ALPHABET) + 1
+
+
+class FakeTokenizer:
+    """Token 0 ends a text and has no character; token i is ALPHABET[i - 1]."""
+
+    eos_token_id: int | None = END_TOKEN_ID
+    stop_token_ids: tuple[int, ...] = (END_TOKEN_ID,)
+    prompt_prefix: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._characters = np.frombuffer(("\0" + ALPHABET).encode(), np.uint8)
+        self._ids = np.full(256, ALPHABET.index("?") + 1, np.uint8)
+        self._ids[self._characters[1:]] = np.arange(1, VOCABULARY_SIZE)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; characters outside the alphabet become "?"."""
+        ids: list[int] = self._ids[np.frombuffer(text.lower().encode("latin-1", "replace"), np.uint8)].tolist()
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Sequence[int] | Int32Array) -> str:
+        """The text of token ids, end tokens left out."""
+        ids = np.asarray(tokens, np.int64)
+        return str(self._characters[ids[ids != END_TOKEN_ID]].tobytes(), "ascii")
+
+    def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(tokens) for tokens in sequences]
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """A line for each message, and the beginning of the assistant's."""
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of `render_chat`."""
+        return self.encode(self.render_chat(messages))

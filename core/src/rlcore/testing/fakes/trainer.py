@@ -1,0 +1,266 @@
+"""A correct trainer in numpy: the tables of `policy` under SGD or Adam, float32 weights and float64 arithmetic."""
+
+import json
+import pkgutil
+from collections.abc import Iterator
+from math import isfinite, sqrt
+from typing import Any, Literal
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from rlcore.spi import (
+    CheckpointError,
+    CloseRequest,
+    CloseResult,
+    ContractError,
+    ExportWeightsRequest,
+    LoadStateRequest,
+    LoadStateResult,
+    LogprobsRequest,
+    LogprobsResult,
+    LossInputs,
+    LossOutput,
+    NamedTensor,
+    NonFiniteError,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    TensorSpec,
+    TokenBatch,
+    TrainerContext,
+    TrainerLayout,
+    TrainStepRequest,
+    TrainStepResult,
+    WeightBucket,
+    WeightExport,
+    hookimpl,
+    tensor_digest,
+)
+from rlcore.testing.fakes.policy import Contexts, Float64Array, Forward, Weights, make_weights
+from rlcore.testing.fakes.residency import count_residency
+from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
+
+STATE_FILE, META_FILE = "fake_trainer.npz", "fake_trainer.json"
+
+
+@frozen(kw_only=True)
+class FakeTrainerConfig:
+    """Options of the fake trainer."""
+
+    vocabulary_size: int = VOCABULARY_SIZE
+    """Tokens that the policy knows."""
+    initial_scale: float = 0.0
+    """Standard deviation of the initial weights; 0.0 begins with the uniform distribution."""
+    optimizer: Literal["sgd", "adam"] = "adam"
+    """The optimizer; both without weight decay."""
+    learning_rate: float = 0.1
+    """Constant over the run."""
+    max_grad_norm: float = 0.0
+    """Gradients are scaled down to this global norm; 0.0 leaves them."""
+    instant: bool = False
+    """Do nothing and be quick: weights stay, the loss is not evaluated, log-probabilities are those of the uniform
+    distribution. For measuring what surrounds the trainer."""
+
+
+class FakeTrainer:
+    """The trainer backend `fake`, one rank."""
+
+    def __init__(self, context: TrainerContext, config: FakeTrainerConfig) -> None:
+        self.layout = TrainerLayout()
+        self.config = config
+        self.weight_version = 0
+        scale = 0.0 if config.instant else config.initial_scale
+        self.weights = make_weights(config.vocabulary_size, context.seed, scale)
+        self.reference = {name: value.copy() for name, value in self.weights.items()} if context.needs_reference else None
+        self.num_updates = 0
+        self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
+            name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()
+        }
+        self.place = context.place
+
+    @hookimpl
+    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+        """One update from all microbatches."""
+        self.require_version("train_step", request.weight_version)
+        loss, metrics, grads = (0.0, dict[str, float](), None) if self.config.instant else self.accumulate(request)
+        norm = 0.0 if grads is None else sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
+        if not (isfinite(loss) and isfinite(norm)):
+            raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
+        if grads is not None:
+            self.apply_gradients(grads, norm)
+        self.weight_version += 1
+        return TrainStepResult(
+            weight_version=self.weight_version,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=self.config.learning_rate,
+            metrics=metrics,
+        )
+
+    @hookimpl
+    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+        """Log-probabilities under the policy or the reference."""
+        self.require_version("get_logprobs", request.weight_version)
+        weights = self.weights if request.model == "policy" else self.reference
+        if weights is None:
+            raise ContractError("get_logprobs: found a request for the reference; expected needs_reference in the context")
+        both = [self.evaluate(weights, batch, request.temperature) for batch in request.microbatches]
+        return LogprobsResult(
+            logprobs=tuple(logprobs.astype(np.float32) for logprobs, _ in both),
+            entropy=tuple(entropy.astype(np.float32) for _, entropy in both) if request.entropy else None,
+            weight_version=self.weight_version,
+        )
+
+    @hookimpl
+    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+        """The three tables; in float32 the trainer's own."""
+        self.require_version("export_weights", request.weight_version)
+        if request.dtype == "bfloat16":
+            raise ContractError("export_weights: found dtype bfloat16; expected float32 or float16, which numpy has")
+        dtype = np.dtype(request.dtype)
+        tensors = {name: value.astype(dtype, copy=False) for name, value in self.weights.items()}
+        return WeightExport(
+            weight_version=self.weight_version,
+            specs=tuple(TensorSpec(name=name, shape=value.shape, dtype=request.dtype) for name, value in tensors.items()),
+            buckets=cut_into_buckets(tensors, request.max_bucket_bytes),
+            persistent=request.dtype == "float32",
+        )
+
+    @hookimpl
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Count the bytes that would be left on the device."""
+        copies = 1 if self.reference is None else 2
+        weight_bytes = copies * sum(value.nbytes for value in self.weights.values())
+        state_bytes = sum(first.nbytes + second.nbytes for first, second in self.moments.values())
+        return count_residency(self.place, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
+
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write weights, moments and counters as .npz and JSON."""
+        if request.kind != "resume":
+            raise ContractError(
+                f"save_state: found kind {request.kind}; expected resume: the capability save_hf is not declared"
+            )
+        arrays: dict[str, Any] = {f"weights/{name}": value for name, value in self.weights.items()}
+        for name, (first, second) in self.moments.items():
+            arrays |= {f"first/{name}": first, f"second/{name}": second}
+        np.savez(request.directory / STATE_FILE, **arrays)
+        meta = {"weight_version": self.weight_version, "num_updates": self.num_updates}
+        (request.directory / META_FILE).write_text(json.dumps(meta))
+        return SaveStateResult(files=(STATE_FILE, META_FILE))
+
+    @hookimpl
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore what save_state wrote."""
+        try:
+            meta = json.loads((request.directory / META_FILE).read_text())
+            with np.load(request.directory / STATE_FILE, allow_pickle=False) as file:
+                arrays: dict[str, NDArray[Any]] = dict(file)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{request.directory}: the fake trainer's state cannot be read: {error}") from error
+        for name, value in self.weights.items():
+            if arrays[f"weights/{name}"].shape != value.shape:
+                found = arrays[f"weights/{name}"].shape
+                raise CheckpointError(
+                    f"{name}: found {found} in the checkpoint; expected {value.shape}: it is of another model"
+                )
+        for name, value in self.weights.items():
+            value[...] = arrays[f"weights/{name}"]
+            self.moments[name] = (arrays[f"first/{name}"], arrays[f"second/{name}"])
+        self.weight_version, self.num_updates = meta["weight_version"], meta["num_updates"]
+        return LoadStateResult(weight_version=self.weight_version)
+
+    @hookimpl
+    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+        """Free everything."""
+        self.weights, self.reference, self.moments = {}, None, {}
+        return CloseResult()
+
+    def require_version(self, hook: str, version: int) -> None:
+        """Raise ContractError unless `version` is the one held."""
+        if version != self.weight_version:
+            raise ContractError(
+                f"{hook}: found weight version {version} in the request; expected {self.weight_version}, the one held"
+            )
+
+    def evaluate(self, weights: Weights, batch: TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
+        """Log-probabilities and entropies of a batch, float64 [T] each."""
+        if self.config.instant:
+            later = np.ones(batch.num_tokens)
+            later[batch.offsets[:-1]] = 0.0
+            uniform = np.log(self.config.vocabulary_size)
+            return -uniform * later, uniform * later
+        forward = self.forward(weights, batch, temperature)
+        return forward.logprobs(), forward.entropy()
+
+    def forward(self, weights: Weights, batch: TokenBatch, temperature: float) -> Forward:
+        """The policy after every context of a batch."""
+        return Forward.of(weights, Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size), temperature)
+
+    def accumulate(self, request: TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
+        """Loss, metrics and gradients added up over the microbatches."""
+        total = 0.0
+        sums: dict[str, float] = {}
+        maxima: dict[str, float] = {}
+        grads = {name: np.zeros(value.shape) for name, value in self.weights.items()}
+        for batch in request.microbatches:
+            forward = self.forward(self.weights, batch, request.temperature)
+            output = self.call_loss(request, batch, forward)
+            loss: Any = output.loss
+            entropy_grads = np.zeros(batch.num_tokens) if loss.entropy_grads is None else loss.entropy_grads
+            for name, grad in forward.gradients(self.weights, loss.logprob_grads, entropy_grads).items():
+                grads[name] += grad
+            total += loss.value
+            for name, value in output.sums.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            for name, value in output.maxima.items():
+                maxima[name] = max(maxima.get(name, -np.inf), float(value))
+        return total, sums | maxima, grads
+
+    def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward) -> LossOutput:
+        """Call the loss that the request names."""
+        fields: dict[str, Any] = {
+            "logprobs": forward.logprobs(),
+            "entropy": None if request.loss.entropy == "none" else forward.entropy(),
+            "loss_mask": batch.loss_mask,
+            "offsets": batch.offsets,
+            "token_columns": batch.token_columns,
+            "sequence_columns": batch.sequence_columns,
+            "counts": request.counts,
+        }
+        function = pkgutil.resolve_name(request.loss.path)
+        output: LossOutput = function(LossInputs(**fields), request.loss.config)
+        return output
+
+    def apply_gradients(self, grads: dict[str, Float64Array], norm: float) -> None:
+        """Clip, then change the weights in place. Adam as in Kingma & Ba, arXiv:1412.6980, algorithm 1."""
+        limit = self.config.max_grad_norm
+        scale = limit / norm if 0.0 < limit < norm else 1.0
+        self.num_updates += 1
+        for name, grad in grads.items():
+            update = scale * grad
+            if self.config.optimizer == "adam":
+                first, second = self.moments[name]
+                first = 0.9 * first + 0.1 * update
+                second = 0.999 * second + 0.001 * update**2
+                self.moments[name] = (first, second)
+                corrected = np.sqrt(second / (1 - 0.999**self.num_updates)) + 1e-8
+                update = first / (1 - 0.9**self.num_updates) / corrected
+            self.weights[name] -= (self.config.learning_rate * update).astype(np.float32)
+
+
+def cut_into_buckets(tensors: Weights, max_bucket_bytes: int) -> Iterator[WeightBucket]:
+    """Buckets of whole tensors, at most `max_bucket_bytes` each, or one tensor that is larger."""
+    held: list[NamedTensor] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if held and size + tensor.nbytes > max_bucket_bytes:
+            yield WeightBucket(tensors=tuple(held))
+            held, size = [], 0
+        held.append(NamedTensor(name=name, tensor=tensor, digest=tensor_digest(tensor)))
+        size += tensor.nbytes
+    if held:
+        yield WeightBucket(tensors=tuple(held))

@@ -1,0 +1,160 @@
+"""A Hugging Face model directory, streamed from a weight export."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.spi.errors import ContractError, StorageError
+from rlcore.spi.weights import DtypeName, TensorSpec, WeightExport
+from rlcore.torchkit.models import INDEX_FILE, SINGLE_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COMPANION_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What is taken over from the source model as it is, where it has it."""
+
+_ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def write_hf_directory(
+    export: WeightExport,
+    source: str,
+    directory: Path,
+    dtype: DtypeName,
+    *,
+    revision: str | None = None,
+    max_shard_bytes: int = 2 * 2**30,
+) -> tuple[str, ...]:
+    """Write `export` as a directory that transformers and vLLM load; returns the names of the files written.
+
+    `source` is the model that was trained, a directory or a name on the Hub: config, generation config and tokenizer come
+    from it. Tensors are written in `dtype`. At most one shard is in memory at a time. StorageError where a write fails.
+    """
+    with storage_errors(directory):
+        shards = _plan(export.specs, _ITEM_BYTES[dtype], max_shard_bytes)
+        files = _write_shards(_tensors(export, dtype), shards, directory)
+        if len(shards) > 1:
+            files.append(_write_index(export.specs, shards, _ITEM_BYTES[dtype], directory))
+        return (*files, *_write_companions(source, revision, directory, dtype))
+
+
+@contextmanager
+def storage_errors(directory: Path) -> Iterator[None]:
+    """StorageError for a write below `directory` that fails for want of space or permission."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(_storage_message(directory, error.errno, error.strerror or str(error))) from error
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise StorageError(_storage_message(directory, int(code[1]), os.strerror(int(code[1])))) from error
+
+
+def _storage_message(directory: Path, code: int | None, reason: str) -> str:
+    remedy = "Free some space, or choose another run.directory" if code == errno.ENOSPC else "Check the directory"
+    return f"writing the model to {directory} failed: {reason}. {remedy}"
+
+
+def _plan(specs: Sequence[TensorSpec], item_bytes: int, max_shard_bytes: int) -> dict[str, list[str]]:
+    """Which tensors each file holds, in the export's order."""
+    groups: list[list[str]] = [[]]
+    num_bytes = 0
+    for spec in specs:
+        size = prod(spec.shape) * item_bytes
+        if groups[-1] and num_bytes + size > max_shard_bytes:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(spec.name)
+        num_bytes += size
+    if len(groups) == 1:
+        return {SINGLE_FILE: groups[0]}
+    return {f"model-{number:05}-of-{len(groups):05}.safetensors": names for number, names in enumerate(groups, 1)}
+
+
+def _tensors(export: WeightExport, dtype: DtypeName) -> Iterator[tuple[str, "Tensor"]]:
+    """The export's tensors on the host, none of them sharing memory with what the next bucket overwrites."""
+    import torch
+
+    for bucket in export.buckets:
+        for named in bucket.tensors:
+            tensor = named.tensor.detach()
+            yield named.name, tensor.to(device="cpu", dtype=getattr(torch, dtype), copy=not export.persistent).contiguous()
+
+
+def _write_shards(tensors: Iterator[tuple[str, "Tensor"]], shards: dict[str, list[str]], directory: Path) -> list[str]:
+    from safetensors.torch import save_file
+
+    for file, names in shards.items():
+        shard: dict[str, Tensor] = {}
+        for expected in names:
+            name, tensor = next(tensors, ("nothing", None))
+            if name != expected or tensor is None:
+                raise ContractError(f"weight export: found {name}; expected {expected}, the next of its specs")
+            shard[name] = tensor
+        save_file(shard, directory / file, metadata={"format": "pt"})
+    surplus = next(tensors, None)
+    if surplus is not None:
+        raise ContractError(f"weight export: found {surplus[0]} after the last of its specs; expected no more")
+    return list(shards)
+
+
+def _write_index(specs: Sequence[TensorSpec], shards: dict[str, list[str]], item_bytes: int, directory: Path) -> str:
+    total = sum(prod(spec.shape) for spec in specs) * item_bytes
+    places = {name: file for file, names in shards.items() for name in names}
+    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+    return INDEX_FILE
+
+
+def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName) -> list[str]:
+    """config.json with the dtype written, and copies of the companion files."""
+    config_file = _source_file(source, revision, "config.json")
+    if config_file is None:
+        raise StorageError(f"writing the model to {directory} failed: {source} no longer has a config.json")
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    _write_json(directory / "config.json", config | {"dtype": dtype})
+    written = ["config.json"]
+    for name in COMPANION_FILES:
+        file = _source_file(source, revision, name)
+        if file is not None:
+            shutil.copyfile(file, directory / name)
+            written.append(name)
+    return written
+
+
+def _source_file(source: str, revision: str | None, name: str) -> Path | None:
+    """The file in a local directory, or in the cache of the Hub."""
+    local = Path(source).expanduser()
+    if local.is_dir():
+        return local / name if (local / name).exists() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

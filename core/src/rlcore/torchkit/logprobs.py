@@ -1,0 +1,186 @@
+"""Log-probabilities and entropy of a language model's tokens, without a [T, V] tensor of the whole microbatch.
+
+Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
+"""
+
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.spi.errors import ContractError
+from rlcore.torchkit.attention import PackedSequences, packed_forward
+
+EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
+"""Whether the entropy is computed: not at all, without a gradient, or with one."""
+
+_CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**28}
+"""Logits of one chunk where the caller does not say: large enough for efficient products, small beside a model."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int | None = None,
+    entropy: EntropyMode = "none",
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(hidden weightᵀ / temperature) at the targets: float32 [T], and its entropy in nats: float32 [T] or None.
+
+    hidden [T, H] and weight [V, H] (the head's, no bias) get gradients; targets int64 [T]. The product is taken in hidden's
+    dtype (under autocast in autocast's) and everything after it in float32, as samplers do; float64 stays float64.
+    `chunk_tokens` rows at a time are held as logits, and the backward computes them again; None takes a few million.
+    """
+    if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
+        found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
+        raise ContractError(f"token_logprobs: found {found}; expected [T, H], [V, H], [T]")
+    if not temperature > 0.0:
+        raise ContractError(f"token_logprobs: found temperature {temperature}; expected a positive one")
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    if chunk_tokens is None:
+        chunk_tokens = max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // weight.shape[0])
+    apply: Any = _TokenLogprobs.apply
+    logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
+    return logprobs, entropies
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Gradients of row t, with p the softmax and z the scaled logits: ∂logp/∂z = onehot - p, ∂H/∂z = -p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        head = weight.to(hidden.dtype)
+        num_rows, wide = hidden.shape[0], _wide(hidden.dtype)
+        logprobs = torch.empty(num_rows, dtype=wide, device=hidden.device)
+        entropies = torch.empty_like(logprobs) if entropy != "none" else None
+        log_softmax = None
+        for start in range(0, num_rows, chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            log_softmax = _log_softmax(hidden[rows], head, temperature)
+            logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
+            if entropies is not None:
+                entropies[rows] = log_softmax.exp().mul_(log_softmax).sum(1).neg_()
+        # One chunk is small by definition: keeping it saves the backward a matrix product.
+        kept = log_softmax if num_rows <= chunk_tokens else None
+        ctx.save_for_backward(hidden, weight, targets, entropies if entropy == "loss" else None, kept)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        if entropies is not None and entropy == "metric":
+            ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        hidden, weight, targets, entropies, kept = ctx.saved_tensors
+        grad_logprobs, grad_entropy = grad_outputs
+        grad_entropy = grad_entropy if entropies is not None else None
+        rows = _rows_with_gradient(grad_logprobs, grad_entropy)
+        if rows is None:
+            return (None,) * 6
+        head = weight.to(hidden.dtype)
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
+        for chunk in torch.split(rows, ctx.chunk_tokens):
+            states = hidden.index_select(0, chunk)
+            log_softmax = kept.index_select(0, chunk) if kept is not None else _log_softmax(states, head, ctx.temperature)
+            coefficient = None
+            if grad_entropy is not None:
+                coefficient = (log_softmax + entropies[chunk, None]).mul_(grad_entropy[chunk, None])
+            grad_logits = log_softmax.exp_()
+            if coefficient is not None:
+                coefficient.mul_(grad_logits)
+            if grad_logprobs is not None:
+                ones = grad_logits.new_full((len(chunk), 1), -1.0)
+                grad_logits.scatter_add_(1, targets[chunk, None], ones).mul_(grad_logprobs[chunk, None])
+            if coefficient is not None:
+                grad_logits = grad_logits.add_(coefficient) if grad_logprobs is not None else coefficient
+            narrow = grad_logits.mul_(-1.0 / ctx.temperature).to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden.index_copy_(0, chunk, narrow @ head)
+            if grad_weight is not None:
+                grad_weight.add(narrow, states)
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+
+
+class _WeightGradient:
+    """Sum of gradᵀ hidden over chunks, accumulated in float32 whatever the factors' dtype."""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self.total = torch.zeros(weight.shape, dtype=_wide(dtype), device=weight.device)
+
+    def add(self, grad_logits: Tensor, states: Tensor) -> None:
+        if grad_logits.dtype == self.total.dtype:
+            self.total.addmm_(grad_logits.T, states)
+        elif grad_logits.is_cuda:
+            torch.addmm(self.total, grad_logits.T, states, out_dtype=self.total.dtype, out=self.total)
+        else:
+            self.total += grad_logits.T @ states
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _log_softmax(states: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """float32 [C, V]; the division comes after the cast, as samplers do it."""
+    logits = states @ head.T
+    wide = _wide(logits.dtype)
+    if temperature != 1.0:
+        logits = logits.to(wide).div_(temperature)
+    return torch.log_softmax(logits, 1, dtype=wide)
+
+
+def _rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
+    """int64: rows that any of the gradients [T] reaches; None where there is none. Masked tokens cost no backward."""
+    reached = [gradient != 0 for gradient in gradients if gradient is not None]
+    if not reached:
+        return None
+    return (reached[0] if len(reached) == 1 else reached[0] | reached[1]).nonzero()[:, 0]
+
+
+def packed_logprobs(
+    model: nn.Module, tokens: Tensor, packed: PackedSequences, *, temperature: float, entropy: EntropyMode = "none"
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each token given those of its sequence before it, and the entropy there; float32 [T] each.
+
+    Both are 0.0 at the first token of each sequence; the entropy is None for "none". `model` went through `patch_head`;
+    `tokens` is int32 or int64 [T]. The head is applied only where a next token follows in the same sequence.
+    """
+    logprobs, entropies = model(input_ids=tokens, packed=packed, temperature=temperature, entropy=entropy)
+    return logprobs, entropies
+
+
+def patch_head(model: nn.Module) -> None:
+    """Make a transformers causal language model return `packed_logprobs` from its forward, in place of logits.
+
+    The call stays one call of the root module, so whatever wraps it (FSDP2, which gathers embeddings, final norm and head
+    only during the root's forward) works unchanged, and so do all parameter names.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if getattr(head, "bias", None) is not None:
+        raise ContractError("patch_head: found a head with a bias; expected one without")
+    model.forward = partial(_policy_forward, model)
+
+
+def _policy_forward(
+    model: nn.Module, input_ids: Tensor, packed: PackedSequences, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    hidden = packed_forward(model, input_ids, packed)
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    predicting = packed.predicting
+    targets = input_ids.index_select(0, predicting + 1).long()
+    results = token_logprobs(hidden.index_select(0, predicting), head.weight, targets, temperature=temperature, entropy=entropy)
+    aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]
+    assert aligned[0] is not None
+    return aligned[0], aligned[1]
+
+
+def _align(values: Tensor, places: Tensor, num_tokens: int) -> Tensor:
+    return values.new_zeros(num_tokens).index_copy(0, places, values)

@@ -1,0 +1,199 @@
+"""Sharded checkpoints that any layout can load: each rank writes its parts and where they lie in the whole.
+
+Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, and
+`trainer-rrrrr.json` with each name's global shape and the part's offset and shape.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from attrs import asdict, frozen
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from rlcore.spi import CheckpointError
+from rlcore.torchkit.hf_directory import storage_errors
+from rlcore_fsdp2.sharding import local
+
+FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MAX_LISTED = 5
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+
+@frozen(kw_only=True)
+class Writer:
+    """Who writes, of how many."""
+
+    rank: int
+    world_size: int
+
+
+@frozen(kw_only=True)
+class Part:
+    """A block of a global tensor."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Part":
+        """This rank's block of `tensor`."""
+        if not isinstance(tensor, DTensor):
+            return cls(global_shape=tuple(tensor.shape), offset=(0,) * tensor.ndim, shape=tuple(tensor.shape))
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return cls(global_shape=tuple(tensor.shape), offset=tuple(offset), shape=tuple(shape))
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    def overlap(self, other: "Part") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        """Where the two blocks meet: slices into this one and into the other; None where they do not."""
+        mine, theirs = [], []
+        for begin, size, other_begin, other_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
+            first, beyond = max(begin, other_begin), min(begin + size, other_begin + other_size)
+            if first >= beyond:
+                return None
+            mine.append(slice(first - begin, beyond - begin))
+            theirs.append(slice(first - other_begin, beyond - other_begin))
+        return tuple(mine), tuple(theirs)
+
+
+def save(directory: Path, writer: Writer, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int) -> list[str]:
+    """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
+    parameters = dict(model.named_parameters())
+    tensors = {key: local(tensor).detach().contiguous() for key, tensor in _keyed(parameters, optimizer).items()}
+    index = {
+        "format": FORMAT,
+        "world_size": writer.world_size,
+        "weight_version": weight_version,
+        "parts": {name: asdict(Part.of(parameter)) for name, parameter in parameters.items()},
+        "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
+    }
+    stem = f"trainer-{writer.rank:05d}"
+    with storage_errors(directory):
+        save_file(tensors, directory / f"{stem}.safetensors")
+        (directory / f"{stem}.json").write_text(json.dumps(index))
+    return [f"{stem}.safetensors", f"{stem}.json"]
+
+
+def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Fill `model` and `optimizer` from the files of any layout; returns the weight version.
+
+    Everything is checked before the first byte is copied. Raises CheckpointError.
+    """
+    parameters = dict(model.named_parameters())
+    indices = _read_indices(directory)
+    _check_same_model(directory, parameters, indices)
+    steps = next(iter(indices.values()))["optimizer_steps"]
+    with _open_all(directory, list(indices)) as files:
+        _check_complete(directory, files, indices, steps)
+        _prepare_optimizer(optimizer, parameters, steps)
+        for key, tensor in _keyed(parameters, optimizer).items():
+            _fill(key, tensor, files, indices)
+    return int(next(iter(indices.values()))["weight_version"])
+
+
+def _keyed(parameters: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of the state by their key in the files."""
+    keyed = {f"parameter/{name}": parameter for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        state = optimizer.state.get(parameter, {})
+        keyed |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
+    return keyed
+
+
+def _step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
+    state = optimizer.state.get(parameter, {})
+    return int(state["step"]) if "step" in state else 0
+
+
+def _prepare_optimizer(optimizer: torch.optim.Optimizer, parameters: Tensors, steps: Mapping[str, int]) -> None:
+    """Give the optimizer state of the right shape, with the saved step counts; none where no step was done."""
+    for name, parameter in parameters.items():
+        if steps[name] == 0:
+            optimizer.state.pop(parameter, None)
+            continue
+        state = optimizer.state[parameter]
+        for moment in MOMENTS:
+            if moment not in state:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
+        state["step"] = torch.tensor(float(steps[name]), dtype=torch.float32, device=local(parameter).device)
+
+
+def _read_indices(directory: Path) -> dict[str, dict[str, Any]]:
+    """The index of every writer by its file's stem."""
+    paths = sorted(directory.glob("trainer-*.json"))
+    try:
+        indices = {path.stem: json.loads(path.read_text()) for path in paths}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory}: an index cannot be read ({error}); resume from another checkpoint") from error
+    expected = next((index["world_size"] for index in indices.values()), "at least 1")
+    if len(paths) != expected:
+        raise CheckpointError(
+            f"{directory}: found {len(paths)} trainer-*.json; expected {expected}. Resume from another checkpoint"
+        )
+    formats = {index["format"] for index in indices.values()}
+    versions = {index["weight_version"] for index in indices.values()}
+    if formats != {FORMAT} or len(versions) != 1:
+        found = f"formats {sorted(formats)} and weight versions {sorted(versions)}"
+        raise CheckpointError(f"{directory}: found {found}; expected format {FORMAT} and one version")
+    return indices
+
+
+def _check_same_model(directory: Path, parameters: Tensors, indices: Mapping[str, Mapping[str, Any]]) -> None:
+    ours = {name: list(parameter.shape) for name, parameter in parameters.items()}
+    for index in indices.values():
+        theirs = {name: part["global_shape"] for name, part in index["parts"].items()}
+        different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if different:
+            lines = [
+                f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here"
+                for name in different[:MAX_LISTED]
+            ]
+            more = f" and {len(different) - MAX_LISTED} more" if len(different) > MAX_LISTED else ""
+            raise CheckpointError(f"{directory}: the checkpoint of another model. Shapes differ: {'; '.join(lines)}{more}")
+
+
+@contextmanager
+def _open_all(directory: Path, stems: list[str]) -> Iterator[dict[str, Any]]:
+    try:
+        with ExitStack() as stack:
+            yield {stem: stack.enter_context(safe_open(directory / f"{stem}.safetensors", "pt")) for stem in stems}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{directory}: a tensor file cannot be read ({error}); resume from another checkpoint") from error
+
+
+def _check_complete(directory: Path, files: Mapping[str, Any], indices: Mapping[str, Any], steps: Mapping[str, int]) -> None:
+    """Every key that the index promises is in the files with the promised shape."""
+    for stem, file in files.items():
+        found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        for name, part in indices[stem]["parts"].items():
+            for kind in ("parameter", *(MOMENTS if steps[name] else ())):
+                if found.get(f"{kind}/{name}") != tuple(part["shape"]):
+                    raise CheckpointError(
+                        f"{directory / stem}.safetensors: found {found.get(f'{kind}/{name}', 'nothing')} for {kind}/{name}; "
+                        f"expected {part['shape']}. Resume from another checkpoint"
+                    )
+
+
+@torch.no_grad()
+def _fill(key: str, tensor: Tensor, files: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
+    """Copy this rank's part of one tensor from the parts that hold it."""
+    name = key.split("/", 1)[1]
+    target, mine = local(tensor), Part.of(tensor)
+    for stem, file in files.items():
+        theirs = Part(**{field: tuple(values) for field, values in indices[stem]["parts"][name].items()})
+        overlap = mine.overlap(theirs)
+        if overlap is not None and not mine.is_empty:
+            into, source = overlap
+            target[into].copy_(file.get_slice(key)[source])

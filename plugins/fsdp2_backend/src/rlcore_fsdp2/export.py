@@ -1,0 +1,73 @@
+"""The policy's full tensors under the names that `save_pretrained` writes."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightExport
+from rlcore.torchkit.buckets import make_buckets
+from rlcore_fsdp2.sharding import local
+
+
+@frozen(kw_only=True)
+class Source:
+    """One parameter and the tensors that a model file holds in its place."""
+
+    parameter: str
+    shapes: Mapping[str, tuple[int, ...]]
+    """Hugging Face name to shape; one entry with the parameter's own name unless transformers fuses it on loading."""
+
+    @property
+    def is_itself(self) -> bool:
+        return list(self.shapes) == [self.parameter]
+
+
+class Exporter:
+    """Streams a model's parameters; built while they are whole, before sharding."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._sources = [_source(model, name, parameter) for name, parameter in model.named_parameters()]
+
+    def export(self, request: ExportWeightsRequest, world_size: int) -> WeightExport:
+        """Every rank iterates; with one rank and the master weights' dtype nothing is copied."""
+        dtype = getattr(torch, request.dtype)
+        parameters = dict(self._model.named_parameters())
+        is_own = world_size == 1 and all(
+            source.is_itself and parameters[source.parameter].dtype == dtype for source in self._sources
+        )
+        return WeightExport(
+            weight_version=request.weight_version,
+            specs=tuple(self._specs(request.dtype)),
+            buckets=make_buckets(self._tensors(parameters, dtype), request.max_bucket_bytes),
+            persistent=is_own,
+        )
+
+    def _specs(self, dtype: DtypeName) -> Iterator[TensorSpec]:
+        for source in self._sources:
+            for name, shape in source.shapes.items():
+                yield TensorSpec(name=name, shape=shape, dtype=dtype)
+
+    def _tensors(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        for source in self._sources:
+            full = _full(parameters[source.parameter].detach(), dtype)
+            if source.is_itself:
+                yield source.parameter, full
+            else:
+                yield from revert_weight_conversion(self._model, {source.parameter: full}).items()
+
+
+def _source(model: nn.Module, name: str, parameter: Tensor) -> Source:
+    converted = revert_weight_conversion(model, {name: torch.empty_like(parameter, device="meta")})
+    return Source(parameter=name, shapes={key: tuple(tensor.shape) for key, tensor in converted.items()})
+
+
+def _full(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole tensor in `dtype`; cast before it is gathered, so that less travels."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
+        return parameter.to(dtype).full_tensor()
+    return local(parameter).to(dtype)

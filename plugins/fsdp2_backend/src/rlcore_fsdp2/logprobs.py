@@ -1,0 +1,36 @@
+"""Log-probabilities of given tokens, without a gradient."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlcore.spi import LogprobsRequest
+from rlcore.spi.arrays import Float32Array
+from rlcore.torchkit.logprobs import packed_logprobs
+from rlcore_fsdp2.microbatch import move
+from rlcore_fsdp2.sharding import reshard
+
+
+@torch.no_grad()
+def compute_logprobs(
+    model: nn.Module, request: LogprobsRequest, device: torch.device
+) -> tuple[tuple[Float32Array, ...], tuple[Float32Array, ...] | None]:
+    """float32 [T] for each microbatch, and the entropies or None; read back from the device once all are queued."""
+    mode = "metric" if request.entropy else "none"
+    logprobs, entropies = [], []
+    for batch in request.microbatches:
+        microbatch = move(batch, device, ())
+        values, entropy = packed_logprobs(
+            model, microbatch.tokens, microbatch.packed, temperature=request.temperature, entropy=mode
+        )
+        logprobs.append(values)
+        entropies.append(entropy)
+    reshard(model)
+    lengths = [batch.num_tokens for batch in request.microbatches]
+    return _to_host(logprobs, lengths), _to_host(entropies, lengths) if request.entropy else None
+
+
+def _to_host(values: list[Tensor], lengths: list[int]) -> tuple[Float32Array, ...]:
+    if not values:
+        return ()
+    return tuple(np.split(torch.cat(values).cpu().numpy(), np.cumsum(lengths)[:-1]))

@@ -1,0 +1,49 @@
+"""A packed microbatch on the trainer's device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi import ContractError, TokenBatch
+from rlcore.torchkit.attention import PackedSequences
+
+
+@frozen(kw_only=True, eq=False)
+class Microbatch:
+    """T tokens of N sequences, and what a loss reads besides."""
+
+    tokens: Tensor
+    """int32 [T]"""
+    packed: PackedSequences
+    offsets: Tensor
+    """int64 [N+1]"""
+    loss_mask: Tensor
+    """bool [T]"""
+    token_columns: Mapping[str, Tensor]
+    """[T] each."""
+    sequence_columns: Mapping[str, Tensor]
+    """[N] each."""
+
+
+def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) -> Microbatch:
+    """Copy a batch to the device, with those of its token columns that are read; ContractError where one is missing."""
+    missing = [name for name in token_columns if name not in batch.token_columns]
+    if missing:
+        raise ContractError(f"microbatch: found token columns {sorted(batch.token_columns)}; expected {missing} too")
+    return Microbatch(
+        tokens=_tensor(batch.tokens, device),
+        packed=PackedSequences.from_offsets(batch.offsets, device),
+        offsets=_tensor(batch.offsets, device),
+        loss_mask=_tensor(batch.loss_mask, device),
+        token_columns={name: _tensor(batch.token_columns[name], device) for name in token_columns},
+        sequence_columns={name: _tensor(column, device) for name, column in batch.sequence_columns.items()},
+    )
+
+
+def _tensor(array: "np.ndarray[Any, Any]", device: torch.device) -> Tensor:
+    # A copy on CPU too: the arrays may be read-only, and a loss function must not reach the driver's data.
+    return torch.tensor(array, device=device)

@@ -1,0 +1,42 @@
+"""The trained model and its frozen reference, each whole on its only rank or sharded over several."""
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlcore.spi import ModelSpec
+from rlcore.torchkit.logprobs import patch_head
+from rlcore.torchkit.models import load_model
+from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.export import Exporter
+from rlcore_fsdp2.sharding import shard
+
+
+def make_policy(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> tuple[Any, Exporter]:
+    """The model to train, with float32 master weights, and what exports it."""
+    model = load_model(spec, dtype=torch.float32)
+    exporter = Exporter(model)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for layer in model.model.layers:
+            # transformers checkpoints layers in training mode only; what is below them stays in eval, without dropout.
+            layer.training = True
+    _place(model, spec, config, mesh, device)
+    return model, exporter
+
+
+def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> Any:
+    """The frozen initial model, stored in the compute dtype."""
+    model = load_model(spec, dtype=getattr(torch, spec.dtype)).requires_grad_(False)
+    _place(model, spec, config, mesh, device)
+    return model
+
+
+def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> None:
+    patch_head(model)
+    if mesh is None:
+        model.to(device)
+        return
+    reshard = config.reshard_after_forward and mesh.size() > 1
+    shard(model, mesh, getattr(torch, spec.dtype), reshard_after_forward=reshard)

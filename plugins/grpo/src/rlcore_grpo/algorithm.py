@@ -1,0 +1,91 @@
+"""GRPO on the driver: rewards to a training batch."""
+
+from typing import Literal
+
+import numpy as np
+from attrs import evolve
+from numpy.typing import NDArray
+
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    AlgorithmContext,
+    AlgorithmNeeds,
+    LossSpec,
+    RolloutBatch,
+    TrainingBatch,
+)
+from rlcore_grpo.advantages import group_advantages
+from rlcore_grpo.config import GrpoConfig
+
+
+class Grpo:
+    """Group relative policy optimisation; its variants are options of GrpoConfig."""
+
+    def __init__(self, context: AlgorithmContext, config: GrpoConfig) -> None:
+        if config.previous_logprobs == "auto":
+            config = evolve(config, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")
+        self.config = config
+        metric = "metric" if config.entropy_metric == "exact" else "none"
+        self._entropy: Literal["none", "metric", "loss"] = "loss" if config.entropy_coefficient else metric
+        self.needs = AlgorithmNeeds(
+            source="rollouts",
+            previous_logprobs=config.previous_logprobs == "trainer" and context.updates_per_step > 1,
+            reference_logprobs=config.kl_coefficient > 0,
+            entropy=self._entropy != "none",
+            entropy=config.entropy_metric == "exact" or config.entropy_coefficient > 0,
+            min_samples_per_prompt=2,
+        )
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """One advantage a sample, the same for each of its loss tokens."""
+        advantages = self._advantages(rollouts)
+        batch = rollouts.batch
+        per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), np.float32(0))
+        return TrainingBatch(
+            batch=batch.with_token_column(ADVANTAGES, per_token),
+            loss=self._loss(),
+            metrics=_metrics(rollouts, advantages),
+            no_signal=self._no_signal(rollouts, advantages),
+        )
+
+    def _advantages(self, rollouts: RolloutBatch) -> NDArray[np.float32]:
+        """float32 [N]: 0.0 where `valid` is False."""
+        advantages = np.zeros(len(rollouts.rewards), np.float32)
+        advantages[rollouts.valid] = group_advantages(
+            rollouts.rewards[rollouts.valid],
+            rollouts.group_ids[rollouts.valid],
+            baseline=self.config.advantage_baseline,
+            normalisation=self.config.advantage_normalisation,
+            epsilon=self.config.advantage_epsilon,
+        )
+        return advantages
+
+    def _loss(self) -> LossSpec:
+        reference = (REFERENCE_LOGPROBS,) if self.needs.reference_logprobs else ()
+        return LossSpec(
+            path="rlcore_grpo.loss:grpo_loss",
+            config=self.config,
+            token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
+            entropy=self._entropy,
+        )
+
+    def _no_signal(self, rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
+        if not rollouts.batch.loss_mask.any():
+            return "no sample has a token to train on"
+        if advantages.any() or self.config.kl_coefficient or self.config.entropy_coefficient:
+            return None
+        num_groups = len(np.unique(rollouts.group_ids[rollouts.valid]))
+        return f"the rewards of each of the {num_groups} groups are all equal"
+
+
+def _metrics(rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:
+    """`advantage_max` is the largest magnitude; `zero_advantage_groups` the share of groups without a signal."""
+    groups, group_of = np.unique(rollouts.group_ids, return_inverse=True)
+    largest = np.zeros(len(groups), np.float32)
+    np.maximum.at(largest, group_of, np.abs(advantages))
+    return {
+        "advantage_max": float(largest.max(initial=0.0)),
+        "zero_advantage_groups": float(np.mean(largest == 0)) if len(groups) else 0.0,
+    }

@@ -1,0 +1,21 @@
+"""What is wrong with a recipe's `[algorithm.grpo]` that no single field shows."""
+
+from collections.abc import Sequence
+
+from rlcore.spi import CheckContext, Problem
+from rlcore_grpo.config import GrpoConfig
+
+
+def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
+    """Impossible combinations of options."""
+    del context
+    if (config.loss_normalisation == "constant") == (config.constant_length is not None):
+        return ()
+    return (
+        Problem(
+            path="algorithm.grpo.constant_length",
+            found=f"{config.constant_length or 'none'} with loss_normalisation = {config.loss_normalisation!r}",
+            expected='a length with loss_normalisation = "constant", and none with any other',
+            remedy="Set it to rollout.max_response_tokens, or leave out both.",
+        ),
+    )

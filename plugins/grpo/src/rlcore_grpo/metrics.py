@@ -1,0 +1,52 @@
+"""Figures of a microbatch, each a part of a mean over all loss tokens of the optimizer step, or a maximum."""
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi import GlobalCounts
+from rlcore_grpo.correction import importance_ratio
+from rlcore_grpo.objective import ClippedObjective
+
+
+@frozen(eq=False)
+class MaskedMean:
+    """Sum over the mask divided by the global number of loss tokens."""
+
+    loss_mask: Tensor
+    counts: GlobalCounts
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Detached scalar of `values` [T], bool counting as 0 and 1."""
+        return torch.where(self.loss_mask, values.detach().float(), 0.0).sum() / max(self.counts.num_loss_tokens, 1)
+
+
+def objective_means(objective: ClippedObjective, mean: MaskedMean) -> dict[str, Tensor]:
+    """How far the policy has moved from the previous one, and how often a clip binds."""
+    return {
+        "ratio_mean": mean(objective.ratio),
+        "clip_fraction": mean(objective.clipped_low | objective.clipped_high),
+        "clip_fraction_low": mean(objective.clipped_low),
+        "clip_fraction_high": mean(objective.clipped_high),
+        "dual_clip_fraction": mean(objective.dual_clipped),
+    }
+
+
+def objective_maxima(objective: ClippedObjective, loss_mask: Tensor) -> dict[str, Tensor]:
+    """The largest probability ratio; 0 where the microbatch has no loss token."""
+    return {"ratio_max": torch.where(loss_mask, objective.ratio, 0.0).max()}
+
+
+def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str, Tensor]:
+    """How far the trainer's log-probabilities are from the generator's, same weights; both float32 [T], 0 outside the mask.
+
+    - `token_mult_prob_error`: mean exp(|generation - trainer|); 1 is equality;
+    - `generation_kl_error`: KL(generation ‖ trainer) by k3, mean e^δ - 1 - δ with δ = trainer - generation;
+    - `importance_ratio`: mean e^δ.
+    """
+    delta = trainer - generation
+    return {
+        "token_mult_prob_error": mean(torch.exp(delta.abs())),
+        "generation_kl_error": mean(torch.expm1(delta) - delta),
+        "importance_ratio": mean(importance_ratio(trainer, generation)),
+    }

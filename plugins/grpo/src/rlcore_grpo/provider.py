@@ -1,0 +1,13 @@
+"""What the entry point names."""
+
+from rlcore.spi import Provider
+from rlcore_grpo.config import GrpoConfig
+
+PROVIDER = Provider(
+    name="grpo",
+    spi=(1, 0),
+    priority=50,
+    config=GrpoConfig,
+    backend="rlcore_grpo.algorithm:Grpo",
+    check="rlcore_grpo.check:check",
+)

@@ -1,0 +1,67 @@
+"""What can be wrong in this package's recipe sections, beyond types."""
+
+from rlcore.spi import CheckContext, Problem
+from rlcore_math.config import OPERATIONS, PROBLEM, ArithmeticConfig, MathConfig
+from rlcore_math.problems import MAX_SPACE, ProblemSpace
+
+
+def check_arithmetic(_context: CheckContext | None, config: ArithmeticConfig) -> list[Problem]:
+    """Problems of `[environment.arithmetic]`."""
+    problems = _check_ranges(config)
+    return problems or _check_space(config)
+
+
+def check_math(_context: CheckContext | None, config: MathConfig) -> list[Problem]:
+    """Problems of `[environment.math]`."""
+    problems = []
+    if PROBLEM not in config.instruction:
+        remedy = "The policy would never see what it is asked"
+        problems.append(_problem("math.instruction", f"{config.instruction!r:.60}", f"a text with {PROBLEM} in it", remedy))
+    if config.system_prompt is not None and config.prompt_format == "text":
+        remedy = 'Put it into the instruction, or set prompt_format = "chat"'
+        problems.append(_problem("math.system_prompt", "a text", 'none where prompt_format = "text"', remedy))
+    for name, least in (("verification_timeout_s", 0.1), ("num_processes", 1), ("max_memory_mib", 512)):
+        if getattr(config, name) < least:
+            problems.append(_problem(f"math.{name}", str(getattr(config, name)), f"at least {least}"))
+    return problems
+
+
+def _check_ranges(config: ArithmeticConfig) -> list[Problem]:
+    problems = []
+    unknown = [operation for operation in config.operations if operation not in OPERATIONS]
+    if unknown or not config.operations or len(set(config.operations)) < len(config.operations):
+        problems.append(
+            _problem("arithmetic.operations", str(list(config.operations)), f"one or more of {list(OPERATIONS)}, once each")
+        )
+    for name, least in (("num_terms", 2), ("min_operand", 0), ("num_train", 1), ("num_evaluation", 1)):
+        if getattr(config, name) < least:
+            problems.append(_problem(f"arithmetic.{name}", str(getattr(config, name)), f"at least {least}"))
+    if config.max_operand < config.min_operand:
+        found = f"{config.max_operand}"
+        problems.append(_problem("arithmetic.max_operand", found, f"at least min_operand, which is {config.min_operand}"))
+    if not 0.0 <= config.partial_credit < 1.0:
+        found = str(config.partial_credit)
+        problems.append(_problem("arithmetic.partial_credit", found, "at least 0.0 and below 1.0, which a right answer earns"))
+    return problems
+
+
+def _check_space(config: ArithmeticConfig) -> list[Problem]:
+    space = ProblemSpace.of(config)
+    widen = "Lower it, or raise max_operand, num_terms or the number of operations"
+    if space.size > MAX_SPACE:
+        found = f"{space.size:.3g} possible problems"
+        return [_problem("arithmetic.max_operand", found, f"at most {MAX_SPACE:.3g}", "Lower max_operand or num_terms")]
+    if config.num_evaluation >= space.size:
+        expected = f"fewer than the {space.size} possible problems"
+        return [_problem("arithmetic.num_evaluation", str(config.num_evaluation), expected, widen)]
+    left = space.num_left()
+    if config.num_train > left:
+        expected = (
+            f"at most {left}: of {space.size} possible problems, {space.size - left} are held out or exchange their operands"
+        )
+        return [_problem("arithmetic.num_train", str(config.num_train), expected, widen)]
+    return []
+
+
+def _problem(option: str, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"environment.{option}", found=found, expected=expected, remedy=remedy)

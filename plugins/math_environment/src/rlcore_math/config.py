@@ -1,0 +1,58 @@
+"""The recipe sections `[environment.arithmetic]` and `[environment.math]`."""
+
+from typing import Literal
+
+from attrs import frozen
+
+OPERATIONS = ("+", "-", "*")
+PROBLEM = "{problem}"
+"""What the instruction of `[environment.math]` is filled in at."""
+
+
+@frozen(kw_only=True)
+class ArithmeticConfig:
+    """`[environment.arithmetic]`: sums, differences and products of whole numbers, answered exactly."""
+
+    operations: tuple[str, ...] = ("+",)
+    """Any of "+", "-" and "*", with equal chances; "*" binds tighter."""
+    num_terms: int = 2
+    """Operands of a problem."""
+    min_operand: int = 0
+    """Smallest operand, not negative."""
+    max_operand: int = 99
+    """Largest operand."""
+    num_train: int = 5000
+    """Different problems to train on."""
+    num_evaluation: int = 200
+    """Different problems held out; no problem to train on is one of them, nor one of them with its operands exchanged."""
+    problem_seed: int = 0
+    """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them,
+    all hold out the same problems."""
+    prompt_format: Literal["text", "chat"] = "text"
+    """"text": the prompt is "37+58=". "chat": it is that, as a user's message for the chat template."""
+    partial_credit: float = 0.0
+    """Reward of a wrong whole number: this, times the share of the answer's digits that it has right, counted from the
+    last. 0.0 rewards exact answers alone; below 1.0 in any case."""
+
+
+@frozen(kw_only=True)
+class MathConfig:
+    """`[environment.math]`: problems whose answers are checked by math-verify; they come from `[data]`."""
+
+    answer_field: str = "answer"
+    """Field with the answer: a number or LaTeX by itself, a solution that ends in "#### 42" as in GSM8K, or one with a
+    \\boxed{} in it."""
+    instruction: str = "{problem}\n\nReason step by step, and put the final answer within \\boxed{}."
+    """What is asked; {problem} stands for the row's prompt. A prompt that is a list of messages is used as it is."""
+    prompt_format: Literal["text", "chat"] = "chat"
+    """"chat": the instruction is a user's message for the chat template. "text": it is the prompt itself."""
+    system_prompt: str | None = None
+    """A system message before it; only for "chat"."""
+    require_boxed: bool = False
+    """Only an answer within \\boxed{} counts; else the last expression of the response does too."""
+    verification_timeout_s: float = 3.0
+    """Most seconds to check one response; one that takes longer is wrong and counted as `environment/verification_failed`."""
+    num_processes: int = 2
+    """Processes that check responses."""
+    max_memory_mib: int = 2048
+    """Most memory of each, in MiB."""

@@ -1,0 +1,6 @@
+"""What the entry point names."""
+
+from rlcore.spi import Provider
+from rlcore_sft.config import SftConfig
+
+PROVIDER = Provider(name="sft", spi=(1, 0), priority=50, config=SftConfig, backend="rlcore_sft.algorithm:Sft")

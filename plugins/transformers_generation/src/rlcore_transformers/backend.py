@@ -1,0 +1,216 @@
+"""The generator: hooks, and the states in which each is legal."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcore.spi import (
+    CloseRequest,
+    CloseResult,
+    ContractError,
+    GenerateRequest,
+    GenerateResult,
+    GeneratorContext,
+    LoadStateRequest,
+    LoadStateResult,
+    ModelError,
+    RefitRequest,
+    RefitResult,
+    SamplingParams,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    hookimpl,
+)
+from rlcore.spi.arrays import Int64Array
+from rlcore.torchkit.models import load_model
+from rlcore_transformers.cache import SlotCache
+from rlcore_transformers.check import model_problems, option_problems
+from rlcore_transformers.config import TransformersConfig
+from rlcore_transformers.engine import Generation
+from rlcore_transformers.forward import Decoder
+from rlcore_transformers.stopping import StopStrings, load_tokenizer
+from rlcore_transformers.weights import HeldWeights, expected_shapes
+
+NO_WEIGHTS = -1
+"""The version of a generator that holds no weights that count."""
+
+
+class TransformersBackend:
+    """Generates with the architecture of a Hugging Face model and the weights of a trainer."""
+
+    def __init__(self, context: GeneratorContext, config: TransformersConfig) -> None:
+        self._context = context
+        self._options = config
+        self._dtype: torch.dtype = getattr(torch, context.model.dtype)
+        self._device = torch.device("cuda", context.place.local_rank) if context.place.device == "cuda" else torch.device("cpu")
+        model = load_model(context.model, dtype=self._dtype, device="meta")
+        problems = [
+            *option_problems(config),
+            *model_problems(model.config.to_dict(), context.model.path, context.max_sequence_length),
+        ]
+        if problems:
+            raise ModelError(problems)
+        self._config: Any = model.config
+        rotary = type(model.model.rotary_emb)(model.config)
+        self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
+        self._weights = HeldWeights(expected_shapes(model), self._dtype, self._device)
+        self._version = NO_WEIGHTS
+        self._resident = {"weights": True, "state": True}
+        self._cache: SlotCache | None = None
+        self._tokenizer: Any = None
+        self._closed = False
+
+    @hookimpl
+    def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample responses. Logits are those of the model's dtype; everything after them is float32."""
+        self._require(weights=True, state=True)
+        if self._version == NO_WEIGHTS or request.weight_version != self._version:
+            held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
+            raise ContractError(f"generate: found {held}; expected version {request.weight_version}. Refit first")
+        _check_sampling(request.sampling)
+        limits = self._limits(request)
+        if not len(limits):
+            return _empty_result()
+        strings = request.sampling.stop_strings
+        try:
+            with torch.inference_mode():
+                return Generation(
+                    request,
+                    limits,
+                    self._decoder,
+                    self._slots(request, limits),
+                    self._options.max_prefill_tokens,
+                    partial(StopStrings, self._load_tokenizer(), strings) if strings else None,
+                ).run()
+        except BaseException:
+            # What an interrupted or failed run left in the cache may not be finite.
+            self._cache = None
+            raise
+
+    @hookimpl
+    def refit(self, request: RefitRequest) -> RefitResult:
+        """Take over weights. After a failure there are none, until a refit succeeds."""
+        self._require(weights=True)
+        if request.channel != "in_process":
+            raise ContractError(f"refit: found channel {request.channel}; expected in_process, the one declared")
+        if request.weights.weight_version != request.weight_version:
+            found = request.weights.weight_version
+            raise ContractError(f"refit: found an export of version {found}; expected {request.weight_version}")
+        self._version = NO_WEIGHTS
+        self._decoder.unbind()
+        with torch.no_grad():
+            digests = self._weights.receive(request.weights, request.may_alias)
+        self._decoder.bind(self._weights.tensors)
+        self._version = request.weight_version
+        return RefitResult(weight_version=self._version, digests=digests)
+
+    @hookimpl
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move the weights; free the cache on "host". It is allocated again by the next generate."""
+        self._require()
+        self._resident = {"weights": request.weights == "device", "state": request.state == "device"}
+        if self._device.type != "cpu":
+            self._weights.move(self._device if request.weights == "device" else torch.device("cpu"))
+            if self._weights.tensors:
+                self._decoder.bind(self._weights.tensors)
+        if request.state == "host":
+            self._cache = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        cache_bytes = 0 if self._cache is None else self._cache.num_bytes
+        return SetResidencyResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
+
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Nothing: the requests' seeds and the trainer's weights determine everything."""
+        self._require()
+        del request
+        return SaveStateResult(files=())
+
+    @hookimpl
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Nothing to restore; the weights held stay."""
+        self._require()
+        del request
+        return LoadStateResult(weight_version=self._version)
+
+    @hookimpl
+    def close(self, request: CloseRequest) -> CloseResult:
+        """Let go of weights and cache."""
+        del request
+        self._closed = True
+        self._version = NO_WEIGHTS
+        self._decoder.unbind()
+        self._weights.drop()
+        self._cache = self._tokenizer = None
+        return CloseResult()
+
+    def _require(self, *, weights: bool = False, state: bool = False) -> None:
+        """ContractError unless open and, where asked for, resident on the device."""
+        if self._closed:
+            raise ContractError("found a generator that is closed; expected an open one. Build another")
+        needed = {"weights": weights, "state": state}
+        absent = [name for name, needs in needed.items() if needs and not self._resident[name]]
+        if absent:
+            raise ContractError(
+                f"found {' and '.join(absent)} on the host; expected them on the device. Call set_residency first"
+            )
+
+    def _limits(self, request: GenerateRequest) -> Int64Array:
+        """int64 [S]: most tokens of each sample, by max_tokens and by the longest sequence; ContractError for a bad prompt."""
+        lengths, longest = request.prompts.lengths, self._context.max_sequence_length
+        if len(lengths) and lengths.max() >= longest:
+            found = f"{lengths.max()} tokens in prompt {lengths.argmax()}"
+            raise ContractError(f"generate: found {found}; expected fewer than max_sequence_length = {longest}")
+        tokens, vocabulary = request.prompts.tokens, self._decoder.vocabulary_size
+        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
+            found = f"token ids from {tokens.min()} to {tokens.max()}"
+            raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary - 1}")
+        return np.minimum(request.max_tokens, longest - np.repeat(lengths, request.num_samples))
+
+    def _slots(self, request: GenerateRequest, limits: Int64Array) -> SlotCache:
+        """A cache for this request: the last one if it is large enough."""
+        num_slots = min(self._options.max_batch_size, len(limits))
+        length = int((np.repeat(request.prompts.lengths, request.num_samples) + limits).max())
+        if self._cache is None or self._cache.num_slots < num_slots or self._cache.length < length:
+            self._cache = None
+            shape = (self._decoder.num_kv_heads, self._decoder.head_size)
+            self._cache = SlotCache(self._config, num_slots, length, shape, self._dtype, self._device)
+        return self._cache
+
+    def _load_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._context.model)
+        return self._tokenizer
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """ContractError for values that name no distribution."""
+    bad = [
+        f"{name} = {value!r}"
+        for name, value, good in (
+            ("temperature", sampling.temperature, np.isfinite(sampling.temperature) and sampling.temperature >= 0.0),
+            ("top_k", sampling.top_k, sampling.top_k >= 0),
+            ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0),
+            ("stop_strings", sampling.stop_strings, all(sampling.stop_strings)),
+        )
+        if not good
+    ]
+    if bad:
+        expected = "temperature and top_k of at least 0, top_p above 0 and at most 1, no empty stop string"
+        raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
+
+
+def _empty_result() -> GenerateResult:
+    """The answer to a request without samples."""
+    return GenerateResult(
+        tokens=np.zeros(0, np.int32),
+        offsets=np.zeros(1, np.int64),
+        logprobs=np.zeros(0, np.float32),
+        weight_versions=np.zeros(0, np.int32),
+        finish_reasons=np.zeros(0, np.uint8),
+    )

@@ -1,0 +1,58 @@
+"""What the generator cannot do, found before anything is allocated; imports neither torch nor transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.spi import CheckContext, Problem
+from rlcore.torchkit.models import check_model
+from rlcore_transformers.config import TransformersConfig
+
+
+def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:
+    """The section's values, the model's directory, and what its config.json says; a model on the Hub is checked once loaded."""
+    problems = [*option_problems(config), *check_model(context.model.path)]
+    file = Path(context.model.path).expanduser() / "config.json"
+    if not problems and file.exists():
+        problems += model_problems(
+            json.loads(file.read_text(encoding="utf-8")), context.model.path, context.max_sequence_length
+        )
+    return problems
+
+
+def option_problems(config: TransformersConfig) -> list[Problem]:
+    """Values out of range."""
+    options = {"max_batch_size": config.max_batch_size, "max_prefill_tokens": config.max_prefill_tokens}
+    return [
+        Problem(path=f"generator.transformers.{name}", found=str(value), expected="at least 1")
+        for name, value in options.items()
+        if value < 1
+    ]
+
+
+def model_problems(model: Mapping[str, Any], path: str, max_sequence_length: int) -> list[Problem]:
+    """What in a model's config does not fit the run: sequences beyond its positions, position embeddings that vary."""
+    problems = []
+    longest = model.get("max_position_embeddings")
+    if longest is not None and max_sequence_length > longest:
+        problems.append(
+            Problem(
+                path=path,
+                found=f"max_position_embeddings = {longest}",
+                expected=f"at least {max_sequence_length}, the longest prompt and response together",
+                remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens.",
+            )
+        )
+    rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "longrope":
+        problems.append(
+            Problem(
+                path=path,
+                found="rope_type = 'longrope', whose angles change with the length of the sequence",
+                expected="one of default, linear, dynamic, yarn, llama3",
+                remedy="Use another generator for this model.",
+            )
+        )
+    return problems

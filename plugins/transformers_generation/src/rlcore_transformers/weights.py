@@ -1,0 +1,112 @@
+"""The weights that the generator holds: its own copies, or the trainer's tensors themselves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlcore.spi import NamedTensor, RefitError, WeightExport
+from rlcore.torchkit.digest import tensor_digest, tensor_digests
+
+
+def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name to shape of all that a checkpoint of `model`, which may be on the meta device, consists of.
+
+    transformers fuses experts in memory and splits them in checkpoints; a tied tensor counts once.
+    """
+    state = model.state_dict()
+    for name in model.all_tied_weights_keys:
+        state.pop(name, None)
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
+
+
+class HeldWeights:
+    """Complete weights of one version, or none."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = shapes
+        self._dtype = dtype
+        self._device = device
+        self._own: dict[str, Tensor] = {}
+        """Copies, kept from one refit to the next."""
+        self.tensors: dict[str, Tensor] = {}
+        """By Hugging Face name; empty before the first refit and after one that failed."""
+
+    def receive(self, export: WeightExport, may_alias: bool) -> dict[str, int]:
+        """Take over an export and return the digest of each tensor now held; where the dtype was cast, of what arrived.
+
+        RefitError, and nothing held, where a tensor is missing, unknown, repeated, misshapen or not what its digest says.
+        """
+        self.tensors = {}
+        self._check_specs(export)
+        received: dict[str, Tensor] = {}
+        cast: dict[str, int] = {}
+        claimed: dict[str, int] = {}
+        for bucket in export.buckets:
+            for named in bucket.tensors:
+                tensor = self._check_tensor(named, received)
+                if tensor.dtype != self._dtype:
+                    cast[named.name] = tensor_digest(tensor)
+                received[named.name] = self._keep(named.name, tensor, may_alias and export.persistent)
+                claimed[named.name] = named.digest
+        _refuse("missing from the buckets", self._shapes.keys() - received.keys())
+        digests = dict(zip(received, tensor_digests(received.values()), strict=True)) | cast
+        _refuse("changed on the way, by their digests", [name for name in received if digests[name] != claimed[name]])
+        self._own = {name: tensor for name, tensor in self._own.items() if received[name] is tensor}
+        self.tensors = received
+        return digests
+
+    def move(self, device: torch.device) -> None:
+        """Hold the weights on `device`; the trainer's own tensors are copied and let go."""
+        if any(tensor.device != device for tensor in self.tensors.values()):
+            self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+            self._own = dict(self.tensors)
+
+    def drop(self) -> None:
+        self.tensors = {}
+        self._own = {}
+
+    def num_bytes(self, device: torch.device) -> int:
+        """Bytes on `device` that are kept alive here, the trainer's included."""
+        held = [*self.tensors.values(), *self._own.values()]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in held if tensor.device == device}.values())
+
+    def _check_specs(self, export: WeightExport) -> None:
+        names = [spec.name for spec in export.specs]
+        _refuse("missing from the export", self._shapes.keys() - set(names))
+        _refuse("unknown to the model", set(names) - self._shapes.keys())
+        _refuse(
+            "listed more than once", {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
+        )
+
+    def _check_tensor(self, named: NamedTensor, received: Mapping[str, Tensor]) -> Tensor:
+        if named.name in received or named.name not in self._shapes:
+            _refuse("repeated" if named.name in received else "unknown to the model", [named.name])
+        tensor: Tensor = torch.as_tensor(named.tensor).detach()
+        if tuple(tensor.shape) != self._shapes[named.name]:
+            found, expected = list(tensor.shape), list(self._shapes[named.name])
+            raise RefitError(
+                f"{named.name}: found shape {found}; expected {expected}. Do trainer and generator name one model?"
+            )
+        return tensor
+
+    def _keep(self, name: str, tensor: Tensor, may_alias: bool) -> Tensor:
+        """The tensor itself where that is allowed and will do, otherwise a copy of it."""
+        if may_alias and tensor.dtype == self._dtype and tensor.device == self._device and tensor.is_contiguous():
+            return tensor
+        own = self._own.get(name)
+        if own is None or own.device != self._device:
+            own = self._own[name] = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
+        return own.copy_(tensor)
+
+
+def _refuse(problem: str, names: Any) -> None:
+    """RefitError if there are any such tensors."""
+    if names:
+        listed = sorted(names)
+        more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+        raise RefitError(
+            f"refit: {len(listed)} tensor(s) {problem}: {', '.join(listed[:5])}{more}. Nothing may be generated now"
+        )

@@ -1,0 +1,269 @@
+"""Fake distributions on a path of their own, and fake numpy backends whose every hook a test can replace."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import frozen
+
+from rlcore.plugins.binding import build_generator, build_trainer
+from rlcore.plugins.discovery import Registry
+from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.spi import (
+    CloseResult,
+    FinishReason,
+    GenerateResult,
+    GeneratorContext,
+    LoadStateResult,
+    LogprobsResult,
+    ModelSpec,
+    NamedTensor,
+    Provider,
+    RankSpec,
+    RefitResult,
+    SaveStateResult,
+    SetResidencyResult,
+    TensorSpec,
+    TokenBatch,
+    TrainerContext,
+    TrainerLayout,
+    TrainStepResult,
+    WeightBucket,
+    WeightExport,
+    capabilities,
+    hookimpl,
+    tensor_digest,
+)
+
+PROVIDER_SOURCE = """
+from attrs import frozen
+from rlcore.spi import Provider
+
+@frozen(kw_only=True)
+class Config:
+    size: int = 1
+    \"\"\"A size.\"\"\"
+
+FIELDS = {{"name": {name!r}, "spi": (1, 0), "config": Config, "backend": "fake_backends:Backend"}}
+PROVIDER = Provider(**{{**FIELDS, **dict({options})}})
+"""
+
+
+class Installer:
+    """Writes distributions with entry points, as an installer would, into a folder that is on sys.path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modules: list[str] = []
+
+    def add(
+        self, distribution: str, entry_points: Mapping[str, Mapping[str, str]], version: str = "1.0", **modules: str
+    ) -> None:
+        information = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        information.mkdir()
+        information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        lines = []
+        for group, points in entry_points.items():
+            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]
+        information.joinpath("entry_points.txt").write_text("\n".join(lines))
+        for name, source in modules.items():
+            (self.folder / f"{name}.py").write_text(source)
+            self.modules.append(name)
+        importlib.invalidate_caches()
+
+    def trainer(self, name: str, distribution: str = "", version: str = "1.0", calls_itself: str = "", **options: Any) -> None:
+        """A distribution with one good trainer; `options` replace fields of its provider."""
+        distribution = distribution or f"acme-{name}"
+        module = f"{distribution}_{name}_provider".replace("-", "_")
+        shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        source = PROVIDER_SOURCE.format(name=calls_itself or name, options=shown)
+        self.add(distribution, {"rlcore.trainers": {name: f"{module}:PROVIDER"}}, version, **{module: source})
+
+
+@pytest.fixture
+def installer(tmp_path, monkeypatch) -> Installer:
+    """Installs into a fresh environment, in which none of the really installed distributions is seen."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    without_packages = [path for path in sys.path if "-packages" not in path]
+    monkeypatch.setattr(sys, "path", [str(folder), *without_packages])
+    monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
+    made = Installer(folder)
+    yield made
+    for name in made.modules:
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+
+
+@frozen(kw_only=True)
+class FakeConfig:
+    """A recipe section."""
+
+    size: int = 1
+    """A size."""
+
+
+MODEL = ModelSpec(path="model")
+TRAINER_CONTEXT = TrainerContext(
+    model=MODEL, place=RankSpec(), seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=16
+)
+GENERATOR_CONTEXT = GeneratorContext(model=MODEL, place=RankSpec(), seed=0, max_sequence_length=16)
+
+
+class FakeTrainer:
+    """Answers every hook as the interface wants it; two weights of a few numbers."""
+
+    def __init__(self, context, config) -> None:
+        self.context, self.config = context, config
+        self.layout = TrainerLayout()
+        self.weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
+        self.calls = []
+
+    @hookimpl
+    def train_step(self, request):
+        self.calls.append("train_step")
+        version = request.weight_version + 1
+        return TrainStepResult(weight_version=version, loss=0.5, grad_norm=1.0, learning_rate=1e-3, metrics={"kl": 0.1})
+
+    @hookimpl
+    def get_logprobs(self, request):
+        columns = tuple(_ragged(batch, -1.0) for batch in request.microbatches)
+        entropy = tuple(_ragged(batch, 1.0) for batch in request.microbatches) if request.entropy else None
+        return LogprobsResult(logprobs=columns, entropy=entropy, weight_version=request.weight_version)
+
+    @hookimpl
+    def export_weights(self, request):
+        specs = tuple(TensorSpec(name=name, shape=array.shape, dtype="float32") for name, array in self.weights.items())
+        tensors = (NamedTensor(name=name, tensor=array, digest=tensor_digest(array)) for name, array in self.weights.items())
+        buckets = (WeightBucket(tensors=(tensor,)) for tensor in tensors)
+        return WeightExport(weight_version=request.weight_version, specs=specs, buckets=buckets, persistent=True)
+
+    @hookimpl
+    def set_residency(self, request):
+        return SetResidencyResult(device_bytes=0)
+
+    @hookimpl
+    def save_state(self, request):
+        (request.directory / "state.json").write_text("{}")
+        return SaveStateResult(files=("state.json",))
+
+    @hookimpl
+    def load_state(self, request):
+        return LoadStateResult(weight_version=7)
+
+    @hookimpl
+    def close(self, request):
+        self.calls.append("close")
+        return CloseResult()
+
+
+class FakeGenerator:
+    """Answers every hook as the interface wants it: each sample is token 5 to its limit."""
+
+    def __init__(self, context, config) -> None:
+        self.held = {}
+        self.calls = []
+
+    @hookimpl
+    def generate(self, request):
+        offsets = np.concatenate([[0], np.cumsum(request.max_tokens)]).astype(np.int64)
+        total = int(offsets[-1])
+        return GenerateResult(
+            tokens=np.full(total, 5, np.int32),
+            offsets=offsets,
+            logprobs=np.full(total, -0.5, np.float32),
+            weight_versions=np.full(total, request.weight_version, np.int32),
+            finish_reasons=np.full(len(request.max_tokens), FinishReason.LENGTH, np.uint8),
+        )
+
+    @hookimpl
+    def refit(self, request):
+        self.held = {tensor.name: tensor.tensor.copy() for bucket in request.weights.buckets for tensor in bucket.tensors}
+        digests = {name: tensor_digest(array) for name, array in self.held.items()}
+        return RefitResult(weight_version=request.weight_version, digests=digests)
+
+    @hookimpl
+    def set_residency(self, request):
+        return SetResidencyResult(device_bytes=0)
+
+    @hookimpl
+    def save_state(self, request):
+        return SaveStateResult(files=())
+
+    @hookimpl
+    def load_state(self, request):
+        return LoadStateResult(weight_version=-1)
+
+    @hookimpl
+    def close(self, request):
+        self.calls.append("close")
+        return CloseResult()
+
+
+def _ragged(batch: TokenBatch, value: float) -> np.ndarray:
+    column = np.full(batch.num_tokens, value, np.float32)
+    column[batch.offsets[:-1]] = 0.0
+    return column
+
+
+@pytest.fixture
+def backends(monkeypatch) -> ModuleType:
+    """The importable module `fake_backends`, with the classes Trainer and Generator."""
+    module = ModuleType("fake_backends")
+    module.Trainer, module.Generator, module.Config = FakeTrainer, FakeGenerator, FakeConfig
+    monkeypatch.setitem(sys.modules, "fake_backends", module)
+    return module
+
+
+@pytest.fixture
+def make_provider() -> Callable[..., Provider]:
+    def make(name: str = "fake", **options: Any) -> Provider:
+        defaults = {"spi": (1, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": capabilities.KNOWN}
+        return Provider(name=name, **{**defaults, **options})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
+    """A handle on a FakeTrainer some of whose hooks are replaced: make_trainer(train_step=lambda self, request: ...)."""
+
+    def make(observers=(), declared=capabilities.KNOWN, **hooks: Callable[..., Any]) -> TrainerHandle:
+        backends.Trainer = _with_hooks(FakeTrainer, hooks)
+        (entry,) = Registry.from_providers({"trainer": [make_provider(capabilities=declared)]}).of("trainer")
+        return build_trainer(entry, TRAINER_CONTEXT, FakeConfig(), observers)
+
+    return make
+
+
+@pytest.fixture
+def make_generator(backends, make_provider) -> Callable[..., GeneratorHandle]:
+    """A handle on a FakeGenerator some of whose hooks are replaced."""
+
+    def make(observers=(), declared=capabilities.KNOWN, **hooks: Callable[..., Any]) -> GeneratorHandle:
+        backends.Generator = _with_hooks(FakeGenerator, hooks)
+        provider = make_provider(backend="fake_backends:Generator", capabilities=declared)
+        (entry,) = Registry.from_providers({"generator": [provider]}).of("generator")
+        return build_generator(entry, GENERATOR_CONTEXT, FakeConfig(), observers)
+
+    return make
+
+
+def _with_hooks(base: type, hooks: Mapping[str, Callable[..., Any]]) -> type:
+    """A subclass in which each given function(self, request) is the hook of its name."""
+    return type(base.__name__, (base,), {name: hookimpl(function) for name, function in hooks.items()})
+
+
+@pytest.fixture
+def batch() -> TokenBatch:
+    """Two sequences of three and two tokens."""
+    return TokenBatch(
+        tokens=np.arange(5, dtype=np.int32),
+        offsets=np.array([0, 3, 5], np.int64),
+        loss_mask=np.array([False, True, True, False, True]),
+    )

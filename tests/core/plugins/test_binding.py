@@ -1,0 +1,501 @@
+"""Binding: exact signatures, one backend, wrapper-only observers, and every trap of pluggy that is known."""
+
+import functools
+import sys
+from types import FunctionType, ModuleType
+
+import attrs
+import pytest
+
+from rlcore.plugins.binding import (
+    bind,
+    build_algorithm,
+    build_environment,
+    build_generator,
+    build_trainer,
+    import_object,
+    run_check,
+)
+from rlcore.plugins.discovery import Registry
+from rlcore.spi import (
+    AlgorithmContext,
+    AlgorithmNeeds,
+    CheckContext,
+    CloseRequest,
+    ContractError,
+    EnvironmentContext,
+    GeneratorContext,
+    ModelError,
+    ModelSpec,
+    PluginError,
+    Problem,
+    RankSpec,
+    SetResidencyRequest,
+    TrainerContext,
+    TrainerLayout,
+    hookimpl,
+)
+
+MODEL = ModelSpec(path="model")
+CONTEXT = TrainerContext(model=MODEL, place=RankSpec(), seed=0, num_train_steps=1, needs_reference=False, max_sequence_length=8)
+GENERATOR_CONTEXT = GeneratorContext(model=MODEL, place=RankSpec(), seed=0, max_sequence_length=8)
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
+
+
+@pytest.fixture
+def entry(make_provider):
+    (entry,) = Registry.from_providers({"trainer": [make_provider()]}).of("trainer")
+    return entry
+
+
+def problems_of(entry, backend_class, observers=()):
+    """The lines of the PluginError with which binding refuses."""
+    with pytest.raises(PluginError) as raised:
+        bind(entry, backend_class(CONTEXT, None), observers)
+    return str(raised.value).split("\n  - ")[1:]
+
+
+def marked(function, **options):
+    """A copy of the function with the hookimpl marker, which is set on the function itself."""
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return hookimpl(**options)(copy)
+
+
+def subclass(backends, **attributes):
+    return type("Backend", (backends.Trainer,), attributes)
+
+
+def test_a_good_backend_binds_and_answers(entry, backends):
+    manager = bind(entry, backends.Trainer(CONTEXT, None))
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
+
+
+def test_missing_and_unmarked_hooks_are_found(entry, backends):
+    """pluggy registers both and answers None at the call."""
+
+    class Bare:
+        layout = TrainerLayout()
+
+        def __init__(self, context, config):
+            pass
+
+        def train_step(self, request):
+            pass
+
+    problems = problems_of(entry, Bare)
+    assert "Bare.get_logprobs: missing; expected get_logprobs(request)" in problems
+    assert "Bare.train_step: not marked; decorate it with rlcore.spi.hookimpl" in problems
+    assert len(problems) == 7
+
+
+async def asynchronous(self, request):
+    return None
+
+
+def generating(self, request):
+    yield None
+
+
+async def asynchronously_generating(self, request):
+    yield None
+
+
+def without_argument(self):
+    return None
+
+
+def with_default(self, request=None):
+    return None
+
+
+def keyword_only(self, *, request):
+    return None
+
+
+def positional_only(self, request, /):
+    return None
+
+
+def extra(self, request, more):
+    return None
+
+
+def misnamed(self, batch):
+    return None
+
+
+def starred(self, *args, **kwargs):
+    return None
+
+
+def selfless():
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (asynchronous, "Backend.train_step: an async def; expected a plain def"),
+        (generating, "Backend.train_step: a generator; expected a plain def"),
+        (asynchronously_generating, "Backend.train_step: a generator; expected a plain def"),
+        (without_argument, "Backend.train_step: found train_step(); expected train_step(request)"),
+        (with_default, "Backend.train_step: found train_step(request=None); expected train_step(request)"),
+        (keyword_only, "with keyword-only parameters; expected train_step(request)"),
+        (positional_only, "Backend.train_step: found train_step(request); expected train_step(request)"),
+        (extra, "Backend.train_step: found train_step(request, more); expected train_step(request)"),
+        (misnamed, "Backend.train_step: found train_step(batch); expected train_step(request)"),
+        (starred, "Backend.train_step: found train_step(*args, **kwargs); expected train_step(request)"),
+        (selfless, "Backend.train_step: takes no self; expected train_step(request)"),
+    ],
+)
+def test_every_signature_but_the_exact_one_is_refused(entry, backends, function, text):
+    (problem,) = problems_of(entry, subclass(backends, train_step=marked(function)))
+    assert text in problem
+
+
+@pytest.mark.parametrize("wrap", [staticmethod, classmethod])
+def test_static_and_class_methods_are_refused(entry, backends, wrap):
+    function = wrap(marked(lambda self, request: None))
+    problems = problems_of(entry, subclass(backends, train_step=function))
+    assert f"Backend.train_step: a {wrap.__name__}; expected a plain method" in problems
+
+
+def test_a_callable_that_is_no_method_is_refused(entry, backends):
+    partial = functools.partial(lambda request: None)
+    (problem,) = [line for line in problems_of(entry, subclass(backends, train_step=partial)) if "partial" in line]
+    assert problem == "Backend.train_step: a partial; expected a plain method"
+
+
+def test_a_hook_set_on_the_object_is_refused(entry, backends):
+    class Backend(backends.Trainer):
+        def __init__(self, context, config):
+            super().__init__(context, config)
+            self.train_step = lambda request: None
+
+    assert problems_of(entry, Backend) == ["Backend.train_step: set on the object; expected a method of its class"]
+
+
+@pytest.mark.parametrize("options", [{"wrapper": True}, {"hookwrapper": True}])
+def test_a_backend_must_not_wrap(entry, backends, options):
+    problems = problems_of(entry, subclass(backends, train_step=marked(generating, **options)))
+    assert "Backend.train_step: a wrapper; a backend answers itself, only observers wrap" in problems
+
+
+def test_hooks_that_the_role_has_not_are_refused(entry, backends):
+    misspelt = marked(lambda self, request: None)
+    (problem,) = problems_of(entry, subclass(backends, train_stpe=misspelt))
+    assert problem.startswith("Backend.train_stpe: no hook of this role; its hooks are train_step, get_logprobs")
+
+
+def test_answering_by_another_name_is_refused(entry, backends):
+    other = hookimpl(specname="train_step")(lambda self, request: None)
+    assert any("by specname" in problem for problem in problems_of(entry, subclass(backends, other=other)))
+
+
+def test_all_problems_come_at_once(entry, backends):
+    broken = {"train_step": marked(asynchronous), "close": marked(extra), "get_logprobs": marked(with_default)}
+    assert len(problems_of(entry, subclass(backends, **broken))) == 3
+
+
+def test_nothing_is_built_or_called_when_a_signature_is_wrong(entry, backends):
+    built = []
+
+    class Backend(backends.Trainer):
+        def __init__(self, context, config):
+            built.append(self)
+
+        train_step = marked(with_default)
+
+    backends.Trainer = Backend
+    with pytest.raises(PluginError, match=r"1 problem\(s\)"):
+        build_trainer(entry, CONTEXT, backends.Config())
+    assert built == []
+
+
+def test_a_decorated_hook_keeps_its_signature(entry, backends):
+    """As torch.no_grad does: a wrapper that names what it wraps."""
+    plain = backends.Trainer.set_residency
+
+    @functools.wraps(plain)
+    def wrapped(*args, **kwargs):
+        return plain(*args, **kwargs)
+
+    manager = bind(entry, subclass(backends, set_residency=wrapped)(CONTEXT, None))
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
+
+
+def test_equal_objects_do_not_collide(entry, backends):
+    """pluggy compares what it registers with ==, and two attrs objects without fields are equal."""
+
+    @attrs.define
+    class Watch:
+        @hookimpl(wrapper=True)
+        def set_residency(self, request):
+            return (yield)
+
+    class Backend(backends.Trainer):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    manager = bind(entry, Backend(CONTEXT, None), [Watch(), Watch()])
+    assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
+
+
+def test_properties_are_not_evaluated(entry, backends):
+    class Backend(backends.Trainer):
+        @property
+        def dangerous(self):
+            raise RuntimeError("evaluated")
+
+    assert bind(entry, Backend(CONTEXT, None)).hook.set_residency(request=ON_DEVICE).device_bytes == 0
+
+
+def test_two_managers_share_nothing(entry, backends):
+    first, second = backends.Trainer(CONTEXT, None), backends.Trainer(CONTEXT, None)
+    bind(entry, first)
+    bind(entry, second).hook.close(request=CloseRequest())
+    assert (first.calls, second.calls) == ([], ["close"])
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    @hookimpl(wrapper=True)
+    def set_residency(self, request):
+        result = yield
+        self.seen.append((request, result))
+        return result
+
+    @hookimpl(wrapper=True)
+    def generate(self, request):
+        return (yield)
+
+
+def test_observers_see_calls_of_the_roles_they_know(make_trainer, make_generator):
+    watch = Recorder()
+    make_trainer(observers=[watch]).set_residency(ON_DEVICE)
+    make_generator(observers=[watch]).set_residency(ON_DEVICE)
+    assert [request for request, _ in watch.seen] == [ON_DEVICE, ON_DEVICE]
+
+
+def test_a_module_may_observe(entry, backends):
+    module = ModuleType("watching")
+    module.set_residency = marked(_watch, wrapper=True)
+    assert bind(entry, backends.Trainer(CONTEXT, None), [module]).hook.set_residency(request=ON_DEVICE).device_bytes == 0
+
+
+def _watch(request):
+    return (yield)
+
+
+@pytest.mark.parametrize(
+    ("hook", "function", "text"),
+    [
+        ("train_step", marked(lambda request: None), "not a wrapper"),
+        ("train_step", marked(_watch, hookwrapper=True), "not a wrapper"),
+        ("train_step", marked(lambda request: None, wrapper=True), "no generator"),
+        ("train_stepp", marked(_watch, wrapper=True), "no hook of any role"),
+        ("train_step", marked(generating, wrapper=True), "found train_step(self, request); expected train_step(request)"),
+    ],
+)
+def test_observers_only_wrap_known_hooks(entry, backends, hook, function, text):
+    observer = ModuleType("watching")
+    setattr(observer, hook, function)
+    (problem,) = problems_of(entry, backends.Trainer, [observer])
+    assert problem.startswith(f"observer 0 (watching).{hook}: ")
+    assert text in problem
+
+
+def test_an_observer_without_hooks_is_refused(entry, backends):
+    (problem,) = problems_of(entry, backends.Trainer, [object()])
+    assert "no hooks" in problem
+
+
+def test_an_observer_that_forgets_the_result_is_caught(make_trainer):
+    class Forgetful:
+        @hookimpl(wrapper=True)
+        def set_residency(self, request):
+            yield
+
+    with pytest.raises(ContractError, match="found None; expected a SetResidencyResult"):
+        make_trainer(observers=[Forgetful()]).set_residency(ON_DEVICE)
+
+
+@pytest.mark.parametrize("layout", [None, "rank 0", TrainerLayout(data_parallel_rank=2, data_parallel_size=2)])
+def test_a_trainer_has_a_layout(entry, backends, layout):
+    class Backend(backends.Trainer):
+        def __init__(self, context, config):
+            self.layout = layout
+
+    backends.Trainer = Backend
+    with pytest.raises(PluginError, match=r"layout: found .*; expected a TrainerLayout"):
+        build_trainer(entry, CONTEXT, backends.Config())
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("no_such_module:Backend", "No module named 'no_such_module'"),
+        ("fake_backends:Absent", "Absent"),
+        ("fake_backends:function", "is a function; expected a class"),
+    ],
+)
+def test_a_backend_that_cannot_be_imported_names_plugin_and_path(make_provider, backends, path, text):
+    backends.function = lambda context, config: None
+    (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
+    with pytest.raises(PluginError) as raised:
+        build_trainer(entry, CONTEXT, backends.Config())
+    assert "trainer 'fake' (in-process 0)" in str(raised.value)
+    assert text in str(raised.value)
+
+
+def test_what_a_constructor_raises_passes_unchanged_with_a_note(entry, backends):
+    class Backend(backends.Trainer):
+        def __init__(self, context, config):
+            raise ModelError([Problem(path="model", found="no weights", expected="safetensors")])
+
+    backends.Trainer = Backend
+    with pytest.raises(ModelError) as raised:
+        build_trainer(entry, CONTEXT, backends.Config())
+    assert raised.value.__notes__ == ["raised while building trainer 'fake' (in-process 0)"]
+
+
+def test_the_config_must_be_the_providers(entry, backends):
+    with pytest.raises(ContractError, match="config is a dict; expected FakeConfig"):
+        build_trainer(entry, CONTEXT, {})
+
+
+def test_an_entry_is_built_in_its_own_role_only(entry, backends):
+    with pytest.raises(ContractError, match="cannot be built as a generator"):
+        build_generator(entry, GENERATOR_CONTEXT, backends.Config())
+
+
+def test_a_disabled_entry_cannot_be_built(entry, backends):
+    with pytest.raises(PluginError, match="not usable: disabled"):
+        build_trainer(attrs.evolve(entry, provider=None, disabled=True), CONTEXT, backends.Config())
+
+
+class GoodAlgorithm:
+    needs = AlgorithmNeeds(source="rollouts")
+
+    def __init__(self, context, config):
+        self.context = context
+
+    def build_batch(self, rollouts):
+        return rollouts
+
+
+class GoodEnvironment:
+    def __init__(self, context, config):
+        self.context = context
+
+    async def reset(self, row, seed):
+        return row, seed
+
+    async def step(self, state, turn):
+        return state, turn
+
+    def rows(self, split):
+        return None
+
+
+ALGORITHM_CONTEXT = AlgorithmContext(
+    seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=False
+)
+
+
+@pytest.fixture
+def plain_entry(make_provider, backends):
+    def make(role, cls):
+        backends.Plain = cls
+        return Registry.from_providers({role: [make_provider(backend="fake_backends:Plain")]}).of(role)[0]
+
+    return make
+
+
+def test_an_algorithm_is_a_plain_object(plain_entry, backends):
+    built = build_algorithm(plain_entry("algorithm", GoodAlgorithm), ALGORITHM_CONTEXT, backends.Config())
+    assert isinstance(built, GoodAlgorithm)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"needs": None}, "needs: found None; expected an AlgorithmNeeds"),
+        (
+            {"build_batch": lambda self, batch: batch},
+            "Algo.build_batch: found build_batch(batch); expected build_batch(rollouts)",
+        ),
+        ({"build_batch": None}, "Algo.build_batch: missing; expected build_batch(rollouts)"),
+    ],
+)
+def test_an_algorithm_with_wrong_methods_is_refused(plain_entry, backends, attributes, text):
+    cls = type("Algo", (GoodAlgorithm,), attributes)
+    with pytest.raises(PluginError) as raised:
+        build_algorithm(plain_entry("algorithm", cls), ALGORITHM_CONTEXT, backends.Config())
+    assert text in str(raised.value)
+
+
+def test_an_environment_is_a_plain_object(plain_entry, backends):
+    built = build_environment(plain_entry("environment", GoodEnvironment), EnvironmentContext(seed=0), backends.Config())
+    assert isinstance(built, GoodEnvironment)
+
+
+async def asynchronous_rows(self, split):
+    return None
+
+
+def test_an_environment_with_wrong_methods_is_refused_with_all_of_them(plain_entry, backends):
+    attributes = {"reset": lambda self, row, seed: None, "step": None, "rows": asynchronous_rows}
+    cls = type("World", (GoodEnvironment,), attributes)
+    with pytest.raises(PluginError) as raised:
+        build_environment(plain_entry("environment", cls), EnvironmentContext(seed=0), backends.Config())
+    assert str(raised.value).split("\n  - ")[1:] == [
+        "World.reset: a plain def; expected an async def",
+        "World.step: missing; expected async step(state, turn)",
+        "World.rows: an async def; expected a plain def",
+    ]
+
+
+CHECK_CONTEXT = CheckContext(model=MODEL, device="cpu", world_size=1, max_sequence_length=8)
+PROBLEM = Problem(path="trainer.fake.size", found="1", expected="2")
+
+
+@pytest.fixture
+def entry_with_check(make_provider, monkeypatch):
+    def make(function):
+        module = ModuleType("fake_checks")
+        module.check = function
+        monkeypatch.setitem(sys.modules, "fake_checks", module)
+        return Registry.from_providers({"trainer": [make_provider(check="fake_checks:check")]}).of("trainer")[0]
+
+    return make
+
+
+def test_a_providers_check_reports_its_problems(entry, entry_with_check):
+    assert run_check(entry, CHECK_CONTEXT, None) == ()
+    assert run_check(entry_with_check(lambda context, config: [PROBLEM]), CHECK_CONTEXT, None) == (PROBLEM,)
+
+
+def test_a_check_that_returns_something_else_is_refused(entry_with_check):
+    with pytest.raises(PluginError, match="expected a sequence of Problem"):
+        run_check(entry_with_check(lambda context, config: ["wrong"]), CHECK_CONTEXT, None)
+    with pytest.raises(PluginError, match="is a str; expected a function"):
+        run_check(entry_with_check("no function"), CHECK_CONTEXT, None)
+
+
+def test_a_check_that_raises_is_named(entry_with_check):
+    def check(context, config):
+        raise KeyError("layers")
+
+    with pytest.raises(KeyError) as raised:
+        run_check(entry_with_check(check), CHECK_CONTEXT, None)
+    assert raised.value.__notes__ == ["raised by the check of trainer 'fake' (in-process 0)"]
+
+
+def test_import_object_finds_what_a_path_names(entry, backends):
+    assert import_object(entry, "fake_backends:Trainer") is backends.Trainer

@@ -1,0 +1,47 @@
+"""The default device, decided from driver files and the environment."""
+
+import pytest
+
+from rlcore.plugins import device
+from rlcore.plugins.device import detect_device
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """A root below which a driver shows one GPU, and a torch that can use it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device.metadata, "version", lambda _: "2.12.0")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    return tmp_path
+
+
+def test_a_gpu_shown_by_the_driver_is_taken(driver):
+    assert detect_device(driver) == "cuda"
+
+
+def test_without_driver_files_it_is_cpu(tmp_path, driver):
+    (driver / "dev" / "nvidia0").rename(driver / "dev" / "nvidiactl")
+    assert detect_device(tmp_path) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("", "cpu"), ("-1", "cpu"), ("-1,0", "cpu"), ("0", "cuda"), ("1,2", "cuda"), ("GPU-5f1e", "cuda"), ("0,-1", "cuda")],
+)
+def test_visible_devices_decide(driver, monkeypatch, visible, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect_device(driver) == expected
+
+
+def test_a_torch_built_without_cuda_runs_on_the_cpu(driver, monkeypatch):
+    monkeypatch.setattr(device.metadata, "version", lambda _: "2.12.0+cpu")
+    assert detect_device(driver) == "cpu"
+
+
+def test_without_torch_the_driver_decides(driver, monkeypatch):
+    def absent(name):
+        raise device.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(device.metadata, "version", absent)
+    assert detect_device(driver) == "cuda"

@@ -1,0 +1,212 @@
+"""Discovery through real package metadata: what is installed, and what is wrong with it."""
+
+import sys
+
+import attrs
+import pytest
+
+from rlcore.plugins.discovery import Registry, discover
+from rlcore.spi import SPI_VERSION, PluginError
+
+
+def only(registry, role="trainer"):
+    (entry,) = registry.of(role)
+    return entry
+
+
+def test_a_good_plugin_is_found_with_name_distribution_and_version(installer):
+    installer.trainer("swift", "acme-swift", "2.5", priority=40)
+    entry = only(discover())
+    assert (entry.role, entry.name, entry.distribution, entry.version) == ("trainer", "swift", "acme-swift", "2.5")
+    assert entry.provider.priority == 40
+    assert entry.error is None
+    assert not entry.disabled
+
+
+def test_every_role_has_its_group(installer):
+    source = "from rlcore.spi import Provider\nimport attrs\n@attrs.frozen(kw_only=True)\nclass C: pass\n"
+    source += "P = Provider(name='x', spi=(1, 0), config=C, backend='m:B')\n"
+    groups = {f"rlcore.{role}s": {"x": "all_roles:P"} for role in ("trainer", "generator", "algorithm", "environment")}
+    installer.add("acme", groups, all_roles=source)
+    registry = discover()
+    assert [entry.role for entry in registry.entries] == ["trainer", "generator", "algorithm", "environment"]
+    assert all(entry.error is None for entry in registry.entries)
+
+
+def test_the_order_does_not_depend_on_the_order_of_installation(installer):
+    for name in ("zeta", "alpha", "mid"):
+        installer.trainer(name)
+    assert [entry.name for entry in discover().of("trainer")] == ["alpha", "mid", "zeta"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library", "in broken_provider, line 1"]),
+        ("\n\nraise RuntimeError('the licence has run out')\n", ["RuntimeError: the licence has run out", "line 3"]),
+        ("import sys\nsys.exit('bye')\n", ["SystemExit: bye"]),
+        ("def broken(:\n", ["SyntaxError"]),
+        ("OTHER = 1\n", ["AttributeError", "PROVIDER"]),
+        ("from broken_helper import x\n", ["in broken_helper, line 2", "ZeroDivisionError"]),
+        ("PROVIDER = {'name': 'broken'}\n", ["a dict", "rlcore.spi.Provider"]),
+        ("from rlcore.spi import Provider as PROVIDER\n", ["the class Provider", "an instance of"]),
+    ],
+)
+def test_what_cannot_be_imported_says_what_failed_and_where(installer, source, expected):
+    entry_points = {"rlcore.trainers": {"broken": "broken_provider:PROVIDER"}}
+    installer.add("acme-broken", entry_points, broken_provider=source, broken_helper="\nx = 1 / 0\n")
+    entry = only(discover())
+    assert entry.provider is None
+    for part in expected:
+        assert part in entry.error
+
+
+def test_a_missing_module_is_named(installer):
+    installer.add("acme", {"rlcore.trainers": {"gone": "acme_gone.provider:PROVIDER"}})
+    assert "acme_gone.provider:PROVIDER" in only(discover()).error
+
+
+def test_a_malformed_entry_point_is_listed_and_does_not_stop_the_others(installer):
+    installer.add("acme", {"rlcore.trainers": {"odd": "not a path"}})
+    installer.trainer("good")
+    entries = {entry.name: entry for entry in discover().of("trainer")}
+    assert entries["good"].error is None
+    assert "import failed" in entries["odd"].error
+
+
+@pytest.mark.parametrize(
+    ("spi", "text"),
+    [
+        ((SPI_VERSION[0] + 1, 0), "another major version; upgrade rlcore"),
+        ((SPI_VERSION[0] - 1, 9), "another major version; upgrade the plugin"),
+        ((SPI_VERSION[0], SPI_VERSION[1] + 1), "a newer minor version; upgrade rlcore"),
+    ],
+)
+def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
+    installer.trainer("other", spi=spi)
+    entry = only(discover())
+    assert text in entry.error
+    assert f"written for SPI {spi[0]}.{spi[1]}" in entry.error
+    assert f"SPI {SPI_VERSION[0]}.{SPI_VERSION[1]}" in entry.error
+    assert entry.provider is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"capabilities": ["entropi"]}, "unknown capability 'entropi'; did you mean 'entropy'?"),
+        ({"capabilities": ["zzzzzz"]}, "; known are "),
+        ({"capabilities": [3]}, "capability 3 is not a string"),
+        ({"config": dict}, "config is the class dict; expected a frozen, keyword-only attrs class"),
+        ({"config": None}, "config is a NoneType"),
+        ({"backend": "no colon"}, "backend is 'no colon'; expected 'package.module:Name'"),
+        ({"check": "x.y"}, "check is 'x.y'"),
+        ({"devices": ["tpu"]}, "devices are ['tpu']; expected some of ['cpu', 'cuda']"),
+        ({"devices": []}, "devices are []"),
+        ({"priority": "high"}, "priority is 'high'; expected an integer"),
+        ({"priority": True}, "priority is True"),
+        ({"spi": (1, 0, 0)}, "spi is (1, 0, 0)"),
+        ({"spi": "1.0"}, "spi is '1.0'"),
+        ({"unavailable": None}, "unavailable is a NoneType"),
+    ],
+)
+def test_a_wrong_description_is_an_error(make_provider, options, text):
+    registry = Registry.from_providers({"trainer": [make_provider(**options)]})
+    assert text in only(registry).error
+
+
+def test_a_name_that_differs_from_the_entry_points_is_an_error(installer):
+    installer.trainer("mine", calls_itself="other")
+    assert "calls itself 'other', its entry point 'mine'" in only(discover()).error
+
+
+@attrs.define(kw_only=True)
+class Mutable:
+    size: int = 1
+
+
+@attrs.frozen
+class Positional:
+    size: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("config", "text"), [(Mutable, "is not frozen"), (Positional, "takes size by position"), (Empty, None)]
+)
+def test_config_classes_are_frozen_and_keyword_only(make_provider, config, text):
+    error = only(Registry.from_providers({"trainer": [make_provider(config=config)]})).error
+    assert (text in error) if text else error is None
+
+
+def test_a_third_partys_own_capability_has_a_colon(make_provider):
+    assert only(Registry.from_providers({"trainer": [make_provider(capabilities={"acme:speculative"})]})).error is None
+
+
+def test_several_faults_are_reported_at_once(make_provider):
+    provider = make_provider(priority=None, backend="", capabilities={"top_kk"})
+    error = only(Registry.from_providers({"trainer": [provider]})).error
+    assert all(part in error for part in ("priority", "backend", "did you mean 'top_k'?"))
+
+
+@pytest.mark.parametrize("spec", ["noisy", "trainer:noisy", "Acme_Noisy", "acme-noisy"])
+def test_a_disabled_plugin_is_not_even_imported(installer, spec):
+    installer.add("acme-noisy", {"rlcore.trainers": {"noisy": "noisy_provider:PROVIDER"}}, noisy_provider="1 / 0")
+    registry = discover(disable=[spec])
+    entry = only(registry)
+    assert entry.disabled
+    assert entry.error is None
+    assert entry.provider is None
+    assert "noisy_provider" not in sys.modules
+    assert registry.warnings == ()
+
+
+def test_the_environment_variable_adds_to_the_recipe(installer, monkeypatch):
+    for name in ("one", "two", "three"):
+        installer.trainer(name)
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", " two , ,trainer:three")
+    disabled = {entry.name for entry in discover(disable=["one"]).of("trainer") if entry.disabled}
+    assert disabled == {"one", "two", "three"}
+
+
+def test_a_role_limits_what_is_disabled(installer):
+    installer.trainer("mine")
+    registry = discover(disable=["generator:mine"])
+    assert not only(registry).disabled
+    assert len(registry.warnings) == 1
+
+
+def test_a_name_to_disable_that_is_not_installed_is_a_warning_with_a_suggestion(installer):
+    installer.trainer("swift")
+    registry = discover(disable=["swiff"])
+    assert registry.warnings == ("'swiff' is to be disabled, but no such plugin is installed; did you mean 'swift'?",)
+
+
+def test_observers_are_found_and_can_be_disabled(installer):
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch="WATCH = object()\n")
+    registry = discover()
+    assert [type(observer) for observer in registry.observers] == [object]
+    assert discover(disable=["observer:watch"]).observers == ()
+
+
+def test_a_broken_observer_is_an_error_and_harmless_once_disabled(installer):
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_bad_watch:WATCH"}}, acme_bad_watch="1 / 0\n")
+    with pytest.raises(PluginError, match=r"watch \(acme-watch 1.0\): import failed in acme_bad_watch, line 1"):
+        _ = discover().observers
+    assert discover(disable=["watch"]).observers == ()
+
+
+def test_an_observer_that_is_none_is_an_error(installer):
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_no_watch:WATCH"}}, acme_no_watch="WATCH = None\n")
+    with pytest.raises(PluginError, match="is None; expected an object with hooks"):
+        _ = discover().observers
+
+
+def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monkeypatch):
+    installer.trainer("mine")
+    monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])
+    assert len(discover().of("trainer")) == 1

@@ -1,0 +1,238 @@
+"""Selection: the named plugin or none; under "auto" the highest usable priority; every error lists what is installed."""
+
+import pickle
+import sys
+
+import pytest
+
+from rlcore.plugins.discovery import Registry, discover
+from rlcore.plugins.selection import ChosenPlugin, auto_error, explain, load_chosen, select
+from rlcore.spi import PluginError
+
+
+def registry_of(*providers, role="trainer"):
+    return Registry.from_providers({role: list(providers)})
+
+
+def chosen(registry, name="auto", device="cpu", needs=None, role="trainer"):
+    return select(registry, role, name, device=device, needs=needs or {}).name
+
+
+def refusal(registry, name="auto", device="cpu", needs=None, role="trainer"):
+    with pytest.raises(PluginError) as raised:
+        select(registry, role, name, device=device, needs=needs or {})
+    return str(raised.value)
+
+
+def test_auto_takes_the_highest_priority(make_provider):
+    registry = registry_of(
+        make_provider("low", priority=10), make_provider("high", priority=30), make_provider("mid", priority=20)
+    )
+    assert chosen(registry) == "high"
+
+
+def test_auto_passes_over_what_is_unavailable(make_provider):
+    absent = make_provider("high", priority=30, unavailable=lambda: "needs a GPU")
+    assert chosen(registry_of(absent, make_provider("low"))) == "low"
+
+
+def test_auto_passes_over_what_lacks_a_capability(make_provider):
+    bare = make_provider("high", priority=30, capabilities=())
+    assert chosen(registry_of(bare, make_provider("low")), needs={"entropy": "the loss has an entropy bonus"}) == "low"
+
+
+def test_auto_considers_only_what_is_meant_for_the_device(make_provider):
+    registry = registry_of(make_provider("big", priority=80, devices=["cuda"]), make_provider("small", priority=20))
+    assert chosen(registry, device="cpu") == "small"
+    assert chosen(registry, device="cuda") == "big"
+
+
+def test_naming_runs_a_plugin_on_a_device_it_is_not_meant_for(make_provider):
+    registry = registry_of(make_provider("big", priority=80, devices=["cuda"]), make_provider("small"))
+    assert chosen(registry, "big", device="cpu") == "big"
+
+
+def test_a_tie_at_the_top_is_an_error_that_names_both(make_provider):
+    message = refusal(registry_of(make_provider("one", priority=5), make_provider("two", priority=5), make_provider("three")))
+    assert "trainer 'one' (in-process 0) and trainer 'two' (in-process 0) tie at priority 5; name one of them" in message
+    assert message.count("\n  - ") == 3
+
+
+def test_a_tie_below_the_top_is_none(make_provider):
+    registry = registry_of(make_provider("one", priority=5), make_provider("two", priority=5), make_provider("top", priority=6))
+    assert chosen(registry) == "top"
+
+
+def test_a_tie_is_broken_by_naming(make_provider):
+    assert chosen(registry_of(make_provider("one"), make_provider("two")), "two") == "two"
+
+
+def test_a_named_plugin_never_falls_back(make_provider):
+    registry = registry_of(
+        make_provider("absent", unavailable=lambda: "needs 8 GPUs; use a larger machine"), make_provider("present")
+    )
+    message = refusal(registry, "absent")
+    assert message.startswith("trainer 'absent' is not usable: needs 8 GPUs; use a larger machine")
+    assert "\n  - present (in-process 0, priority 0): usable" in message
+
+
+def test_a_missing_capability_gives_the_recipes_reason(make_provider):
+    registry = registry_of(make_provider("bare", capabilities=()))
+    message = refusal(registry, "bare", needs={"top_k": "rollout.top_k is 20"})
+    assert "lacks the capability 'top_k' (rollout.top_k is 20)" in message
+
+
+def test_an_unknown_name_lists_what_is_installed_and_suggests(make_provider):
+    message = refusal(registry_of(make_provider("swift"), make_provider("steady", priority=3)), "swfit")
+    assert message.splitlines() == [
+        "trainer 'swfit' is not installed; did you mean 'swift'?",
+        "Installed trainers:",
+        "  - swift (in-process 0, priority 0): usable",
+        "  - steady (in-process 0, priority 3): usable",
+    ]
+
+
+@pytest.mark.parametrize("name", ["auto", "swift"])
+def test_nothing_installed_says_which_group_is_missing(name):
+    assert "install a package with an entry point in rlcore.generators" in refusal(registry_of(), name, role="generator")
+
+
+def test_nothing_usable_lists_every_reason(make_provider):
+    registry = registry_of(
+        make_provider("one", unavailable=lambda: "no driver"), make_provider("two", devices=["cuda"], priority=80)
+    )
+    message = refusal(registry)
+    assert message.startswith("no usable trainer is installed for device cpu")
+    assert "one (in-process 0, priority 0): no driver" in message
+    assert "two (in-process 0, priority 80): meant for cuda, so 'auto' passes it over on cpu; it can be named" in message
+
+
+@pytest.mark.parametrize("role", ["algorithm", "environment"])
+def test_algorithms_and_environments_have_to_be_named(make_provider, role):
+    registry = registry_of(make_provider("one"), role=role)
+    assert f"the {role} has to be named" in refusal(registry, role=role)
+    assert chosen(registry, "one", role=role) == "one"
+
+
+def raising():
+    raise OSError("driver library not found")
+
+
+@pytest.mark.parametrize("probe", [raising, lambda: False, lambda: ""])
+def test_a_broken_probe_is_reported_and_never_swallowed(make_provider, probe):
+    registry = registry_of(make_provider("odd", unavailable=probe), make_provider("good", priority=5))
+    assert "trainer 'odd' (in-process 0) is broken" in refusal(registry)
+    assert "its probe `unavailable` r" in refusal(registry, "odd")
+    assert chosen(registry, "good") == "good"
+
+
+@pytest.fixture
+def with_broken(installer):
+    """A good trainer beside one that cannot be imported."""
+    installer.trainer("good", priority=10)
+    installer.add("acme-broken", {"rlcore.trainers": {"broken": "broken_one:PROVIDER"}}, broken_one="import no_such_library\n")
+    return installer
+
+
+def test_under_auto_an_import_error_is_an_error_with_its_own_message(with_broken):
+    message = refusal(discover())
+    assert message.startswith("'auto' chooses no trainer: trainer 'broken' (acme-broken 1.0) is broken")
+    assert "No module named 'no_such_library'" in message
+    assert "good (acme-good 1.0, priority 10): usable" in message
+
+
+def test_naming_another_or_disabling_it_makes_a_broken_plugin_harmless(with_broken):
+    assert chosen(discover(), "good") == "good"
+    assert chosen(discover(disable=["broken"])) == "good"
+    assert "trainer 'broken' is not usable: import failed" in refusal(discover(), "broken")
+    assert "trainer 'broken' is disabled" in refusal(discover(disable=["broken"]), "broken")
+
+
+def test_under_auto_another_spi_version_is_an_error_too(installer):
+    installer.trainer("good")
+    installer.trainer("old", spi=(0, 3), priority=90)
+    assert "written for SPI 0.3, but this rlcore has SPI 1.0" in refusal(discover())
+    assert chosen(discover(disable=["acme-old"])) == "good"
+
+
+@pytest.fixture
+def with_duplicate(installer):
+    installer.trainer("twin", "acme-one", priority=10)
+    installer.trainer("twin", "acme-two", priority=20)
+    installer.trainer("other", priority=5)
+    return installer
+
+
+@pytest.mark.parametrize("name", ["auto", "twin"])
+def test_a_duplicate_name_is_an_error_that_names_both_distributions(with_duplicate, name):
+    message = refusal(discover(), name)
+    assert "'twin' is a duplicate name: acme-one 1.0 and acme-two 1.0 provide it" in message
+    assert message.count("\n  - ") == 3
+
+
+def test_a_duplicate_name_is_resolved_by_disabling_a_distribution(with_duplicate):
+    entry = select(discover(disable=["acme-two"]), "trainer", "twin", device="cpu", needs={})
+    assert entry.distribution == "acme-one"
+    assert chosen(discover(disable=["acme-two"])) == "twin"
+    assert chosen(discover(), "other") == "other"
+
+
+def test_explain_says_usable_or_why_not_and_what_auto_takes(make_provider):
+    registry = registry_of(
+        make_provider("best", priority=9),
+        make_provider("gpu", priority=80, devices=["cuda"]),
+        make_provider("off", unavailable=lambda: "no"),
+    )
+    rows = {row.entry.name: (row.usable, row.reason, row.auto) for row in explain(registry, "trainer", "cpu")}
+    assert rows["best"] == (True, None, True)
+    assert rows["off"] == (False, "no", False)
+    assert rows["gpu"][0] is True
+    assert "meant for cuda" in rows["gpu"][1]
+    assert auto_error(registry, "trainer", "cpu") is None
+
+
+def test_explain_marks_duplicates_and_auto_error_says_why_nothing_is_taken(with_duplicate):
+    rows = explain(discover(), "trainer", "cpu")
+    assert [(row.entry.name, row.usable, row.auto) for row in rows] == [
+        ("other", True, False),
+        ("twin", False, False),
+        ("twin", False, False),
+    ]
+    assert "duplicate name" in auto_error(discover(), "trainer", "cpu")
+
+
+def test_a_worker_loads_what_the_driver_chose_and_nothing_else(with_broken):
+    selected = select(discover(), "trainer", "good", device="cpu", needs={})
+    travelled = pickle.loads(pickle.dumps(ChosenPlugin.of(selected)))
+    sys.modules.pop("broken_one", None)
+    entry = load_chosen(travelled)
+    assert "broken_one" not in sys.modules
+    assert (entry.name, entry.error) == ("good", None)
+    assert entry.provider.name == "good"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": "2.0"}, "the driver chose trainer 'swift' of acme-swift 2.0; this worker has version 1.0"),
+        ({"distribution": "acme-fast"}, "this worker finds acme-swift 1.0 of that name"),
+        ({"name": "gone"}, "this worker finds nothing of that name"),
+        ({"role": "generator"}, "nothing of that name in rlcore.generators"),
+    ],
+)
+def test_a_worker_with_other_packages_refuses(installer, change, text):
+    installer.trainer("swift")
+    plain = {"role": "trainer", "name": "swift", "distribution": "acme-swift", "version": "1.0"}
+    with pytest.raises(PluginError) as raised:
+        load_chosen(ChosenPlugin(**{**plain, **change}))
+    assert text in str(raised.value)
+
+
+def test_a_worker_in_which_the_plugin_is_broken_says_so(with_broken):
+    with pytest.raises(PluginError, match="in this worker it is broken: import failed"):
+        load_chosen(ChosenPlugin(role="trainer", name="broken", distribution="acme-broken", version="1.0"))
+
+
+def test_a_worker_takes_the_chosen_one_of_two_of_a_name(with_duplicate):
+    chosen_plugin = ChosenPlugin(role="trainer", name="twin", distribution="acme-two", version="1.0")
+    assert load_chosen(chosen_plugin).provider.priority == 20

@@ -1,0 +1,75 @@
+"""Runs with the fakes: a recipe file, and a shorthand to run it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.progress import Progress, SilentProgress
+from rlcore.run.setup import Prepared, prepare
+from rlcore.run.train import train
+from rlcore.testing.fakes import FakeTokenizer, fake_registry
+
+RECIPE = """
+[model]
+path = "none"
+[algorithm]
+name = "fake"
+[environment]
+name = "fake"
+[run]
+num_steps = 6
+[data.evaluation]
+[training]
+prompts_per_step = 8
+updates_per_step = 2
+[rollout]
+max_prompt_tokens = 16
+max_response_tokens = 8
+[logging]
+rollouts_every_n_steps = 3
+curve = false
+[evaluation]
+every_n_steps = 4
+[checkpoint]
+every_n_steps = 2
+"""
+
+MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second")
+"""Metrics that depend on the clock."""
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Callable[..., Prepared]:
+    """Prepare the recipe with overrides; runs go below tmp_path/runs."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+
+    def prepare_with(*overrides: str, registry: Any = None) -> Prepared:
+        directory = f"run.directory={tmp_path / 'runs'}"
+        return prepare(recipe, [directory, *overrides], registry=registry or fake_registry())
+
+    return prepare_with
+
+
+@pytest.fixture
+def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
+    """Prepare and train; returns the summary."""
+
+    def run_with(
+        *overrides: str, resume: bool = False, progress: Progress | None = None, registry: Any = None
+    ) -> dict[str, Any]:
+        recipe = prepared(*overrides, registry=registry)
+        return train(recipe, resume=resume, progress=progress or SilentProgress(), tokenizer=FakeTokenizer())
+
+    return run_with
+
+
+def read_metrics(run_directory: Path, *, timed: bool = False) -> list[dict[str, float]]:
+    """metrics.jsonl, by default without what depends on the clock."""
+    records = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    if timed:
+        return records
+    return [{name: value for name, value in record.items() if not name.startswith(MEASURED)} for record in records]

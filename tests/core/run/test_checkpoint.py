@@ -1,0 +1,107 @@
+"""A checkpoint is whole or not there: manifest, rename, retention, damage, a full disk."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcore.run.checkpoint import (
+    LoopState,
+    find_damage,
+    list_checkpoints,
+    newest_checkpoint,
+    read_loop_state,
+    save_checkpoint,
+)
+from rlcore.spi import CheckpointError, StorageError
+
+
+def state(step: int) -> LoopState:
+    return LoopState(step=step, weight_version=2 * step, architecture="a" * 64)
+
+
+def write_weights(directory: Path) -> None:
+    (directory / "trainer").mkdir()
+    (directory / "trainer" / "weights").write_bytes(bytes(range(256)) * 16)
+
+
+def save(root: Path, step: int, keep: int = 10) -> Path:
+    return save_checkpoint(root, state(step), write_weights, keep=keep)
+
+
+def test_saved_state_is_read_back_and_nothing_temporary_remains(tmp_path: Path) -> None:
+    saved = save(tmp_path, 3)
+    assert saved.name == "step-000003"
+    assert read_loop_state(saved) == state(3)
+    assert find_damage(saved) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        save(tmp_path, step, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000010", "step-000011"]
+
+
+def test_a_write_that_dies_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+
+    def die(directory: Path) -> None:
+        (directory / "half").write_text("x")
+        raise RuntimeError("the process dies here")
+
+    with pytest.raises(RuntimeError):
+        save_checkpoint(tmp_path, state(2), die, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_directory_without_manifest_is_never_taken(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    half = tmp_path / "step-000002"
+    half.mkdir()
+    (half / "loop.json").write_text("{}")
+    assert newest_checkpoint(tmp_path, pytest.fail) == tmp_path / "step-000001"
+
+
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+
+    def full(directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(directory))
+
+    with pytest.raises(StorageError, match=r"No space left on device.*MiB free|MiB free.*No space left on device"):
+        save_checkpoint(tmp_path, state(2), full, keep=1)
+    assert newest_checkpoint(tmp_path, pytest.fail) == tmp_path / "step-000001"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+def test_damage_is_noticed_and_the_checkpoint_before_it_taken(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1)
+    weights = save(tmp_path, 2) / "trainer" / "weights"
+    content = bytearray(weights.read_bytes())
+    if damage == "truncated":
+        weights.write_bytes(content[:-1])
+    elif damage == "changed":
+        content[100] ^= 1
+        weights.write_bytes(content)
+    else:
+        weights.unlink()
+    notes: list[str] = []
+    assert newest_checkpoint(tmp_path, notes.append) == tmp_path / "step-000001"
+    assert len(notes) == 1
+    assert "trainer/weights" in notes[0]
+
+
+def test_where_all_are_damaged_the_error_lists_them(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / "loop.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"(?s)step-000002.*loop\.json.*step-000001"):
+        newest_checkpoint(tmp_path, lambda _: None)
+
+
+def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 1) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
+    with pytest.raises(CheckpointError, match="found format 2"):
+        newest_checkpoint(tmp_path, lambda _: None)

@@ -1,0 +1,50 @@
+"""Ctrl-C ends a part that may be cut at once, and one that may not at its end."""
+
+import os
+import signal
+
+import pytest
+
+from rlcore.run.interrupt import InterruptGuard
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_a_deferred_part_it_ends_at_once() -> None:
+    guard, reached = InterruptGuard(), []
+    with pytest.raises(KeyboardInterrupt), guard.entered():
+        press()
+        reached.append("after")
+    assert reached == []
+    assert not guard.torn
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_deferred_part_is_finished_first(number: signal.Signals) -> None:
+    guard, reached = InterruptGuard(), []
+    with pytest.raises(KeyboardInterrupt), guard.entered(), guard.deferred():
+        with guard.deferred():
+            os.kill(os.getpid(), number)
+            reached.append("inner")
+        reached.append("outer")
+    assert reached == ["inner", "outer"]
+    assert not guard.torn
+
+
+def test_a_second_one_tears_the_deferred_part() -> None:
+    guard, reached = InterruptGuard(), []
+    with pytest.raises(KeyboardInterrupt), guard.entered(), guard.deferred():
+        press()
+        press()
+        reached.append("after")
+    assert reached == []
+    assert guard.torn
+
+
+def test_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with InterruptGuard().entered():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before

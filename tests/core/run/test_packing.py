@@ -1,0 +1,40 @@
+"""Microbatches hold every sequence once, within the token limit, and balanced by attention work."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.run.packing import ATTENTION_CROSSOVER_TOKENS, plan_microbatches
+
+LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=200).map(lambda values: np.asarray(values, np.int64))
+
+
+@given(lengths=LENGTHS, max_tokens=st.integers(1, 8192))
+def test_every_sequence_is_in_one_microbatch_within_the_limit(lengths: np.ndarray, max_tokens: int) -> None:
+    plan = plan_microbatches(lengths, max_tokens=max_tokens)
+    assert sorted(np.concatenate(plan).tolist()) == list(range(len(lengths)))
+    for members in plan:
+        assert len(members) == 1 or lengths[members].sum() <= max_tokens
+        assert (np.diff(members) > 0).all()
+
+
+@given(lengths=LENGTHS)
+def test_a_large_limit_gives_one_microbatch(lengths: np.ndarray) -> None:
+    assert len(plan_microbatches(lengths, max_tokens=int(lengths.sum()))) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attention_work_is_balanced_where_tokens_alone_would_not_balance_it(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = np.clip(random.lognormal(6.3, 0.9, 512).astype(np.int64), 16, 4096)
+    plan = plan_microbatches(lengths, max_tokens=16_384)
+    costs = np.asarray([(lengths[m] * (1 + lengths[m] / ATTENTION_CROSSOVER_TOKENS)).sum() for m in plan])
+    assert costs.max() / costs.mean() < 1.02
+
+
+def test_planning_is_linear_enough_for_large_steps() -> None:
+    """65,536 sequences need few more bins than their tokens do, so no retry makes planning quadratic."""
+    lengths = np.random.default_rng(0).integers(200, 1400, 65_536)
+    plan = plan_microbatches(lengths, max_tokens=16_384)
+    assert len(plan) <= 1.1 * lengths.sum() / 16_384 + 1

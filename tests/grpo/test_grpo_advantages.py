@@ -1,0 +1,126 @@
+"""Advantages against a plain float64 reference, and the properties that bound them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore_grpo.advantages import group_advantages
+
+BASELINES = ("group_mean", "leave_one_out")
+NORMALISATIONS = ("std", "none")
+EPSILON = 1e-6
+
+group_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+options = st.tuples(st.sampled_from(BASELINES), st.sampled_from(NORMALISATIONS))
+rewards_of_any_scale = st.floats(-1e6, 1e6, width=32)
+
+
+def advantages(rewards, group_ids=None, baseline="group_mean", normalisation="std", epsilon=EPSILON):
+    rewards = np.asarray(rewards, np.float32)
+    group_ids = np.zeros(len(rewards), np.int32) if group_ids is None else np.asarray(group_ids, np.int32)
+    return group_advantages(rewards, group_ids, baseline=baseline, normalisation=normalisation, epsilon=epsilon)
+
+
+def reference_of_group(rewards, baseline, normalisation):
+    """One group in plain Python floats: (r - mean) / std (DeepSeekMath, arXiv:2402.03300, section 4.1); the mean of the others
+    (RLOO, arXiv:2402.14740); without the division (Dr.GRPO, arXiv:2503.20783, section 3.2)."""
+    rewards = [float(reward) for reward in rewards]
+    size = len(rewards)
+    if max(rewards) - min(rewards) <= 1e-6 * max(abs(reward) for reward in rewards):
+        return [0.0] * size
+    mean = math.fsum(rewards) / size
+    scale = 1.0
+    if normalisation == "std":
+        scale = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (size - 1)) + EPSILON
+    result = []
+    for index, reward in enumerate(rewards):
+        others = rewards[:index] + rewards[index + 1 :]
+        base = mean if baseline == "group_mean" else math.fsum(others) / (size - 1)
+        result.append((reward - base) / scale)
+    return result
+
+
+@given(st.data(), group_sizes, options)
+def test_groups_match_the_plain_formula(data, sizes, chosen):
+    baseline, normalisation = chosen
+    groups = [data.draw(st.lists(st.floats(-5, 5, width=32), min_size=size, max_size=size)) for size in sizes]
+    ids = np.repeat(np.cumsum([data.draw(st.integers(1, 3)) for _ in sizes]), sizes)  # numbers may be skipped
+    expected = [value for group in groups for value in reference_of_group(np.float32(group), baseline, normalisation)]
+    found = advantages(np.concatenate(groups), ids, baseline, normalisation)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(2, 64), rewards_of_any_scale, rewards_of_any_scale, st.sampled_from(BASELINES))
+def test_one_reward_apart_from_equal_others_is_bounded(size, common, lone, baseline):
+    """A leave-one-out standard deviation is 0 here but for rounding, and dividing by it gives advantages of any size."""
+    found = advantages([lone] + [common] * (size - 1), baseline=baseline)
+    bound = (size - 1) / math.sqrt(size) if baseline == "group_mean" else math.sqrt(size)
+    assert np.abs(found).max() <= bound * (1 + 1e-9)
+
+
+@given(st.lists(rewards_of_any_scale, min_size=2, max_size=40), st.sampled_from(BASELINES))
+def test_advantages_are_bounded_and_sum_to_zero(rewards, baseline):
+    found = advantages(rewards, baseline=baseline)
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= math.sqrt(len(rewards)) * (1 + 1e-9)
+    assert abs(found.sum()) < 1e-8 * len(rewards)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_a_lone_success_weighs_more_in_a_larger_group(baseline):
+    """It would be 1.0 for every size, were the deviation taken over the other samples."""
+    lone = [advantages([1.0] + [0.0] * (size - 1), baseline=baseline, epsilon=0.0)[0] for size in (2, 4, 8, 16, 64)]
+    assert np.all(np.diff(lone) > 0.1)
+    eight = (0.875 if baseline == "group_mean" else 1.0) / math.sqrt(1 / 8)
+    assert lone[2] == pytest.approx(eight, rel=1e-12)
+
+
+@given(st.floats(1 / 1024, 1024, width=32), st.sampled_from(BASELINES))
+def test_groups_of_two_are_normalised(gap, baseline):
+    found = advantages([0.0, gap], baseline=baseline, epsilon=0.0)
+    expected = math.sqrt(0.5) * (1 if baseline == "group_mean" else 2)
+    np.testing.assert_allclose(found, [-expected, expected], rtol=1e-9)
+
+
+@given(st.lists(st.integers(-8, 8), min_size=2, max_size=12), st.integers(-64, 64), st.sampled_from([0.25, 2.0, 16.0]), options)
+def test_shift_of_rewards_changes_nothing_and_scale_only_where_not_normalised(rewards, shift, scale, chosen):
+    baseline, normalisation = chosen
+    plain = advantages(rewards, None, baseline, normalisation, epsilon=0.0)
+    moved = advantages([reward * scale + shift for reward in rewards], None, baseline, normalisation, epsilon=0.0)
+    np.testing.assert_allclose(moved, plain * (1 if normalisation == "std" else scale), rtol=1e-9, atol=1e-9)
+
+
+@given(st.data(), group_sizes, options)
+def test_groups_do_not_touch_each_other_and_order_within_does_not_matter(data, sizes, chosen):
+    rewards = np.float32(data.draw(st.lists(st.floats(0, 1, width=32), min_size=sum(sizes), max_size=sum(sizes))))
+    ids = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.concatenate(
+        [np.flatnonzero(ids == group)[data.draw(st.permutations(range(n)))] for group, n in enumerate(sizes)]
+    )
+    together = advantages(rewards, ids, *chosen)
+    np.testing.assert_allclose(advantages(rewards[order], ids, *chosen), together[order], rtol=1e-9, atol=1e-12)
+    alone = [advantages(rewards[ids == group], None, *chosen) for group in range(len(sizes))]
+    np.testing.assert_allclose(np.concatenate(alone), together, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize(
+    "rewards", [[0.0] * 4, [1.0] * 4, [0.1, np.nextafter(np.float32(0.1), np.float32(1)), 0.1], [-3e7, -3e7 + 2], [5.0]]
+)
+def test_rewards_equal_to_rounding_give_exactly_zero(rewards, baseline, normalisation):
+    assert not advantages(rewards, None, baseline, normalisation).any()
+
+
+def test_small_differences_over_a_large_level_are_not_cancelled():
+    """Squares of rewards lose them in float32, and their difference from the squared mean in any precision."""
+    level = np.float32(1e4) + np.float32([0.0, 0.0, 0.5, 1.0])
+    np.testing.assert_allclose(advantages(level, epsilon=0.0), advantages([0.0, 0.0, 0.5, 1.0], epsilon=0.0), rtol=1e-12)
+
+
+def test_no_samples_give_no_advantages():
+    assert advantages([]).shape == (0,)

@@ -1,0 +1,186 @@
+"""The driver's side: what is asked of the loop, the batch that is built, and the options that are refused."""
+
+import importlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    WEIGHT_VERSIONS,
+    AlgorithmContext,
+    AlgorithmNeeds,
+    CheckContext,
+    ModelSpec,
+    RolloutBatch,
+    TokenBatch,
+)
+from rlcore_grpo.algorithm import Grpo
+from rlcore_grpo.check import check
+from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.provider import PROVIDER
+
+
+def make_grpo(config=None, *, updates_per_step=1, exact=False):
+    context = AlgorithmContext(
+        seed=0, samples_per_prompt=4, updates_per_step=updates_per_step, temperature=1.0, generation_logprobs_exact=exact
+    )
+    return Grpo(context, config or GrpoConfig())
+
+
+def make_rollouts(rewards, group_ids, valid=None, prompt=2, response=3):
+    size = len(rewards)
+    valid = np.ones(size, bool) if valid is None else np.array(valid)
+    length = prompt + response
+    mask = np.tile(np.arange(length) >= prompt, size) & np.repeat(valid, length)
+    columns = {
+        GENERATION_LOGPROBS: np.where(mask, -1, 0).astype(np.float32),
+        WEIGHT_VERSIONS: np.where(mask, 0, -1).astype(np.int32),
+    }
+    batch = TokenBatch(
+        tokens=np.zeros(size * length, np.int32),
+        offsets=np.arange(0, size * length + 1, length, dtype=np.int64),
+        loss_mask=mask,
+        token_columns=columns,
+        sequence_columns={"anything": np.arange(size)},
+    )
+    return RolloutBatch(
+        batch=batch,
+        rewards=np.array(rewards, np.float32),
+        group_ids=np.array(group_ids, np.int32),
+        valid=valid,
+        finish_reasons=np.zeros(size, np.uint8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("previous", "updates", "exact", "computed"),
+    [
+        ("auto", 1, False, False),
+        ("auto", 4, False, True),
+        ("auto", 4, True, False),
+        ("trainer", 1, True, False),
+        ("trainer", 4, True, True),
+        ("generation", 4, False, False),
+    ],
+)
+def test_previous_logprobs_are_computed_only_where_something_has_changed(previous, updates, exact, computed):
+    grpo = make_grpo(GrpoConfig(previous_logprobs=previous), updates_per_step=updates, exact=exact)
+    expected = AlgorithmNeeds(
+        source="rollouts", previous_logprobs=computed, reference_logprobs=False, entropy=True, min_samples_per_prompt=2
+    )
+    assert grpo.needs == expected
+    assert grpo.config.previous_logprobs == {"auto": "generation" if exact else "trainer"}.get(previous, previous)
+
+
+def test_reference_and_entropy_are_asked_for_only_where_used():
+    rollouts = make_rollouts([0, 1], [0, 0])
+    plain, full = make_grpo(), make_grpo(GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01))
+    assert plain.build_batch(rollouts).loss.token_columns == (ADVANTAGES, GENERATION_LOGPROBS)
+    assert plain.build_batch(rollouts).loss.entropy == "metric"
+    assert full.needs.reference_logprobs
+    assert full.build_batch(rollouts).loss.token_columns == (ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS)
+    assert full.build_batch(rollouts).loss.entropy == "loss"
+    assert make_grpo(GrpoConfig(entropy_metric="estimate")).build_batch(rollouts).loss.entropy == "none"
+    assert not make_grpo(GrpoConfig(entropy_metric="estimate")).needs.entropy
+
+
+def test_each_loss_token_gets_its_samples_advantage_and_other_columns_stay():
+    rollouts = make_rollouts([1, 0, 0, 0, 1, 1], [0, 0, 0, 3, 3, 3])
+    training = make_grpo(GrpoConfig(advantage_normalisation="none")).build_batch(rollouts)
+    expected = np.float32([2 / 3, -1 / 3, -1 / 3, -2 / 3, 1 / 3, 1 / 3])
+    column = training.batch.token_columns[ADVANTAGES]
+    assert column.dtype == np.float32
+    np.testing.assert_allclose(column.reshape(6, 5), np.outer(expected, [0, 0, 1, 1, 1]), rtol=1e-6)
+    assert training.no_signal is None
+    assert training.metrics == pytest.approx({"advantage_max": 2 / 3, "zero_advantage_groups": 0.0})
+    assert set(training.batch.token_columns) == {ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS}
+    assert set(training.batch.sequence_columns) == {"anything"}
+    assert ADVANTAGES not in rollouts.batch.token_columns
+
+
+def test_invalid_samples_get_no_advantage_and_do_not_touch_their_group():
+    whole = make_rollouts([1, 0, 0, 0], [0, 0, 0, 0], valid=[True, True, True, False])
+    alone = make_rollouts([1, 0, 0], [0, 0, 0])
+    found = make_grpo().build_batch(whole).batch.token_columns[ADVANTAGES].reshape(4, 5)
+    np.testing.assert_array_equal(found[:3], make_grpo().build_batch(alone).batch.token_columns[ADVANTAGES].reshape(3, 5))
+    assert not found[3].any()
+
+
+def test_equal_rewards_are_no_signal_unless_another_term_has_one():
+    equal = make_rollouts([1, 1, 0, 0], [0, 0, 1, 1])
+    training = make_grpo().build_batch(equal)
+    assert training.no_signal == "the rewards of each of the 2 groups are all equal"
+    assert training.metrics == {"advantage_max": 0.0, "zero_advantage_groups": 1.0}
+    for config in (GrpoConfig(kl_coefficient=0.1), GrpoConfig(entropy_coefficient=0.1)):
+        assert make_grpo(config).build_batch(equal).no_signal is None
+    mixed = make_rollouts([1, 1, 0, 1], [0, 0, 1, 1])
+    assert make_grpo().build_batch(mixed).no_signal is None
+    assert make_grpo().build_batch(mixed).metrics["zero_advantage_groups"] == 0.5
+
+
+def test_a_step_without_valid_samples_is_no_signal():
+    for config in (GrpoConfig(), GrpoConfig(kl_coefficient=0.1)):
+        training = make_grpo(config).build_batch(make_rollouts([0, 0], [0, 0], valid=[False, False]))
+        assert training.no_signal == "no sample has a token to train on"
+
+
+def test_advantages_of_many_rollouts_match_those_of_each_group_alone():
+    random = np.random.default_rng(0)
+    rewards, ids = random.random(65_536), np.repeat(np.arange(8_192), 8)
+    found = make_grpo().build_batch(make_rollouts(rewards, ids)).batch.token_columns[ADVANTAGES].reshape(-1, 5)[:, -1]
+    table = np.float32(rewards).astype(np.float64).reshape(-1, 8)
+    expected = (table - table.mean(1, keepdims=True)) / (table.std(1, ddof=1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(found.reshape(-1, 8), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_travels_by_path_and_picklable_config():
+    loss = make_grpo(exact=True).build_batch(make_rollouts([0, 1], [0, 0])).loss
+    module, function = loss.path.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert pickle.loads(pickle.dumps(loss)) == loss
+    assert loss.config.previous_logprobs == "generation"
+
+
+def test_the_provider_imports_nothing_heavy_and_names_what_exists():
+    code = "import sys, rlcore_grpo.provider; print({'torch', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+    module, name = PROVIDER.backend.split(":")
+    assert getattr(importlib.import_module(module), name) is Grpo
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip_low": 1.0},
+        {"clip_low": -0.1},
+        {"clip_high": -0.1},
+        {"dual_clip": 1.0},
+        {"kl_coefficient": -1.0},
+        {"importance_maximum": 0.0},
+        {"entropy_coefficient": -1.0},
+        {"advantage_epsilon": -1.0},
+        {"constant_length": 0},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GrpoConfig(**wrong)
+
+
+def test_constant_length_belongs_to_constant_normalisation_alone():
+    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8)
+    good = GrpoConfig(loss_normalisation="constant", constant_length=32)
+    assert not check(context, good)
+    assert not check(context, GrpoConfig())
+    for wrong in (evolve(good, constant_length=None), evolve(good, loss_normalisation="token")):
+        (problem,) = check(context, wrong)
+        assert problem.path == "algorithm.grpo.constant_length"
+        assert "rollout.max_response_tokens" in problem.remedy

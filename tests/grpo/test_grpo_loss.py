@@ -1,0 +1,267 @@
+"""The whole loss against a float64 numpy reference, its gradient against finite differences, and its invariances."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
+from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.loss import grpo_loss
+
+CONFIGS = {
+    "plain": GrpoConfig(previous_logprobs="trainer", importance_correction="none"),
+    "sampler's": GrpoConfig(previous_logprobs="generation"),
+    "corrected": GrpoConfig(previous_logprobs="trainer", importance_maximum=1.2),
+    "deepseek": GrpoConfig(
+        previous_logprobs="trainer", loss_normalisation="sequence", kl_coefficient=0.04, kl_gradient="estimate"
+    ),
+    "dr": GrpoConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
+    "k1": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
+    "k2": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
+}
+LENGTHS = [5, 2, 9, 1, 4, 12, 3]
+
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@dataclass
+class Reference:
+    """The GRPO objective as a loss, in float64 numpy, sequence by sequence.
+
+    DeepSeekMath (arXiv:2402.03300, equations 3 and 4) with DAPO's bounds and token mean (arXiv:2503.14476, equations 8 and 10),
+    the dual clip (arXiv:1912.09729, equation 5), Dr.GRPO's constant length (arXiv:2503.20783, section 3.2), and truncated
+    importance sampling of the difference between sampler and trainer. `frozen` is where a formula stops the gradient.
+    """
+
+    batch: object
+    config: GrpoConfig
+    frozen: np.ndarray
+
+    def __call__(self, current, entropy):
+        columns, config, total = self.batch.token_columns, self.config, 0.0
+        num_tokens = self.batch.loss_mask.sum()
+        pieces = [np.flatnonzero(self.batch.loss_mask[a:b]) + a for a, b in itertools.pairwise(self.batch.offsets)]
+        pieces = [piece for piece in pieces if len(piece)]
+        for piece in pieces:
+            values = [
+                self.token(current[t], entropy[t], {name: float(column[t]) for name, column in columns.items()}, t)
+                for t in piece
+            ]
+            match config.loss_normalisation:
+                case "token":
+                    total += sum(values) / num_tokens
+                case "sequence":
+                    total += np.mean(values) / len(pieces)
+                case "constant":
+                    total += sum(values) / config.constant_length / len(pieces)
+        return total
+
+    def token(self, current, entropy, columns, t):
+        config, advantage = self.config, columns[ADVANTAGES]
+        generation = columns[GENERATION_LOGPROBS]
+        previous = generation if config.previous_logprobs == "generation" else columns.get(PREVIOUS_LOGPROBS, self.frozen[t])
+        ratio = np.exp(current - previous)
+        gain = min(ratio * advantage, np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high) * advantage)
+        if config.dual_clip and advantage < 0:
+            gain = max(gain, config.dual_clip * advantage)
+        if config.importance_correction == "token":
+            gain *= min(np.exp(previous - generation), config.importance_maximum)
+        loss = -gain - config.entropy_coefficient * entropy
+        if config.kl_coefficient:
+            delta = columns[REFERENCE_LOGPROBS] - current
+            kl = {"k1": -delta, "k2": delta**2 / 2, "k3": np.exp(delta) - 1 - delta}[config.kl_estimator]
+            score = np.exp(current - self.frozen[t]) if config.kl_gradient == "expectation" else 1.0
+            loss += config.kl_coefficient * np.clip(kl, -10, 10) * score
+        return loss
+
+
+def without_previous(batch):
+    return evolve(
+        batch, token_columns={name: column for name, column in batch.token_columns.items() if name != PREVIOUS_LOGPROBS}
+    )
+
+
+def run(inputs, config):
+    output = grpo_loss(inputs, config)
+    output.loss.backward()
+    return output
+
+
+@each_config
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@given(seed=st.integers(0, 10**6))
+def test_value_matches_the_reference(make_batch, make_inputs, config, first, seed):
+    batch, logprobs, entropy = make_batch(seed, LENGTHS)
+    batch = without_previous(batch) if first else batch
+    expected = Reference(batch, config, np.float64(logprobs))(np.float64(logprobs), np.float64(entropy))
+    assert run(make_inputs(batch, logprobs, entropy), config).loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    single = run(make_inputs(batch, logprobs, entropy, dtype=torch.float32), config).loss
+    assert single.dtype == torch.float32
+    assert single.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@each_config
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+def test_gradient_matches_finite_differences(make_batch, make_inputs, config, first):
+    batch, logprobs, entropy = make_batch(11, LENGTHS)
+    batch = without_previous(batch) if first else batch
+    inputs = make_inputs(batch, logprobs, entropy)
+    run(inputs, config)
+    frozen, step = np.float64(logprobs), 1e-6
+    reference = Reference(batch, config, frozen)
+    for found, at in ((inputs.logprobs.grad, 0), (inputs.entropy.grad, 1)):
+        expected = np.zeros(batch.num_tokens)
+        for t in range(batch.num_tokens):
+            values = []
+            for sign in (1, -1):
+                point = [frozen.copy(), np.float64(entropy)]
+                point[at][t] += sign * step
+                values.append(reference(*point))
+            expected[t] = (values[0] - values[1]) / (2 * step)
+        found = np.zeros(batch.num_tokens) if found is None else found.numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+
+
+def parts_of(data, num_sequences):
+    """A random order of the sequences, cut at random places."""
+    order = np.array(data.draw(st.permutations(range(num_sequences))), np.int64)
+    cuts = sorted(data.draw(st.sets(st.integers(1, num_sequences - 1))))
+    return np.split(order, cuts)
+
+
+def gather(batch, indices):
+    return np.concatenate([np.arange(batch.offsets[i], batch.offsets[i + 1]) for i in indices])
+
+
+@each_config
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_loss_gradient_and_metrics_do_not_depend_on_cut_or_order(make_batch, make_inputs, config, data, seed):
+    """A loss that divides by a microbatch's own counts fails here."""
+    batch, logprobs, entropy = make_batch(seed, LENGTHS)
+    whole_inputs = make_inputs(batch, logprobs, entropy)
+    whole = run(whole_inputs, config)
+    loss, sums, maxima, gradient = (
+        0.0,
+        dict.fromkeys(whole.sums, 0.0),
+        dict.fromkeys(whole.maxima, -np.inf),
+        np.zeros(batch.num_tokens),
+    )
+    for part in parts_of(data, batch.num_sequences):
+        where = gather(batch, part)
+        inputs = make_inputs(batch.select(part), logprobs[where], entropy[where], batch.counts())
+        output = run(inputs, config)
+        loss += output.loss.item()
+        gradient[where] = inputs.logprobs.grad.numpy()
+        sums = {name: value + output.sums[name].item() for name, value in sums.items()}
+        maxima = {name: max(value, output.maxima[name].item()) for name, value in maxima.items()}
+    assert loss == pytest.approx(whole.loss.item(), rel=1e-12, abs=1e-13)
+    np.testing.assert_allclose(gradient, whole_inputs.logprobs.grad.numpy(), rtol=1e-12, atol=1e-14)
+    assert sums == pytest.approx({name: value.item() for name, value in whole.sums.items()}, rel=1e-6, abs=1e-7)
+    assert maxima == pytest.approx({name: value.item() for name, value in whole.maxima.items()})
+
+
+@each_config
+def test_what_stands_outside_the_mask_reaches_nothing(make_batch, make_inputs, config):
+    batch, logprobs, entropy = make_batch(5, LENGTHS)
+    plain_inputs = make_inputs(batch, logprobs, entropy)
+    plain = run(plain_inputs, config)
+    spoil = {name: np.where(batch.loss_mask, column, np.float32(np.nan)) for name, column in batch.token_columns.items()}
+    spoil[ADVANTAGES] = batch.token_columns[ADVANTAGES]
+    spoilt = evolve(batch, token_columns=spoil)
+    inputs = make_inputs(spoilt, np.where(batch.loss_mask, logprobs, np.nan), np.where(batch.loss_mask, entropy, np.nan))
+    output = run(inputs, config)
+    assert torch.equal(output.loss, plain.loss)
+    assert torch.equal(inputs.logprobs.grad, plain_inputs.logprobs.grad)
+    assert not inputs.logprobs.grad[~inputs.loss_mask].any()
+    assert {name: value.item() for name, value in output.sums.items()} == {
+        name: value.item() for name, value in plain.sums.items()
+    }
+
+
+def test_a_nan_inside_the_mask_makes_the_loss_nan(make_batch, make_inputs):
+    """The trainer refuses such a step; nothing here may hide it."""
+    batch, logprobs, entropy = make_batch(5, LENGTHS)
+    logprobs[batch.loss_mask.argmax()] = np.nan
+    for config in CONFIGS.values():
+        assert torch.isnan(grpo_loss(make_inputs(batch, logprobs, entropy), config).loss)
+
+
+def test_a_microbatch_without_loss_tokens_adds_nothing(make_batch, make_inputs):
+    batch, logprobs, entropy = make_batch(5, LENGTHS)
+    empty = evolve(batch, loss_mask=np.zeros_like(batch.loss_mask))
+    for config in CONFIGS.values():
+        for counts in (batch.counts(), empty.counts()):
+            inputs = make_inputs(empty, logprobs, entropy, counts)
+            output = run(inputs, config)
+            assert output.loss.item() == 0.0
+            assert not inputs.logprobs.grad.any()
+            assert not any(value.item() for value in (*output.sums.values(), *output.maxima.values()))
+
+
+def test_absent_previous_means_the_current_policy(make_batch, make_inputs):
+    batch, logprobs, entropy = make_batch(6, LENGTHS)
+    config = CONFIGS["corrected"]
+    same = batch.with_token_column(PREVIOUS_LOGPROBS, np.where(batch.loss_mask, logprobs, np.float32(0)))
+    given_inputs = make_inputs(same, logprobs, entropy)
+    absent_inputs = make_inputs(batch, logprobs, entropy, without=(PREVIOUS_LOGPROBS,))
+    given_output, absent_output = run(given_inputs, config), run(absent_inputs, config)
+    assert torch.equal(given_output.loss, absent_output.loss)
+    assert torch.equal(given_inputs.logprobs.grad, absent_inputs.logprobs.grad)
+    assert absent_output.sums["ratio_mean"].item() == pytest.approx(1.0)
+    assert absent_output.sums["clip_fraction"].item() == 0.0
+
+
+def test_exact_generation_logprobs_need_no_correction(make_batch, make_inputs):
+    batch, _, entropy = make_batch(6, LENGTHS)
+    exact = batch.token_columns[GENERATION_LOGPROBS]
+    outputs = [
+        run(make_inputs(batch, exact, entropy, without=(PREVIOUS_LOGPROBS,)), CONFIGS[name])
+        for name in ("plain", "sampler's", "corrected")
+    ]
+    assert len({output.loss.item() for output in outputs}) == 1
+    assert outputs[0].sums["token_mult_prob_error"].item() == pytest.approx(1.0)
+    assert outputs[0].sums["generation_kl_error"].item() == 0.0
+
+
+def test_metrics_match_their_definitions(make_batch, make_inputs):
+    batch, logprobs, entropy = make_batch(8, [20, 15, 10, 25, 20, 30])
+    config = evolve(CONFIGS["corrected"], kl_coefficient=0.1, dual_clip=1.5)
+    output = run(make_inputs(batch, logprobs, entropy), config)
+    mask = batch.loss_mask
+    columns = {name: np.float64(column)[mask] for name, column in batch.token_columns.items()}
+    current, previous, generation = np.float64(logprobs)[mask], columns[PREVIOUS_LOGPROBS], columns[GENERATION_LOGPROBS]
+    ratio, delta, advantage = np.exp(current - previous), previous - generation, columns[ADVANTAGES]
+    low, high = (advantage < 0) & (ratio < 0.8), (advantage > 0) & (ratio > 1.2)
+    kl_delta = columns[REFERENCE_LOGPROBS] - current
+    expected = {
+        "ratio_mean": ratio.mean(),
+        "clip_fraction": (low | high).mean(),
+        "clip_fraction_low": low.mean(),
+        "clip_fraction_high": high.mean(),
+        "dual_clip_fraction": ((advantage < 0) & (ratio > 1.5)).mean(),
+        "token_mult_prob_error": np.exp(abs(delta)).mean(),
+        "generation_kl_error": (np.exp(delta) - 1 - delta).mean(),
+        "importance_ratio": np.exp(delta).mean(),
+        "importance_truncated": (np.exp(delta) > config.importance_maximum).mean(),
+        "kl": np.minimum(np.exp(kl_delta) - 1 - kl_delta, 10).mean(),
+        "entropy": entropy[mask].mean(),
+    }
+    assert {name: value.item() for name, value in output.sums.items()} == pytest.approx(expected, rel=1e-5)
+    assert min(expected.values()) > 0, "each figure is put to the test"
+    assert output.maxima["ratio_max"].item() == pytest.approx(ratio.max())
+    assert not any(value.requires_grad for value in (*output.sums.values(), *output.maxima.values()))
+
+
+def test_entropy_is_estimated_from_the_samples_where_it_is_not_computed(make_inputs, make_batch):
+    batch, logprobs, _ = make_batch(8, [40, 25, 60])
+    sums = run(make_inputs(batch, logprobs, None), CONFIGS["plain"]).sums
+    current = np.float64(logprobs)[batch.loss_mask]
+    weight = np.exp(current - batch.token_columns[GENERATION_LOGPROBS][batch.loss_mask])
+    assert sums["approx_entropy"].item() == pytest.approx(-(weight * current).mean(), rel=1e-5)
+    assert "entropy" not in sums

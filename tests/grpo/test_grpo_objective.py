@@ -1,0 +1,88 @@
+"""The clipped objective against a float64 numpy reference, and its gradient against finite differences."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore_grpo.objective import clipped_objective
+
+CLIPS = [(0.2, 0.2, None), (0.2, 0.28, None), (0.1, 0.4, 3.0), (0.2, 0.2, 1.5)]
+
+
+def reference(current, previous, advantages, clip_low, clip_high, dual_clip):
+    """PPO-clip (arXiv:1707.06347, equation 7) as a loss, DAPO's bounds (arXiv:2503.14476, equation 10), dual clip
+    (arXiv:1912.09729, equation 5), token by token."""
+    result = []
+    for now, before, advantage in zip(current, previous, advantages, strict=True):
+        ratio = np.exp(now - before)
+        gain = min(ratio * advantage, min(max(ratio, 1 - clip_low), 1 + clip_high) * advantage)
+        if dual_clip is not None and advantage < 0:
+            gain = max(gain, dual_clip * advantage)
+        result.append(-gain)
+    return np.array(result)
+
+
+def draw(seed, size=64):
+    random = np.random.default_rng(seed)
+    previous = -random.exponential(2.0, size)
+    return previous + random.normal(0, 0.7, size), previous, random.normal(0, 2.0, size) * random.integers(0, 2, size)
+
+
+def call(current, previous, advantages, clip):
+    low, high, dual = clip
+    return clipped_objective(current, previous, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@given(seed=st.integers(0, 10**6))
+def test_value_matches_the_reference(clip, seed):
+    arrays = draw(seed)
+    found = call(*(torch.tensor(array) for array in arrays), clip)
+    np.testing.assert_allclose(found.loss.numpy(), reference(*arrays, *clip), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.ratio.numpy(), np.exp(arrays[0] - arrays[1]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_gradient_matches_finite_differences_and_is_zero_exactly_where_a_clip_binds(clip):
+    current, previous, advantages = draw(seed=7, size=400)
+    leaf = torch.tensor(current, requires_grad=True)
+    found = call(leaf, torch.tensor(previous), torch.tensor(advantages), clip)
+    found.loss.sum().backward()
+    step = 1e-6
+    up, down = (reference(current + sign * step, previous, advantages, *clip) for sign in (1, -1))
+    np.testing.assert_allclose(leaf.grad.numpy(), (up - down) / (2 * step), rtol=1e-6, atol=1e-7)
+    bound = found.clipped_low | found.clipped_high | found.dual_clipped
+    assert torch.equal(leaf.grad == 0, bound | torch.tensor(advantages == 0))
+    assert found.clipped_low.any()
+    assert found.clipped_high.any()
+    assert found.dual_clipped.any() == (clip[2] is not None)
+
+
+def test_unchanged_policy_gives_minus_advantage_as_value_and_gradient():
+    current = torch.tensor([-0.5, -2.0, -1.0], requires_grad=True)
+    advantages = torch.tensor([1.5, -0.5, 0.0])
+    found = call(current, current.detach(), advantages, (0.2, 0.2, None))
+    found.loss.sum().backward()
+    assert torch.equal(found.loss, -advantages)
+    assert torch.equal(current.grad, -advantages)
+    assert not (found.clipped_low | found.clipped_high).any()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("difference", [500.0, -500.0])
+def test_extreme_ratios_stay_finite(sign, difference):
+    current = torch.tensor([-1.0], requires_grad=True)
+    found = call(current, current.detach() - difference, torch.tensor([sign]), (0.2, 0.2, None))
+    found.loss.sum().backward()
+    assert torch.isfinite(found.loss).all()
+    assert torch.equal(current.grad, torch.zeros(1))
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
+    random = np.random.default_rng(3)
+    advantages = torch.tensor(random.normal(size=500))
+    found = call(torch.tensor(random.normal(0, 3, 500)), torch.zeros(500), advantages, (0.2, 0.2, 3.0))
+    assert (found.loss <= 3.0 * advantages.abs() + 1e-12).all()
+    assert not found.dual_clipped[advantages >= 0].any()
