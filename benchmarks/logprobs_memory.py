@@ -1,8 +1,9 @@
 """Peak memory and time of token log-probabilities, forward and backward: chunked against full logits.
 
-Run `python benchmarks/logprobs_memory.py [--device cpu|cuda] [--repeats 3]`. Every case runs in a process of its own, so that peaks
-do not mix; on CPU the peak is the resident set's, on CUDA that of torch's allocator. Both are given above what the inputs and their
-gradients take, which no method avoids. The floor is three matrix products (forward, both gradients) at the rate measured beside.
+Run `python benchmarks/logprobs_memory.py [--device cpu|cuda] [--repeats 3]`. Every case runs in a process of its own, so that
+peaks do not mix; on CPU the peak is the resident set's, on CUDA that of torch's allocator. Both are given above what the inputs
+and their gradients take, which no method avoids. The floor is three matrix products (forward, both gradients) at the rate
+measured beside.
 """
 
 import json

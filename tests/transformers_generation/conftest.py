@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rlcore_transformers.backend import TransformersBackend
-from rlcore_transformers.config import TransformersConfig
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,6 +27,8 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.testing.models import ARCHITECTURES, Architecture, make_model
+from rlcore_transformers.backend import TransformersBackend
+from rlcore_transformers.config import TransformersConfig
 
 MAX_LENGTH = 96
 
@@ -75,7 +76,13 @@ def refit(backend: TransformersBackend, export: WeightExport, *, may_alias: bool
 
 
 def make_backend(
-    directory: Path, *, dtype: str = "float32", device: str = "cpu", max_length: int = MAX_LENGTH, fill: bool = True, **options: Any
+    directory: Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    max_length: int = MAX_LENGTH,
+    fill: bool = True,
+    **options: Any,
 ) -> TransformersBackend:
     """A generator that holds the directory's weights, unless `fill` is False."""
     context = GeneratorContext(
@@ -140,6 +147,24 @@ def reference_model(directory: Path) -> Any:
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+@pytest.fixture(scope="session")
+def tools() -> SimpleNamespace:
+    """The functions above, which test modules cannot import."""
+    return SimpleNamespace(
+        checkpoint_tensors=checkpoint_tensors,
+        digest_of=digest_of,
+        log_softmax=log_softmax,
+        make_backend=make_backend,
+        make_export=make_export,
+        make_request=make_request,
+        random_prompts=random_prompts,
+        reference_logits=reference_logits,
+        reference_model=reference_model,
+        refit=refit,
+        split=split,
+    )
 
 
 @pytest.fixture(scope="session")

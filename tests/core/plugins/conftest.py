@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,13 +86,24 @@ class Installer:
         self.add(distribution, {"rlcore.trainers": {name: f"{module}:PROVIDER"}}, version, **{module: source})
 
 
+class _ModulesOf:
+    """Finds modules, but no distributions, on a path."""
+
+    def __init__(self, path: list[str]) -> None:
+        self.path = path
+
+    def find_spec(self, name, path=None, target=None):
+        return PathFinder.find_spec(name, path or self.path, target)
+
+
 @pytest.fixture
 def installer(tmp_path, monkeypatch) -> Installer:
     """Installs into a fresh environment, in which none of the really installed distributions is seen."""
     folder = tmp_path / "site"
     folder.mkdir()
-    without_packages = [path for path in sys.path if "-packages" not in path]
-    monkeypatch.setattr(sys, "path", [str(folder), *without_packages])
+    original = list(sys.path)
+    monkeypatch.setattr(sys, "path", [str(folder), *(path for path in original if "-packages" not in path)])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _ModulesOf(original)])
     monkeypatch.delenv("RLCORE_DISABLE_PLUGINS", raising=False)
     made = Installer(folder)
     yield made

@@ -181,7 +181,7 @@ class CheckpointConfig:
     keep: int = 2
     """How many of the newest checkpoints to keep."""
     export: Literal["none", "hf"] = "none"
-    """"hf" writes, after the last step, a directory `model` that transformers and vLLM load."""
+    """"hf" writes, after the last step, a directory `model` in the Hugging Face format, for other tools to load."""
 
 
 @frozen(kw_only=True)

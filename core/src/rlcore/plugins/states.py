@@ -59,7 +59,7 @@ class BackendState:
             if needed and place != "device"
         ]
         if absent:
-            raise ContractError(f"{self.owner}: {hook} while its {' and '.join(absent)} are on the host; set_residency first")
+            raise ContractError(f"{self.owner}: {hook} needs on the device: {' and '.join(absent)}; call set_residency first")
 
     def require_version(self, hook: str, requested: int) -> None:
         """Raise ContractError unless the version asked for is the one held."""

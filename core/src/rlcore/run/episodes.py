@@ -100,18 +100,15 @@ class EpisodeRunner:
         for index, outcome in sorted(outcomes.items(), key=lambda item: item[0]):
             if not isinstance(outcome, Failure):
                 continue
-            where = (
-                f"environment.{calls.function} of episode {index} of {calls.number} {outcome.reason} ({calls.describe(index)})"
-            )
+            episode = f"episode {index} of {calls.number} ({calls.describe(index)})"
+            what = f"environment.{calls.function}, {episode}, {outcome.reason}"
             if isinstance(outcome.error, ContractError):
-                raise ContractError(where) from outcome.error
+                raise ContractError(what) from outcome.error
             if self._on_error == "error":
                 remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
-                raise RewardError(f"{where}. {remedy}") from outcome.error
+                raise RewardError(f"{what}. {remedy}") from outcome.error
             if give_up:
-                raise RewardError(
-                    f"{where}, as did others: more than {MAX_STUCK} calls got stuck, so the environment is no use"
-                )
+                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: mend the environment")
 
     def _drive(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
         """Run the sweep to its end; where a call gets stuck, give the event loop up and name the call."""
@@ -134,14 +131,15 @@ class EpisodeRunner:
     def _give_up(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
         assert self._thread is not None
         culprits = sweep.uncancellable or sweep.executing(self._thread.loop)
-        reason = (
-            f"neither returned nor let itself be cancelled within {self._timeout_s:g} s (rollout.environment_timeout_s); "
-            f"the event loop is {self._thread.where()}"
-        )
+        limit, where = f"{self._timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
         sweep.given_up = True
         self._thread.abandon()
         self._thread = None
-        return {index: Failure(reason=reason) for index in culprits if index not in sweep.outcomes}
+        reason = f"neither returned nor let itself be cancelled within {limit}; the event loop is {where}"
+        stuck = {index: Failure(reason=reason) for index in culprits if index not in sweep.outcomes}
+        if not stuck:
+            raise RewardError(f"the environment's event loop has been blocked for {limit} by none of its calls; it is {where}")
+        return stuck
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ class TestMine(TrainerConformance):
     def provider(self): return PROVIDER
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["GeneratorConformance", "TrainerConformance"]
 
 
+_MODULES = {"TrainerConformance": "trainer", "GeneratorConformance": "generator"}
+
+
 def __getattr__(name: str) -> Any:
     # The kit needs pytest, which whoever only uses the fakes need not have.
-    if name == "TrainerConformance":
-        from rlcore.testing.conformance.trainer import TrainerConformance
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
 
-        return TrainerConformance
-    if name == "GeneratorConformance":
-        from rlcore.testing.conformance.generator import GeneratorConformance
-
-        return GeneratorConformance
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    pytest.register_assert_rewrite("rlcore.testing.conformance")
+    return getattr(import_module(f"rlcore.testing.conformance.{_MODULES[name]}"), name)

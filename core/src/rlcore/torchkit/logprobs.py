@@ -15,7 +15,7 @@ from rlcore.torchkit.attention import PackedSequences, packed_forward
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 """Whether the entropy is computed: not at all, without a gradient, or with one."""
 
-_CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**28}
+_CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 3 * 2**26}
 """Logits of one chunk where the caller does not say: large enough for efficient products, small beside a model."""
 
 
@@ -63,7 +63,7 @@ class _TokenLogprobs(torch.autograd.Function):
         log_softmax = None
         for start in range(0, num_rows, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            log_softmax = _log_softmax(hidden[rows], head, temperature)
+            log_softmax = torch.log_softmax(_scaled_logits(hidden[rows], head, temperature), 1, dtype=wide)
             logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
             if entropies is not None:
                 entropies[rows] = log_softmax.exp().mul_(log_softmax).sum(1).neg_()
@@ -77,9 +77,8 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
         hidden, weight, targets, entropies, kept = ctx.saved_tensors
-        grad_logprobs, grad_entropy = grad_outputs
         grad_entropy = grad_entropy if entropies is not None else None
         rows = _rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
@@ -87,26 +86,45 @@ class _TokenLogprobs(torch.autograd.Function):
         head = weight.to(hidden.dtype)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
+        scale = -1.0 / ctx.temperature
+        scaled = torch.zeros_like(targets, dtype=_wide(hidden.dtype)) if grad_logprobs is None else grad_logprobs * scale
         for chunk in torch.split(rows, ctx.chunk_tokens):
-            states = hidden.index_select(0, chunk)
-            log_softmax = kept.index_select(0, chunk) if kept is not None else _log_softmax(states, head, ctx.temperature)
-            coefficient = None
-            if grad_entropy is not None:
-                coefficient = (log_softmax + entropies[chunk, None]).mul_(grad_entropy[chunk, None])
-            grad_logits = log_softmax.exp_()
-            if coefficient is not None:
-                coefficient.mul_(grad_logits)
-            if grad_logprobs is not None:
-                ones = grad_logits.new_full((len(chunk), 1), -1.0)
-                grad_logits.scatter_add_(1, targets[chunk, None], ones).mul_(grad_logprobs[chunk, None])
-            if coefficient is not None:
-                grad_logits = grad_logits.add_(coefficient) if grad_logprobs is not None else coefficient
-            narrow = grad_logits.mul_(-1.0 / ctx.temperature).to(hidden.dtype)
+            states, chosen = hidden.index_select(0, chunk), targets[chunk, None]
+            logits = _scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
+            if grad_entropy is None:
+                grad_logits = _grad_of_logprobs(logits, kept is not None, chosen, scaled[chunk, None], hidden.dtype)
+            else:
+                reached = grad_entropy[chunk, None] * scale
+                shift = entropies[chunk, None] * reached + scaled[chunk, None]
+                grad_logits = _grad_with_entropy(logits, kept is not None, chosen, scaled[chunk, None], reached, shift)
+            grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden.index_copy_(0, chunk, narrow @ head)
+                grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
-                grad_weight.add(narrow, states)
+                grad_weight.add(grad_logits, states)
         return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+
+
+def _grad_of_logprobs(logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    """[C, V] in `dtype`: (p - onehot) scaled, with `scaled` [C, 1] the upstream gradient by -temperature.
+
+    `logits` are the scaled logits, or where `normalised` their log-softmax, which is overwritten.
+    """
+    wide = _wide(dtype)
+    softmax = logits.exp_() if normalised else torch.softmax(logits, 1, dtype=wide)
+    softmax.scatter_add_(1, chosen, torch.full_like(scaled, -1.0))
+    narrow = softmax if dtype == wide else torch.empty_like(softmax, dtype=dtype)
+    return torch.mul(softmax, scaled, out=narrow)
+
+
+def _grad_with_entropy(
+    logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, reached: Tensor, shift: Tensor
+) -> Tensor:
+    """[C, V]: p (log p · reached + shift) - onehot · scaled, all of them upstream gradients [C, 1] by -temperature."""
+    log_softmax = logits if normalised else torch.log_softmax(logits, 1, dtype=scaled.dtype)
+    softmax = log_softmax.exp()
+    torch.addcmul(shift, log_softmax, reached, out=log_softmax)
+    return softmax.mul_(log_softmax).scatter_add_(1, chosen, -scaled)
 
 
 class _WeightGradient:
@@ -128,13 +146,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _log_softmax(states: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """float32 [C, V]; the division comes after the cast, as samplers do it."""
+def _scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """[C, V]: divided after the cast to float32, as samplers do; not cast at all where there is nothing to divide."""
     logits = states @ head.T
-    wide = _wide(logits.dtype)
-    if temperature != 1.0:
-        logits = logits.to(wide).div_(temperature)
-    return torch.log_softmax(logits, 1, dtype=wide)
+    if temperature == 1.0:
+        return logits
+    # Not a 0-dim tensor: those do not take part in type promotion, so this divides and casts in one pass.
+    divisor = torch.full((1, 1), temperature, dtype=_wide(logits.dtype), device=logits.device)
+    return logits.div_(divisor) if logits.dtype == divisor.dtype else logits / divisor
 
 
 def _rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:

@@ -2,10 +2,11 @@
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlcore.spi import (
@@ -37,9 +38,8 @@ from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference
-from rlcore_fsdp2.residency import Residency, num_bytes
+from rlcore_fsdp2.residency import RESIDENT, Residency, num_bytes
 from rlcore_fsdp2.schedule import learning_rate
-from rlcore_fsdp2.sharding import reshard
 
 HF_BUCKET_BYTES = 2**28
 MAX_NAMED = 3
@@ -64,13 +64,13 @@ class Fsdp2Backend:
         self._policy, self._exporter = make_policy(context.model, config, mesh, self._device)
         self._reference = make_reference(context.model, config, mesh, self._device) if context.needs_reference else None
         self._optimizer = make_optimizer(self._policy, config.optimizer)
-        self._residency = Residency()
+        self._residency = Residency(self._device)
         self._weight_version = 0
         self._failed_midway = False
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        self._check(request.weight_version, "train_step", state=True)
+        self._check("train_step", request.weight_version)
         try:
             totals = self._accumulate(request)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
@@ -90,7 +90,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
-        self._check(request.weight_version, "get_logprobs", state=False)
+        self._check("get_logprobs", request.weight_version)
         model = self._policy if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
@@ -99,46 +99,42 @@ class Fsdp2Backend:
 
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        self._check(request.weight_version, "export_weights", state=False)
+        self._check("export_weights", request.weight_version)
         return self._exporter.export(request, self.layout.data_parallel_size)
 
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        weights, state = self._weights(), self._state()
-        self._residency.move(request, self._device, weights, state)
-        return SetResidencyResult(device_bytes=num_bytes([*weights, *state]))
+        return SetResidencyResult(device_bytes=self._move(request))
 
     @hookimpl
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        self._residency.require("save_state", state=request.kind == "resume")
-        if request.kind == "hf":
-            return SaveStateResult(files=self._save_hf(request))
-        place = checkpoint.Writer(rank=self._context.place.rank, world_size=self._context.place.world_size)
-        files = checkpoint.save(request.directory, place, self._policy, self._optimizer, self._weight_version)
-        return SaveStateResult(files=tuple(files))
+        with self._resident():
+            files = self._save_hf(request) if request.kind == "hf" else self._save_resume(request)
+        return SaveStateResult(files=files)
 
     @hookimpl
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        self._residency.require("load_state", state=True)
-        self._weight_version = checkpoint.load(request.directory, self._policy, self._optimizer)
+        with self._resident():
+            self._weight_version = checkpoint.load(request.directory, self._policy, self._optimizer)
         return LoadStateResult(weight_version=self._weight_version)
 
     @hookimpl
     def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+        for model in self._models():
+            del model.forward  # refers to the model, as what patch_head sets does
         del self._policy, self._reference, self._optimizer, self._exporter, self._residency
-        gc.collect()  # modules and their patched forward refer to each other
+        if self._is_sharded:
+            gc.collect()  # FSDP's records refer to each other
+            process_group.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        if self._is_sharded:
-            process_group.leave()
         return CloseResult()
 
-    def _check(self, weight_version: int, hook: str, *, state: bool) -> None:
+    def _check(self, hook: str, weight_version: int) -> None:
         if weight_version != self._weight_version:
             raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
-        self._residency.require(hook, state=state)
 
     def _accumulate(self, request: TrainStepRequest) -> Totals:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
@@ -178,14 +174,34 @@ class Fsdp2Backend:
         self._optimizer.step()
         return rate
 
-    def _weights(self) -> list[Tensor]:
-        models = [self._policy] if self._reference is None else [self._policy, self._reference]
-        for model in models:
-            reshard(model)
-        return [parameter for model in models for parameter in model.parameters()]
+    def _models(self) -> list[nn.Module]:
+        return [self._policy] if self._reference is None else [self._policy, self._reference]
+
+    def _move(self, request: SetResidencyRequest) -> int:
+        """Bytes left on the device."""
+        weights, state = [parameter for model in self._models() for parameter in model.parameters()], self._state()
+        self._residency.move(request, weights, state)
+        return num_bytes([*weights, *state])
+
+    @contextmanager
+    def _resident(self) -> Iterator[None]:
+        """Everything on the device for as long as it takes to read or write it."""
+        before = self._residency.place
+        self._move(RESIDENT)
+        try:
+            yield
+        finally:
+            self._move(before)
 
     def _state(self) -> list[Tensor]:
-        return [tensor for state in self._optimizer.state.values() for tensor in state.values()]
+        """Moments, and what else of the optimizer is on the device; step counts may be on the host."""
+        tensors = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
+        return [tensor for tensor in tensors if tensor.device.type == self._device.type]
+
+    def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
+        place = self._context.place
+        writer = checkpoint.Writer(rank=place.rank, world_size=place.world_size)
+        return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
 
     def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
         model = self._context.model

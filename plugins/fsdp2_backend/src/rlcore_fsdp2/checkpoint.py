@@ -68,7 +68,9 @@ class Part:
         return tuple(mine), tuple(theirs)
 
 
-def save(directory: Path, writer: Writer, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int) -> list[str]:
+def save(
+    directory: Path, writer: Writer, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int
+) -> tuple[str, ...]:
     """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
     parameters = dict(model.named_parameters())
     tensors = {key: local(tensor).detach().contiguous() for key, tensor in _keyed(parameters, optimizer).items()}
@@ -83,7 +85,7 @@ def save(directory: Path, writer: Writer, model: nn.Module, optimizer: torch.opt
     with storage_errors(directory):
         save_file(tensors, directory / f"{stem}.safetensors")
         (directory / f"{stem}.json").write_text(json.dumps(index))
-    return [f"{stem}.safetensors", f"{stem}.json"]
+    return f"{stem}.safetensors", f"{stem}.json"
 
 
 def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

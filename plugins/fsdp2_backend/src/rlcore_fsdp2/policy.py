@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlcore.spi import ModelSpec
 from rlcore.torchkit.logprobs import patch_head
 from rlcore.torchkit.models import load_model
+from rlcore.torchkit.onednn import use_onednn
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.sharding import shard
@@ -35,6 +36,8 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None
 
 def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> None:
     patch_head(model)
+    if device.type == "cpu":
+        use_onednn(model)
     if mesh is None:
         model.to(device)
         return

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from attrs import define, field
 from torch import Tensor, UntypedStorage
 
-from rlcore.spi import ContractError, SetResidencyRequest
+from rlcore.spi import SetResidencyRequest
 from rlcore_fsdp2.sharding import local
 
 
@@ -27,8 +26,8 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 class HostCopy:
     """The content of freed device storages.
 
-    A storage is emptied in place, so parameters, FSDP's own records, optimizer state and aliases elsewhere all stay valid objects
-    and find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow.
+    A storage is emptied in place, so parameters, FSDP's own records, optimizer state and aliases elsewhere stay valid and
+    find their bytes again after `restore`. Pinned host memory is kept for the next time, since pinning is slow.
     """
 
     def __init__(self) -> None:
@@ -70,38 +69,27 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-@define(kw_only=True)
-class Kind:
-    """Tensors that move together, and where they are."""
-
-    host_copy: HostCopy = field(factory=HostCopy)
-    on_device: bool = True
-
-    def move(self, tensors: Sequence[Tensor], *, to_device: bool, device: torch.device) -> None:
-        """Nothing moves on CPU, where both places are one; which calls are legal changes all the same."""
-        if to_device != self.on_device and device.type == "cuda":
-            self.host_copy.restore() if to_device else self.host_copy.offload(tensors)
-        self.on_device = to_device
+RESIDENT = SetResidencyRequest(weights="device", state="device")
 
 
-@define(kw_only=True)
 class Residency:
-    """Where weights and optimizer state are, as set_residency asked last."""
+    """Where weights and optimizer state are. On CPU both places are one and nothing moves."""
 
-    weights: Kind = field(factory=Kind)
-    state: Kind = field(factory=Kind)
+    def __init__(self, device: torch.device) -> None:
+        self._moves = device.type == "cuda"
+        self._weights, self._state = HostCopy(), HostCopy()
+        self.place = RESIDENT
 
-    def move(
-        self, request: SetResidencyRequest, device: torch.device, weights: Sequence[Tensor], state: Sequence[Tensor]
-    ) -> None:
-        """Free before filling, so that both never need room at once."""
-        kinds = [(self.weights, weights, request.weights == "device"), (self.state, state, request.state == "device")]
-        for kind, tensors, to_device in sorted(kinds, key=lambda entry: entry[2]):
-            kind.move(tensors, to_device=to_device, device=device)
-
-    def require(self, hook: str, *, state: bool) -> None:
-        """Raise ContractError unless the weights, and with `state` the optimizer's state, are on the device."""
-        absent = [] if self.weights.on_device else ["weights"]
-        absent += ["state"] if state and not self.state.on_device else []
-        if absent:
-            raise ContractError(f'{hook}: found {" and ".join(absent)} on the host; call set_residency with "device" first')
+    def move(self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor]) -> None:
+        """Free before filling, so that the two never need room at once."""
+        self.place = request
+        if not self._moves:
+            return
+        if request.weights == "host":
+            self._weights.offload(weights)
+        if request.state == "host":
+            self._state.offload(state)
+        if request.weights == "device":
+            self._weights.restore()
+        if request.state == "device":
+            self._state.restore()

@@ -8,8 +8,8 @@ from rlcore_fsdp2.config import ScheduleConfig
 def learning_rate(peak: float, schedule: ScheduleConfig, step: int, num_steps: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`.
 
-    Steps 0 … warmup_steps-1 rise as peak·(step+1)/warmup_steps. The decay then starts at the peak in step warmup_steps and would
-    reach peak·min_learning_rate_ratio in step `num_steps`, where it stays.
+    Steps 0 … warmup_steps-1 rise as peak·(step+1)/warmup_steps. The decay starts at the peak in step warmup_steps and reaches
+    peak·min_learning_rate_ratio in step `num_steps`, where it stays.
     """
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps

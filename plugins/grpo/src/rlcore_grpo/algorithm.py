@@ -27,14 +27,12 @@ class Grpo:
         if config.previous_logprobs == "auto":
             config = evolve(config, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")
         self.config = config
-        metric = "metric" if config.entropy_metric == "exact" else "none"
-        self._entropy: Literal["none", "metric", "loss"] = "loss" if config.entropy_coefficient else metric
+        self._loss = _loss_spec(config)
         self.needs = AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=config.previous_logprobs == "trainer" and context.updates_per_step > 1,
-            reference_logprobs=config.kl_coefficient > 0,
-            entropy=self._entropy != "none",
-            entropy=config.entropy_metric == "exact" or config.entropy_coefficient > 0,
+            reference_logprobs=REFERENCE_LOGPROBS in self._loss.token_columns,
+            entropy=self._loss.entropy != "none",
             min_samples_per_prompt=2,
         )
 
@@ -45,7 +43,7 @@ class Grpo:
         per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), np.float32(0))
         return TrainingBatch(
             batch=batch.with_token_column(ADVANTAGES, per_token),
-            loss=self._loss(),
+            loss=self._loss,
             metrics=_metrics(rollouts, advantages),
             no_signal=self._no_signal(rollouts, advantages),
         )
@@ -62,15 +60,6 @@ class Grpo:
         )
         return advantages
 
-    def _loss(self) -> LossSpec:
-        reference = (REFERENCE_LOGPROBS,) if self.needs.reference_logprobs else ()
-        return LossSpec(
-            path="rlcore_grpo.loss:grpo_loss",
-            config=self.config,
-            token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
-            entropy=self._entropy,
-        )
-
     def _no_signal(self, rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
         if not rollouts.batch.loss_mask.any():
             return "no sample has a token to train on"
@@ -78,6 +67,18 @@ class Grpo:
             return None
         num_groups = len(np.unique(rollouts.group_ids[rollouts.valid]))
         return f"the rewards of each of the {num_groups} groups are all equal"
+
+
+def _loss_spec(config: GrpoConfig) -> LossSpec:
+    """The loss, and what it reads with these options."""
+    entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
+    reference = (REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
+    return LossSpec(
+        path="rlcore_grpo.loss:grpo_loss",
+        config=config,
+        token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
+        entropy="loss" if config.entropy_coefficient else entropy,
+    )
 
 
 def _metrics(rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:

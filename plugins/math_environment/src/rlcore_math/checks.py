@@ -30,9 +30,8 @@ def _check_ranges(config: ArithmeticConfig) -> list[Problem]:
     problems = []
     unknown = [operation for operation in config.operations if operation not in OPERATIONS]
     if unknown or not config.operations or len(set(config.operations)) < len(config.operations):
-        problems.append(
-            _problem("arithmetic.operations", str(list(config.operations)), f"one or more of {list(OPERATIONS)}, once each")
-        )
+        expected = f"one or more of {list(OPERATIONS)}, once each"
+        problems.append(_problem("arithmetic.operations", str(list(config.operations)), expected))
     for name, least in (("num_terms", 2), ("min_operand", 0), ("num_train", 1), ("num_evaluation", 1)):
         if getattr(config, name) < least:
             problems.append(_problem(f"arithmetic.{name}", str(getattr(config, name)), f"at least {least}"))

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from rlcore.spi import ADVANTAGES, TokenBatch
+from rlcore.spi.arrays import Int64Array
 from rlcore.testing.conformance.probe import PROBE_WEIGHT
 
 LENGTHS = (1, 2, 9, 5, 13, 7)
@@ -37,11 +38,15 @@ def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS
 
 def arrange(batch: TokenBatch, arrangement: Arrangement) -> tuple[TokenBatch, ...]:
     """The same sequences in one microbatch, each in its own, in reversed order in three, or in two of unequal size."""
+    return tuple(batch.select(indices) for indices in arranged_indices(batch, arrangement))
+
+
+def arranged_indices(batch: TokenBatch, arrangement: Arrangement) -> list[Int64Array]:
+    """Which sequences each microbatch of an arrangement holds."""
     indices = np.arange(batch.num_sequences, dtype=np.int64)
-    parts = {
+    return {
         "together": [indices],
         "apart": np.split(indices, batch.num_sequences),
         "reversed": np.array_split(indices[::-1], 3),
         "two_uneven": [indices[:1], indices[1:]],
     }[arrangement]
-    return tuple(batch.select(part) for part in parts)

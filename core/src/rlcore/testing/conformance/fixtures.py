@@ -33,12 +33,7 @@ class BackendFixtures:
     @pytest.fixture
     def model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         """The model: a tiny Qwen3 with random weights, in float32."""
-        directory = tmp_path_factory.getbasetemp() / "conformance-model"
-        if not directory.exists():
-            from rlcore.testing.models import make_model
-
-            make_model(directory, "qwen3", seed=0)
-        return ModelSpec(path=str(directory), dtype="float32")
+        return tiny_model(tmp_path_factory, seed=0)
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:
@@ -51,6 +46,16 @@ class BackendFixtures:
     def tolerance(self) -> float:
         """Most that a log-probability may be off, in nats."""
         return 1e-4
+
+
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> ModelSpec:
+    """A tiny Qwen3 with random weights in float32, made once a session."""
+    from rlcore.testing.models import make_model
+
+    directory = tmp_path_factory.getbasetemp() / f"conformance-model-{seed}"
+    if not directory.exists():
+        make_model(directory, "qwen3", seed=seed)
+    return ModelSpec(path=str(directory), dtype="float32")
 
 
 def entry_of(role: Role, provider: Provider, device: Device) -> Entry:

@@ -55,7 +55,7 @@ def make_export(
     buffers would. `change` makes the stream differ from what `specs` and the digests promise.
     """
     specs = tuple(TensorSpec(name=name, shape=tuple(value.shape), dtype=dtype_of(value)) for name, value in weights.items())
-    buckets = list(_cut(weights if persistent else {name: _copied(value) for name, value in weights.items()}, max_bucket_bytes))
+    buckets = list(_cut(weights if persistent else copies(weights), max_bucket_bytes))
     stream = buckets if change is None else change(buckets)
     return WeightExport(
         weight_version=weight_version,
@@ -82,6 +82,11 @@ def _spoiling(buckets: Sequence[WeightBucket]) -> Iterator[WeightBucket]:
         yield bucket
         for named in bucket.tensors:
             named.tensor[...] = float("nan")
+
+
+def copies(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of one's own with the same values."""
+    return {name: _copied(value) for name, value in weights.items()}
 
 
 def _copied(value: Any) -> Any:

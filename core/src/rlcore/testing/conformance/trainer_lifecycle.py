@@ -56,7 +56,7 @@ class TrainerLifecycle(TrainerFixtures):
     @pytest.mark.parametrize("poison", ["loss", "gradient"])
     def test_step_that_is_not_finite_is_refused_and_leaves_the_state(
         self,
-        trainer: TrainerUnderTest,
+        open_trainer: OpenTrainer,
         loss: LossSpec,
         batch: TokenBatch,
         other_batch: TokenBatch,
@@ -64,17 +64,17 @@ class TrainerLifecycle(TrainerFixtures):
         poison: str,
     ) -> None:
         """Weights, optimizer and version stay, and the next step is the one that would have followed."""
-        trainer.step((batch,), 0)
-        before = trainer.weights(1)
         spoiled = other_batch.token_columns[ADVANTAGES].copy()
         spoiled[np.flatnonzero(other_batch.loss_mask)[-1]] = np.nan
         last = other_batch.with_token_column(ADVANTAGES, spoiled) if poison == "loss" else other_batch
-        with pytest.raises(NonFiniteError):
-            trainer.step((batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
-        after = trainer.weights(1)
-        for name in before:
-            np.testing.assert_array_equal(after[name], before[name], err_msg=name)
-        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+        with open_trainer() as trainer:
+            trainer.step((batch,), 0)
+            with pytest.raises(NonFiniteError):
+                trainer.step((batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
+            after = trainer.weights(1)
+            for name, expected in undisturbed[0].weights.items():
+                np.testing.assert_array_equal(after[name], expected, err_msg=name)
+            assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], after)
 
     def test_state_loaded_continues_exactly(
         self,
@@ -107,17 +107,17 @@ class TrainerLifecycle(TrainerFixtures):
 
     def test_saving_changes_nothing(
         self,
-        trainer: TrainerUnderTest,
+        open_trainer: OpenTrainer,
         batch: TokenBatch,
         other_batch: TokenBatch,
         undisturbed: list[StepOutcome],
         tmp_path: Path,
     ) -> None:
         """The step after a save is the step without one."""
-        trainer.step((batch,), 0)
-        before = trainer.weights(1)
-        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+        with open_trainer() as trainer:
+            trainer.step((batch,), 0)
+            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], undisturbed[0].weights)
 
     def test_reference_is_the_initial_policy_after_loading(
         self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path
@@ -145,7 +145,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_moving_to_the_host_and_back_changes_nothing(
         self,
         provider: Provider,
-        trainer: TrainerUnderTest,
+        open_trainer: OpenTrainer,
         batch: TokenBatch,
         other_batch: TokenBatch,
         undisturbed: list[StepOutcome],
@@ -154,20 +154,21 @@ class TrainerLifecycle(TrainerFixtures):
     ) -> None:
         """Log-probabilities and exports work with the optimizer on the host; the step after is the step without the moves."""
         require(provider, capabilities.RESIDENCY)
-        trainer.step((batch,), 0)
-        before, logprobs = trainer.weights(1), trainer.logprobs((other_batch,), 1)[0]
-        resident = trainer.handle.set_residency(ON_DEVICE).device_bytes
-        assert resident > 0, "a trainer on its device holds no bytes there"
-        trainer.handle.set_residency(STATE_ON_HOST)
-        np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
-        for name, value in trainer.weights(1).items():
-            np.testing.assert_array_equal(value, before[name], err_msg=name)
-        moved = trainer.handle.set_residency(ON_HOST).device_bytes
-        assert device == "cpu" or moved < resident / 4, f"on the host it still holds {moved} of {resident} bytes"
-        trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
-        trainer.handle.set_residency(ON_DEVICE)
-        np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
-        assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
+        with open_trainer() as trainer:
+            trainer.step((batch,), 0)
+            before, (logprobs,) = trainer.weights(1), trainer.logprobs((other_batch,), 1)
+            resident = trainer.handle.set_residency(ON_DEVICE).device_bytes
+            assert resident > 0, "a trainer on its device holds no bytes there"
+            trainer.handle.set_residency(STATE_ON_HOST)
+            np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
+            for name, value in trainer.weights(1).items():
+                np.testing.assert_array_equal(value, before[name], err_msg=name)
+            moved = trainer.handle.set_residency(ON_HOST).device_bytes
+            assert device == "cpu" or moved < resident / 4, f"on the host it still holds {moved} of {resident} bytes"
+            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            trainer.handle.set_residency(ON_DEVICE)
+            np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
+            assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
 
     def test_resident_state_is_accepted(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
         """By every trainer, whatever it declares."""
@@ -187,7 +188,6 @@ class TrainerLifecycle(TrainerFixtures):
         self,
         provider: Provider,
         trainer: TrainerUnderTest,
-        reference: Reference,
         model: ModelSpec,
         batch: TokenBatch,
         tolerance: float,

@@ -91,7 +91,7 @@ class FakeTrainerConformance(TrainerConformance):
         return FakeTrainerConfig(vocabulary_size=NUM_TOKENS, initial_scale=1.0, learning_rate=0.01)
 
     @pytest.fixture
-    def model(self) -> ModelSpec:  # type: ignore[override]
+    def model(self) -> ModelSpec:
         """A fake needs no directory."""
         return ModelSpec(path="fake")
 
@@ -120,12 +120,12 @@ class FakeGeneratorConformance(GeneratorConformance):
         return FAKE_GENERATOR
 
     @pytest.fixture
-    def model(self) -> ModelSpec:  # type: ignore[override]
+    def model(self) -> ModelSpec:
         """A fake needs no directory."""
         return ModelSpec(path="fake")
 
     @pytest.fixture
-    def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:  # type: ignore[override]
+    def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
         """Tables of two seeds."""
         return make_weights(NUM_TOKENS, 0, 1.5), make_weights(NUM_TOKENS, 1, 1.5)
 
@@ -135,6 +135,6 @@ class FakeGeneratorConformance(GeneratorConformance):
         return TableReference()
 
     @pytest.fixture
-    def decode(self) -> Any:  # type: ignore[override]
+    def decode(self) -> Any:
         """The fakes' tokenizer."""
         return FakeTokenizer().decode

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import zipfile
 from collections.abc import Iterator
 from math import isfinite, sqrt
 from typing import Any, Literal
@@ -159,7 +160,7 @@ class FakeTrainer:
             meta = json.loads((request.directory / META_FILE).read_text())
             with np.load(request.directory / STATE_FILE, allow_pickle=False) as file:
                 arrays: dict[str, NDArray[Any]] = dict(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{request.directory}: the fake trainer's state cannot be read: {error}") from error
         for name, value in self.weights.items():
             if arrays[f"weights/{name}"].shape != value.shape:
@@ -210,8 +211,11 @@ class FakeTrainer:
             forward = self.forward(self.weights, batch, request.temperature)
             output = self.call_loss(request, batch, forward)
             loss: Any = output.loss
-            entropy_grads = np.zeros(batch.num_tokens) if loss.entropy_grads is None else loss.entropy_grads
-            for name, grad in forward.gradients(self.weights, loss.logprob_grads, entropy_grads).items():
+            with_entropy = request.loss.entropy == "loss" and loss.entropy_grads is not None
+            entropy_grads = loss.entropy_grads if with_entropy else np.zeros(batch.num_tokens)
+            with np.errstate(invalid="ignore"):  # a loss may be infinite; train_step then refuses what comes of it
+                parts = forward.gradients(self.weights, loss.logprob_grads, entropy_grads)
+            for name, grad in parts.items():
                 grads[name] += grad
             total += loss.value
             for name, value in output.sums.items():

@@ -1,0 +1,267 @@
+"""One GRPO step on CPU: rlcore, TRL's GRPOTrainer and a bare torch loop at identical work, interleaved.
+
+    .venv/bin/python benchmarks/cpu_step.py                 # makes .venv-trl for TRL the first time
+    .venv/bin/python benchmarks/cpu_step.py --cases one --rounds 5
+
+Work of a step: 16 prompts × 8 samples × at most 32 tokens of a Qwen3 shape (hidden 256, 4 layers, 8 heads, 2 KV heads,
+vocabulary 512, float32), AdamW. `one`: one update on all 128 samples; `four`: four updates on 32 each; `kl`: one, with a KL
+term against a reference policy. Each contestant runs in a process of its own, in turns, so that a disturbance hits all.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from share_task import ALPHABET, PROMPT_LENGTH, prompts, reward
+
+CONTESTANTS = ("rlcore", "trl", "bare")
+CASES = {"one": (1, 0.0), "four": (4, 0.0), "kl": (1, 0.04)}
+"""Updates per step, and the KL coefficient."""
+NUM_PROMPTS, GROUP, NUM_TOKENS = 16, 8, 32
+WARM_UP = 2
+TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
+
+
+def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
+    from rlcore.plugins.discovery import Registry, discover
+    from rlcore.run.setup import prepare
+    from rlcore.run.train import train
+    from share_environment import PROVIDER
+
+    updates, kl = CASES[case]
+    stamps = [time.time()]
+
+    class Stamps:
+        def step(self, step: int, metrics: dict[str, float]) -> None:
+            stamps.append(time.time())
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+    own = Registry.from_providers({"environment": [PROVIDER]})
+    installed = discover()
+    registry = Registry(entries=(*installed.entries, *own.entries))
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = Path(directory) / "recipe.toml"
+        recipe.write_text(RECIPE)
+        overrides = [
+            f"model.path={model}",
+            f"run.directory={directory}",
+            f"run.num_steps={num_steps}",
+            f"training.updates_per_step={updates}",
+            f"algorithm.grpo.kl_coefficient={kl}",
+        ]
+        summary = train(prepare(recipe, overrides, registry=registry), resume=False, progress=Stamps())
+    return {"stamps": stamps[1:], "phases": summary["step_time_median_s"]}
+
+
+RECIPE = """
+[run]
+device = "cpu"
+[algorithm]
+name = "grpo"
+[environment]
+name = "share"
+[training]
+prompts_per_step = 16
+[rollout]
+samples_per_prompt = 8
+max_prompt_tokens = 12
+max_response_tokens = 32
+[trainer.fsdp2.optimizer]
+learning_rate = 1e-5
+[logging]
+rollouts_every_n_steps = 0
+curve = false
+[checkpoint]
+at_end = false
+[model]
+path = ""
+"""
+
+
+def run_trl(model: str, case: str, num_steps: int) -> dict[str, Any]:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    updates, kl = CASES[case]
+    stamps: list[float] = []
+
+    class Stamps(TrainerCallback):
+        def on_step_end(self, *arguments: Any, **options: Any) -> None:
+            stamps.append(time.time())
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    with tempfile.TemporaryDirectory() as directory:
+        config = GRPOConfig(
+            output_dir=directory,
+            per_device_train_batch_size=NUM_PROMPTS * GROUP // updates,
+            steps_per_generation=updates,
+            num_generations=GROUP,
+            max_completion_length=NUM_TOKENS,
+            beta=kl,
+            temperature=1.0,
+            learning_rate=1e-5,
+            lr_scheduler_type="constant",
+            max_steps=num_steps * updates,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1000,
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": torch.float32},
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompts()}),
+            processing_class=tokenizer,
+            callbacks=[Stamps()],
+        )
+        trainer.train()
+    return {"stamps": stamps[updates - 1 :: updates], "phases": {}}
+
+
+def run_bare(model: str, case: str, num_steps: int) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    updates, kl = CASES[case]
+    torch.manual_seed(0)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if kl else None
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-5, weight_decay=0.0)
+    texts, stamps, eos = prompts(), [], tokenizer.eos_token_id
+
+    def logprobs(network: Any, ids: Any) -> Any:
+        logits = network(ids, logits_to_keep=NUM_TOKENS + 1).logits[:, :-1]
+        return logits.log_softmax(-1).gather(-1, ids[:, -NUM_TOKENS:, None])[..., 0]
+
+    for step in range(num_steps):
+        batch = [texts[(step * NUM_PROMPTS + index) % len(texts)] for index in range(NUM_PROMPTS) for _ in range(GROUP)]
+        prompt_ids = torch.tensor(tokenizer(batch)["input_ids"])
+        with torch.no_grad():
+            ids = policy.generate(
+                prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=NUM_TOKENS,
+                pad_token_id=eos,
+            )
+        ids = torch.nn.functional.pad(ids, (0, PROMPT_LENGTH + NUM_TOKENS - ids.shape[1]), value=eos)
+        answers = ids[:, PROMPT_LENGTH:]
+        mask = ((answers == eos).cumsum(-1) - (answers == eos).long() == 0).float()
+        rewards = torch.tensor([reward(text) for text in tokenizer.batch_decode(answers, skip_special_tokens=True)])
+        groups = rewards.view(NUM_PROMPTS, GROUP)
+        advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).view(-1, 1)
+        with torch.no_grad():
+            previous = logprobs(policy, ids) if updates > 1 else None
+            anchored = logprobs(reference, ids) if reference is not None else None
+        for rows in torch.arange(len(ids)).chunk(updates):
+            current = logprobs(policy, ids[rows])
+            ratio = (current - (current.detach() if previous is None else previous[rows])).exp()
+            a = advantages[rows]
+            loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
+            if anchored is not None:
+                difference = anchored[rows] - current
+                loss = loss + kl * (difference.exp() - 1 - difference)
+            ((loss * mask[rows]).sum() / mask[rows].sum()).backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        stamps.append(time.time())
+    return {"stamps": stamps, "phases": {}}
+
+
+def measure(contestant: str, python: str, model: str, case: str, num_steps: int) -> dict[str, Any]:
+    """Step times and start-up of one process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    start = time.time()
+    command = [python, __file__, "--contestant", contestant, "--model", model, "--cases", case, "--steps", str(num_steps)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{contestant} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    stamps = result["stamps"]
+    steps = [after - before for before, after in zip(stamps[:-1], stamps[1:], strict=True)]
+    return {"start_up": stamps[0] - start, "steps": steps[WARM_UP - 1 :], "phases": result["phases"]}
+
+
+def trl_python() -> str:
+    """The interpreter of TRL's own virtual environment, which is made the first time."""
+    root = Path(__file__).resolve().parent.parent / ".venv-trl"
+    python = root / "bin" / "python"
+    if not (root / ".installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(root)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "torch==2.13.0"], check=True)
+        subprocess.run([*pip, *TRL_REQUIREMENTS], check=True)
+        (root / ".installed").touch()
+    return str(python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--trl-python", help="an interpreter that has TRL, instead of making .venv-trl")
+    parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contestant:
+        run = {"rlcore": run_rlcore, "trl": run_trl, "bare": run_bare}[arguments.contestant]
+        print(json.dumps(run(arguments.model, arguments.cases[0], arguments.steps)))
+        return
+
+    from rlcore.testing.models import make_model
+
+    pythons = {"rlcore": sys.executable, "bare": sys.executable, "trl": arguments.trl_python or trl_python()}
+    with tempfile.TemporaryDirectory() as directory:
+        model = make_model(
+            Path(directory) / "model",
+            hidden_size=256,
+            num_layers=4,
+            num_heads=8,
+            num_kv_heads=2,
+            alphabet=ALPHABET,
+            initializer_range=0.02,
+        )
+        for case in arguments.cases:
+            found: dict[str, list[dict[str, Any]]] = {contestant: [] for contestant in CONTESTANTS}
+            for _ in range(arguments.rounds):
+                for contestant in CONTESTANTS:
+                    found[contestant].append(measure(contestant, pythons[contestant], str(model), case, arguments.steps))
+            report(case, found)
+
+
+def report(case: str, found: dict[str, list[dict[str, Any]]]) -> None:
+    """A table of one case."""
+    steps = {name: median(step for run in runs for step in run["steps"]) for name, runs in found.items()}
+    starts = {name: median(run["start_up"] for run in runs) for name, runs in found.items()}
+    print(f"\n{case}: {CASES[case][0]} update(s), KL coefficient {CASES[case][1]}")
+    print(f"{'':10}{'median step s':>15}{'× TRL':>8}{'× bare':>8}{'start to first step s':>23}")
+    for name in CONTESTANTS:
+        ratios = f"{steps[name] / steps['trl']:>8.2f}{steps[name] / steps['bare']:>8.2f}"
+        print(f"{name:10}{steps[name]:>15.3f}{ratios}{starts[name]:>23.1f}")
+    phases = [run["phases"] for run in found["rlcore"]]
+    print("rlcore by phase: " + ", ".join(f"{name} {median(run[name] for run in phases):.3f}" for name in phases[0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: `rlcore train`, `check`, `config`, `plugins`, `eval`, `version`."""

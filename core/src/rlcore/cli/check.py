@@ -1,0 +1,62 @@
+"""`rlcore check`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlcore.cli.arguments import recipe_arguments
+
+if TYPE_CHECKING:
+    from rlcore.run.setup import Prepared
+
+
+@click.command("check")
+@recipe_arguments
+def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
+    """Check a recipe and say what would run.
+
+    Reports every unknown key, wrong type and impossible combination at once, and allocates nothing.
+    """
+    from rlcore.run.setup import prepare
+
+    prepared = prepare(recipe, overrides)
+    click.echo(f"ok: {recipe}")
+    for name, text in _lines(prepared):
+        click.echo(f"  {name:<13} {text}")
+
+
+def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
+    """What would run, by name."""
+    recipe = prepared.recipe
+    for role in ("trainer", "generator", "algorithm", "environment"):
+        if role in prepared.chosen:
+            yield role, _plugin(prepared, role)
+    yield "model", f"{recipe.model.path} ({prepared.model.dtype} on {prepared.device})"
+    training, rollout = recipe.training, recipe.rollout
+    batch = f"{training.prompts_per_step} prompts"
+    if prepared.algorithm.needs.source == "rollouts":
+        batch += f" x {rollout.samples_per_prompt} samples of at most {rollout.max_response_tokens} tokens"
+    yield "each step", f"{batch}, {training.updates_per_step} update(s)"
+    yield "steps", str(recipe.run.num_steps)
+    yield "evaluation", _evaluation(prepared)
+    yield "run directory", str(Path(recipe.run.directory) / recipe.run.name)
+
+
+def _plugin(prepared: "Prepared", role: str) -> str:
+    """A chosen plugin and how it was chosen."""
+    entry = next(entry for name, entry in prepared.chosen.items() if name == role)
+    wanted = getattr(prepared.recipe, role).name
+    how = "named"
+    if wanted == "auto" and entry.provider is not None:
+        how = f"auto, priority {entry.provider.priority}"
+    return f"{entry.name} {entry.version} of {entry.distribution} ({how})"
+
+
+def _evaluation(prepared: "Prepared") -> str:
+    options = prepared.recipe.evaluation
+    if not prepared.evaluates:
+        return "off"
+    every = f"every {options.every_n_steps} steps" if options.every_n_steps > 0 else ""
+    return ", ".join(filter(None, ("at the start" if options.at_start else "", every, "at the end" if options.at_end else "")))

@@ -1,0 +1,195 @@
+"""How a run is shown: live on a terminal, one plain line a step elsewhere, and a report at the end of either."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.text import Text
+
+from rlcore.cli.errors import RUN_DIRECTORY, color_setting
+from rlcore.cli.figures import describe_figures, describe_times, sparkline
+from rlcore.cli.report import run_report
+from rlcore.run.progress import Progress, SilentProgress
+from rlcore.run.run_directory import RunDirectory
+
+REFRESHES_PER_S = 4
+SPEED_WINDOW_S = 600.0
+"""The remaining time is estimated from the steps of so many seconds past."""
+
+
+@contextmanager
+def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress]:
+    """The display for "auto", "live", "plain" or "silent"; leaves the run's directory in `meta` for error messages."""
+    console = Console()
+    if mode == "silent":
+        yield _Noted(SilentProgress(), meta)
+    elif mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal):
+        live = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
+        with live:
+            yield _Noted(live, meta)
+        live.show_report()
+    else:
+        yield _Noted(PlainProgress(), meta)
+
+
+class _Noted:
+    """Passes everything on, and notes where the run is."""
+
+    def __init__(self, inner: Progress, meta: MutableMapping[str, Any]) -> None:
+        self._inner = inner
+        self._meta = meta
+        self.phase = inner.phase
+        self.step = inner.step
+        self.note = inner.note
+        self.finished = inner.finished
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        """The run begins."""
+        self._meta[RUN_DIRECTORY] = run_directory
+        self._inner.started(run_directory, start_step, num_steps)
+
+
+class _History:
+    """What the report needs: the run's directory and its metrics."""
+
+    def __init__(self) -> None:
+        self.run_directory: Path | None = None
+        self.records: list[dict[str, float]] = []
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.records.append({"step": step, **metrics})
+
+    def all_records(self) -> list[dict[str, float]]:
+        """The whole run's, what was done before a resumption included."""
+        if self.run_directory is None:
+            return self.records
+        return RunDirectory(path=self.run_directory).read_metrics() or self.records
+
+
+class PlainProgress:
+    """One line a step, for logs."""
+
+    def __init__(self) -> None:
+        self._history = _History()
+        self._num_steps = 0
+        self._reader_gone = False
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        """Say where results go and which steps are to come."""
+        self._history.run_directory = run_directory
+        self._num_steps = num_steps
+        self._print(f"run directory {run_directory}; steps {start_step + 1} to {num_steps}")
+
+    def phase(self, name: str) -> None:
+        """Lines come by step, not by phase."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step's line."""
+        self._history.add(step, metrics)
+        parts = [f"{label} {value}" for label, value in describe_figures(metrics)]
+        self._print("  ".join([f"step {step}/{self._num_steps}", *parts, *describe_times(metrics)]))
+
+    def note(self, text: str) -> None:
+        """Print a warning."""
+        self._print(f"warning: {text}")
+
+    def finished(self, summary: Mapping[str, object]) -> None:
+        """Print the report."""
+        console = Console(width=100, color_system=None, file=None)
+        with console.capture() as capture:
+            console.print(run_report(summary, self._history.all_records()))
+        self._print(capture.get().rstrip())
+
+    def _print(self, text: str) -> None:
+        """A run does not end because no one reads its log any more (`rlcore train ... | head`)."""
+        if self._reader_gone:
+            return
+        try:
+            click.echo(text, color=color_setting())
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._reader_gone = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class LiveProgress:
+    """A progress bar, the present phase and the last step's figures, redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._history = _History()
+        self._latest: dict[str, float] = {}
+        self._summary: Mapping[str, object] | None = None
+        self._bar = ProgressBar(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            expand=True,
+            speed_estimate_period=SPEED_WINDOW_S,
+        )
+        self._task = self._bar.add_task("set-up", total=None)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=REFRESHES_PER_S, transient=True)
+
+    def __enter__(self) -> "LiveProgress":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        # The report takes the bar's place; a run that ended early leaves its last state on the screen.
+        self._live.transient = self._summary is not None
+        self._live.__exit__(*exception)
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        """Show the bar."""
+        self._history.run_directory = run_directory
+        self._console.print(Text.assemble("run directory ", (str(run_directory), "bold")))
+        self._bar.reset(self._task, total=num_steps, completed=start_step)
+
+    def phase(self, name: str) -> None:
+        """Show the phase beside the bar."""
+        self._bar.update(self._task, description=f"{name:<10}")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Advance the bar and show the step's figures; those of the last evaluation stay."""
+        self._history.add(step, metrics)
+        self._latest = {**self._latest, **metrics}
+        self._bar.update(self._task, completed=step)
+
+    def note(self, text: str) -> None:
+        """Print a warning above the bar."""
+        self._console.print(Text.assemble(("warning: ", "yellow"), text))
+
+    def finished(self, summary: Mapping[str, object]) -> None:
+        """Keep the summary until the bar is gone."""
+        self._summary = summary
+
+    def show_report(self) -> None:
+        """Print the report of a finished run."""
+        if self._summary is not None:
+            self._console.print(run_report(self._summary, self._history.all_records()))
+
+    def _render(self) -> RenderableType:
+        lines: list[RenderableType] = [self._bar]
+        figures = Text("   ").join(
+            Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in describe_figures(self._latest)
+        )
+        rewards = [record["reward_mean"] for record in self._history.records if "reward_mean" in record]
+        if len(rewards) > 1:
+            figures.append_text(Text.assemble("   ", (sparkline(rewards, 30), "green")))
+        lines += [Padding(figures, (0, 2))] if figures else []
+        lines += [Padding(Text(text, style="dim"), (0, 2)) for text in describe_times(self._latest)]
+        return Group(*lines)

@@ -1,0 +1,85 @@
+"""How errors end a command: one clear message on stderr and a documented exit code."""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlcore.spi.errors import RlcoreError
+
+UNEXPECTED = 70
+"""Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
+INTERRUPTED = 130
+"""Exit code of Ctrl-C, as shells have it."""
+RUN_DIRECTORY = "rlcore.run_directory"
+"""Key of the root context's meta, under which a run leaves its directory for the traceback."""
+
+
+class ReportingGroup(click.Group):
+    """A group that reports what its commands raise."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error becomes a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            code, message = _judge(error, ctx)
+            report(message)
+            raise click.exceptions.Exit(code) from error
+
+
+def _judge(error: Exception | KeyboardInterrupt, ctx: click.Context) -> tuple[int, str]:
+    """The exit code and what to say."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, RlcoreError):
+        return error.exit_code, str(error)
+    return UNEXPECTED, _unexpected(error, ctx)
+
+
+def report(message: str) -> None:
+    """Print an error's message."""
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True, color=color_setting())
+
+
+def color_setting() -> bool | None:
+    """False where NO_COLOR is set to anything (no-color.org), else None: click decides by the stream."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def _unexpected(error: Exception, ctx: click.Context) -> str:
+    """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"unexpected {what}. This is a defect of rlcore, of a plugin, or of a library that they use."
+    if ctx.params.get("debug"):
+        return text
+    run_directory = ctx.meta.get(RUN_DIRECTORY)
+    saved = _save_traceback(run_directory)
+    where = (
+        f"The traceback is in {saved}; --debug shows it here." if saved else "Run again as `rlcore --debug ...` to see where."
+    )
+    kept = " What the run saved before is intact; --resume continues from its newest checkpoint." if run_directory else ""
+    return f"{text} {where}{kept}"
+
+
+def _save_traceback(run_directory: Path | None) -> Path | None:
+    """Write the current traceback beside the run, or into the folder for temporary files; None where neither can be."""
+    name = f"traceback-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for directory in (run_directory, Path(tempfile.gettempdir())):
+        try:
+            if directory is not None:
+                path = directory / name
+                path.write_text(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+                return path
+        except OSError:
+            continue
+    return None

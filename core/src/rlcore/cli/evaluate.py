@@ -1,0 +1,46 @@
+"""`rlcore eval`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
+
+
+@click.command("eval")
+@recipe_arguments
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="A checkpoint of a run, runs/NAME/checkpoints/step-N.")
+@click.option("--model", type=click.Path(path_type=Path), help="A Hugging Face model directory, as model.path.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
+@progress_option
+@click.pass_context
+def eval_command(
+    context: click.Context,
+    recipe: Path,
+    overrides: tuple[str, ...],
+    checkpoint: Path | None,
+    model: Path | None,
+    as_json: bool,
+    mode: str,
+) -> None:
+    """Measure a model on held-out problems.
+
+    The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation].
+    """
+    from rlcore.cli.display import open_display
+    from rlcore.run.setup import prepare
+    from rlcore.run.train import evaluate
+
+    if checkpoint is not None and model is not None:
+        raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
+    extra = [] if model is None else [as_override("model.path", str(model))]
+    prepared = prepare(recipe, [*overrides, *extra])
+    with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
+        metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)
+    if as_json:
+        click.echo(json.dumps(dict(metrics), indent=2))
+        return
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
+        click.echo(f"{name:<{width}}  {value:.4f}")

@@ -1,0 +1,52 @@
+"""The entry point: one group whose commands are imported only when they are needed."""
+
+import sys
+from importlib import import_module
+
+import click
+
+from rlcore.cli.errors import ReportingGroup
+
+COMMANDS = {
+    "train": "rlcore.cli.train:train_command",
+    "eval": "rlcore.cli.evaluate:eval_command",
+    "check": "rlcore.cli.check:check_command",
+    "config": "rlcore.cli.config:config_command",
+    "plugins": "rlcore.cli.plugins:plugins_command",
+    "version": "rlcore.cli.version:version_command",
+}
+
+
+class LazyGroup(ReportingGroup):
+    """Finds its commands in COMMANDS, so that listing plugins need not import what training does."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Every command, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, envvar="RLCORE_DEBUG", help="Show the traceback of an error (also RLCORE_DEBUG=1).")
+def cli(debug: bool) -> None:
+    """Post-train language models with reinforcement learning, on any backend.
+
+    A recipe is a TOML file; docs/config.md lists its keys and docs/cli.md the exit codes.
+    """
+
+
+def main() -> None:
+    """What the `rlcore` script calls."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark in its place, not the run an error.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    cli(prog_name="rlcore")

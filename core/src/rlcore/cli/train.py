@@ -1,0 +1,40 @@
+"""`rlcore train`."""
+
+from pathlib import Path
+
+import click
+
+from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
+
+
+@click.command("train")
+@recipe_arguments
+@click.option("--resume", is_flag=True, help="Continue the run in its directory from the newest checkpoint.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Folder of the run directory, as run.directory.")
+@click.option("--name", help="Name of the run directory, as run.name.")
+@progress_option
+@click.pass_context
+def train_command(
+    context: click.Context,
+    recipe: Path,
+    overrides: tuple[str, ...],
+    resume: bool,
+    directory: Path | None,
+    name: str | None,
+    mode: str,
+) -> None:
+    """Train a model.
+
+    RECIPE says what and how. KEY=VALUE overrides a key of the recipe with a TOML value: training.prompts_per_step=8.
+
+    Ctrl-C saves a checkpoint and stops; the same command with --resume continues. A second Ctrl-C stops at once.
+    """
+    from rlcore.cli.display import open_display
+    from rlcore.run.setup import prepare
+    from rlcore.run.train import train
+
+    options = {"run.directory": directory, "run.name": name}
+    extra = [as_override(key, str(value)) for key, value in options.items() if value is not None]
+    prepared = prepare(recipe, [*overrides, *extra])
+    with open_display(mode, context.find_root().meta) as progress:
+        train(prepared, resume=resume, progress=progress)

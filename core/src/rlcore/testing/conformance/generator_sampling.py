@@ -1,0 +1,208 @@
+"""Checks of what a generator samples: from which distribution, with which seed, and where it stops."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from rlcore.spi import FinishReason, Provider, RaggedTokens, SamplingParams, capabilities
+from rlcore.spi.arrays import Int32Array
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.generator_fixtures import (
+    MAX_SEQUENCE_LENGTH,
+    GeneratorFixtures,
+    GeneratorUnderTest,
+    Question,
+    assert_same_samples,
+    logprob_errors,
+    samples_of,
+)
+from rlcore.testing.conformance.reference import Float64Array, Reference, ReferencePolicy, sampling_distribution
+
+SAMPLINGS = {
+    "plain": (SamplingParams(), ()),
+    "cool": (SamplingParams(temperature=0.6), ()),
+    "hot": (SamplingParams(temperature=1.7), ()),
+    "greedy": (SamplingParams(temperature=0.0), ()),
+    "top_k": (SamplingParams(temperature=0.8, top_k=3), (capabilities.TOP_K,)),
+    "top_p": (SamplingParams(temperature=1.3, top_p=0.7), (capabilities.TOP_P,)),
+    "top_k_top_p": (SamplingParams(temperature=1.3, top_k=5, top_p=0.8), (capabilities.TOP_K, capabilities.TOP_P)),
+}
+NUM_DRAWS = 300
+
+
+class GeneratorSampling(GeneratorFixtures):
+    """Samples are judged by the reference's distributions."""
+
+    @pytest.mark.parametrize("name", SAMPLINGS)
+    def test_logprobs_are_those_of_the_distribution_sampled_from(
+        self,
+        provider: Provider,
+        generator: GeneratorUnderTest,
+        policy: ReferencePolicy,
+        question: Question,
+        name: str,
+        tolerance: float,
+    ) -> None:
+        """For each prompt's own samples, in order, whatever the lengths of the prompts around it."""
+        sampling, needed = SAMPLINGS[name]
+        for capability in needed:
+            require(provider, capability)
+        errors = logprob_errors(policy, question, generator.generate(question, 0, sampling), sampling)
+        assert errors.max() <= tolerance, f"log-probabilities are off by up to {errors.max():.3g} nats"
+
+    def test_exact_logprobs(
+        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
+    ) -> None:
+        """Within 1e-4 of a plain forward pass."""
+        require(provider, capabilities.EXACT_LOGPROBS)
+        errors = logprob_errors(policy, question, generator.generate(question), SamplingParams())
+        assert errors.max() <= 1e-4, f"log-probabilities are off by up to {errors.max():.3g} nats"
+
+    def test_greedy_takes_the_most_probable_token(
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
+    ) -> None:
+        """Whatever the seed."""
+        result = generator.generate(question, 0, SamplingParams(temperature=0.0))
+        for index, response in enumerate(samples_of(result)):
+            prompt = question.prompts.sequence(index // question.num_samples)
+            logits = policy.logits(np.concatenate([prompt, response]))[len(prompt) - 1 : -1]
+            ranked = np.sort(logits, axis=1)
+            clear = ranked[:, -1] - ranked[:, -2] > 1e-3
+            assert (response == logits.argmax(axis=1))[clear].all(), f"sample {index} is not the most probable one"
+
+    @pytest.mark.parametrize("name", ["plain", "top_k_top_p"])
+    def test_frequencies_are_those_of_the_distribution(
+        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
+    ) -> None:
+        """Of first and second tokens, which don't depend on each other but through the model, nor on a neighbouring seed.
+
+        Taken in the order of their probabilities, the tokens' probability integral transform, randomised within each one's
+        probability, is uniform (Rosenblatt, 1952).
+        """
+        sampling, needed = SAMPLINGS[name]
+        for capability in needed:
+            require(provider, capability)
+        prompt = undecided_prompt(policy, reference.vocabulary_size, sampling)
+        question = Question(
+            prompts=RaggedTokens.from_lists([prompt.tolist()]),
+            num_samples=NUM_DRAWS,
+            seeds=np.arange(NUM_DRAWS, dtype=np.int64),
+            max_tokens=np.full(NUM_DRAWS, 2, np.int32),
+        )
+        tokens = np.stack(samples_of(generator.generate(question, 0, sampling)))
+        uniform = transformed(policy, prompt, tokens, sampling)
+        for draws in (uniform[:, 0], uniform[:, 1]):
+            gap = np.abs(np.sort(draws) - (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS).max()
+            assert gap * np.sqrt(NUM_DRAWS) < 2.2, f"the sampled frequencies are off: Kolmogorov-Smirnov distance {gap:.3f}"
+        pairs = {"a sample's tokens": uniform.T, "neighbouring seeds": np.stack([uniform[:-1, 0], uniform[1:, 0]])}
+        for what, (one, other) in pairs.items():
+            correlation = np.corrcoef(one, other)[0, 1]
+            assert abs(correlation) < 4.5 / np.sqrt(NUM_DRAWS), f"{what} are correlated by {correlation:.2f}"
+
+    def test_same_seeds_give_the_same_samples(
+        self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
+    ) -> None:
+        """And other seeds others."""
+        require(provider, capabilities.PER_SAMPLE_SEEDS)
+        order = range(len(question.seeds))
+        first = generator.generate(question)
+        assert_same_samples(generator.generate(question), first, order, tolerance)
+        other = generator.generate(evolve(question, seeds=question.seeds + 1))
+        assert any(one.tolist() != two.tolist() for one, two in zip(samples_of(first), samples_of(other), strict=True)), (
+            "all seeds give the same samples"
+        )
+
+    def test_a_sample_does_not_depend_on_the_batch_around_it(
+        self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
+    ) -> None:
+        """Ungrouped, reversed, in part and alone, each prompt with its seed and limit gives the same sample."""
+        require(provider, capabilities.PER_SAMPLE_SEEDS)
+        expected = generator.generate(question)
+        everything = list(range(len(question.seeds)))
+        for order in (everything, everything[::-1], [7, 2, 3], [4]):
+            found = generator.generate(question.ungrouped(order))
+            assert_same_samples(found, expected, order, tolerance)
+
+    def test_a_limit_cuts_exactly_and_is_called_one(self, generator: GeneratorUnderTest, question: Question) -> None:
+        """Without stop tokens every sample is as long as its own max_tokens, the model's end-of-text token included."""
+        result = generator.generate(question)
+        assert np.diff(result.offsets).tolist() == question.max_tokens.tolist()
+        assert (result.finish_reasons == FinishReason.LENGTH).all()
+
+    def test_the_sequence_limit_cuts(self, generator: GeneratorUnderTest, reference: Reference) -> None:
+        """Prompt and response together hold at most max_sequence_length tokens."""
+        random = np.random.default_rng(8)
+        lengths = (MAX_SEQUENCE_LENGTH - 5, 10, MAX_SEQUENCE_LENGTH - 1)
+        question = Question(
+            prompts=RaggedTokens.from_lists([random.integers(0, reference.vocabulary_size, n).tolist() for n in lengths]),
+            num_samples=1,
+            seeds=np.arange(3, dtype=np.int64),
+            max_tokens=np.full(3, 8, np.int32),
+        )
+        result = generator.generate(question)
+        assert np.diff(result.offsets).tolist() == [5, 8, 1]
+        assert (result.finish_reasons == FinishReason.LENGTH).all()
+
+    def test_stop_tokens_end_a_sample(
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, question: Question, tolerance: float
+    ) -> None:
+        """The first of them is the last token, even at the limit; a sample without one is cut, not finished."""
+        stops = tuple(range(0, reference.vocabulary_size, 7))
+        sampling = SamplingParams(stop_token_ids=stops)
+        result = generator.generate(question, 0, sampling)
+        for sample, reason, limit in zip(samples_of(result), result.finish_reasons, question.max_tokens, strict=True):
+            is_stop = np.isin(sample, stops)
+            assert not is_stop[:-1].any(), f"a sample goes on after a stop token: {sample.tolist()}"
+            assert reason == (FinishReason.STOP if is_stop[-1] else FinishReason.LENGTH)
+            assert is_stop[-1] or len(sample) == limit
+        reasons = set(result.finish_reasons.tolist())
+        assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "the batch does not hold both kinds of samples"
+        assert logprob_errors(policy, question, result, sampling).max() <= tolerance
+        all_stop = generator.generate(question, 0, SamplingParams(stop_token_ids=tuple(range(reference.vocabulary_size))))
+        assert np.diff(all_stop.offsets).tolist() == [1] * len(question.seeds)
+        assert (all_stop.finish_reasons == FinishReason.STOP).all()
+
+    def test_stop_strings_end_a_sample(
+        self, provider: Provider, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
+    ) -> None:
+        """With the token that completes one in the response's text; what the prompt says does not count."""
+        require(provider, capabilities.STOP_STRINGS)
+        free = [decode(sample) for sample in samples_of(generator.generate(question))]
+        longest = max(free, key=len)
+        prompt = decode(question.prompts.sequence(3))
+        strings = (longest[2:4], prompt[:2])
+        assert all(strings), "the tokenizer decodes to nothing"
+        result = generator.generate(question, 0, SamplingParams(stop_strings=strings))
+        stopped = result.finish_reasons == FinishReason.STOP
+        for index, sample in enumerate(samples_of(result)):
+            assert not any(string in decode(sample[:-1]) for string in strings), "a sample goes on after a stop string"
+            assert stopped[index] == any(string in decode(sample) for string in strings)
+            assert stopped[index] or len(sample) == question.max_tokens[index]
+        if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
+            assert stopped[free.index(longest)], "the same seed without the stop string came past it"
+            assert not stopped.all()
+
+
+def undecided_prompt(policy: ReferencePolicy, vocabulary_size: int, sampling: SamplingParams) -> Int32Array:
+    """int32 [4]: of some random prompts the one after which most is left to chance."""
+    prompts = np.random.default_rng(6).integers(0, vocabulary_size, (16, 4), dtype=np.int32)
+    tables = [np.exp(sampling_distribution(policy.logits(prompt)[-1:], sampling)[0]) for prompt in prompts]
+    return np.asarray(prompts[np.argmin([(table**2).sum() for table in tables])])
+
+
+def transformed(policy: ReferencePolicy, prompt: Int32Array, tokens: Int32Array, sampling: SamplingParams) -> Float64Array:
+    """float64 [S, 2]: the randomised probability integral transform of two tokens a sample, `tokens` int32 [S, 2]."""
+    random = np.random.default_rng(7)
+    out = np.empty(tokens.shape)
+    rows: dict[int, Float64Array] = {}
+    for index, (first, second) in enumerate(tokens.tolist()):
+        if first not in rows:
+            logits = policy.logits(np.append(prompt, np.int32(first)))[-2:]
+            rows[first] = np.exp(sampling_distribution(logits, sampling)[0])
+        for position, token in enumerate((first, second)):
+            probabilities = rows[first][position]
+            more_probable = probabilities[probabilities > probabilities[token]].sum()
+            out[index, position] = more_probable + random.random() * probabilities[token]
+    return out

@@ -1,0 +1,185 @@
+"""Checks of which weights a generator samples from: those of the last refit, all of them, and no others."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlcore.spi import (
+    ContractError,
+    LoadStateRequest,
+    Provider,
+    RefitRequest,
+    RlcoreError,
+    SamplingParams,
+    SaveStateRequest,
+    SetResidencyRequest,
+    capabilities,
+    tensor_digest,
+)
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.generator_fixtures import (
+    GeneratorFixtures,
+    GeneratorUnderTest,
+    Question,
+    WeightSets,
+    assert_same_samples,
+    load_reference,
+    logprob_errors,
+)
+from rlcore.testing.conformance.reference import Reference, ReferencePolicy
+from rlcore.testing.conformance.tensors import bytes_of, copies, corrupt_value, drop_tensor, make_export, repeat_tensor
+
+PLAIN = SamplingParams()
+CHANGES = {"corrupted": corrupt_value, "dropped": drop_tensor, "repeated": repeat_tensor}
+
+
+class GeneratorWeights(GeneratorFixtures):
+    """Log-probabilities tell the weights apart: those of other weights fail the check by far."""
+
+    def test_nothing_is_generated_before_a_refit(self, fresh: GeneratorUnderTest, question: Question) -> None:
+        """A fresh generator holds no weights that count."""
+        for version in (0, -1):
+            with pytest.raises(RlcoreError):
+                fresh.generate(question, version)
+
+    def test_another_version_is_refused(self, generator: GeneratorUnderTest, question: Question) -> None:
+        """And leaves the generator as it was."""
+        for version in (1, -1):
+            with pytest.raises(ContractError):
+                generator.generate(question, version)
+        generator.generate(question, 0)
+
+    @pytest.mark.parametrize("max_bucket_bytes", [1, 1 << 30])
+    def test_each_refit_counts(
+        self,
+        fresh: GeneratorUnderTest,
+        reference: Reference,
+        weights: WeightSets,
+        question: Question,
+        tolerance: float,
+        max_bucket_bytes: int,
+    ) -> None:
+        """After each of several, with the same prompts: nothing computed under old weights is used again."""
+        policies = [load_reference(reference, one) for one in weights]
+        for version, which in enumerate((1, 0, 1, 1, 0)):
+            fresh.refit(weights[which], version, max_bucket_bytes=max_bucket_bytes)
+            result = fresh.generate(question, version)
+            assert (result.weight_versions == version).all()
+            errors = logprob_errors(policies[which], question, result, PLAIN)
+            assert errors.max() <= tolerance, f"after refit {version} log-probabilities are off by {errors.max():.3g} nats"
+            stale = logprob_errors(policies[1 - which], question, result, PLAIN)
+            assert stale.max() > 10 * tolerance, "the two sets of weights are too alike to tell a stale one"
+
+    def test_refit_acknowledges_what_it_holds(self, fresh: GeneratorUnderTest, weights: WeightSets) -> None:
+        """A digest for every tensor."""
+        export = make_export(weights[1], 4)
+        result = fresh.handle.refit(RefitRequest(weight_version=4, channel="in_process", weights=export, may_alias=False))
+        assert result.weight_version == 4
+        assert result.digests == {name: tensor_digest(bytes_of(value)) for name, value in weights[1].items()}
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_refit_that_went_wrong_is_an_error(
+        self,
+        generator: GeneratorUnderTest,
+        policy: ReferencePolicy,
+        weights: WeightSets,
+        question: Question,
+        change: str,
+        tolerance: float,
+    ) -> None:
+        """Nothing is generated under its version; a refit after it puts things right."""
+        with pytest.raises(RlcoreError):
+            generator.refit_export(make_export(weights[1], 1, change=CHANGES[change]))
+        with pytest.raises(RlcoreError):
+            generator.generate(question, 1)
+        generator.refit(weights[0], 2)
+        assert logprob_errors(policy, question, generator.generate(question, 2), PLAIN).max() <= tolerance
+
+    def test_copies_stay_when_the_trainer_moves_on(
+        self, fresh: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, tolerance: float
+    ) -> None:
+        """Without may_alias, changing a persistent export's tensors changes nothing."""
+        tensors = copies(weights[0])
+        fresh.refit_export(make_export(tensors, 0, persistent=True))
+        for value in tensors.values():
+            value[...] = float("nan")
+        assert logprob_errors(policy, question, fresh.generate(question, 0), PLAIN).max() <= tolerance
+
+    def test_shared_tensors_are_good_for_the_next_refit(
+        self, fresh: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question, tolerance: float
+    ) -> None:
+        """With may_alias, tensors that change in place are taken over anew by each refit, which leaves them as they are."""
+        tensors = copies(weights[0])
+        for version, which in enumerate((0, 1, 0)):
+            for name, value in tensors.items():
+                value[...] = weights[which][name]
+            fresh.refit_export(make_export(tensors, version, persistent=True), may_alias=True)
+            result = fresh.generate(question, version)
+            errors = logprob_errors(load_reference(reference, weights[which]), question, result, PLAIN)
+            assert errors.max() <= tolerance, f"after refit {version} log-probabilities are off by {errors.max():.3g} nats"
+            for name, value in tensors.items():
+                np.testing.assert_array_equal(bytes_of(value), bytes_of(weights[which][name]), err_msg=name)
+
+    def test_results_are_not_overwritten_by_later_calls(
+        self, generator: GeneratorUnderTest, weights: WeightSets, question: Question
+    ) -> None:
+        """Arrays that were handed out keep their values."""
+        held = generator.generate(question)
+        arrays = (held.tokens, held.offsets, held.logprobs, held.weight_versions, held.finish_reasons)
+        before = [array.copy() for array in arrays]
+        generator.refit(weights[1], 1)
+        generator.generate(question.ungrouped(range(len(question.seeds))), 1)
+        generator.generate(question, 1)
+        for array, copy in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(array, copy)
+
+    def test_moving_to_the_host_and_back_changes_nothing(
+        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, tolerance: float
+    ) -> None:
+        """The weights come back, and may be refitted while the cache is away."""
+        require(provider, capabilities.RESIDENCY)
+        before = generator.generate(question)
+        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host"))
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        after = generator.generate(question)
+        assert logprob_errors(policy, question, after, PLAIN).max() <= tolerance
+        if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
+            assert_same_samples(after, before, range(len(question.seeds)), tolerance)
+
+    def test_refit_while_the_cache_is_away(
+        self,
+        provider: Provider,
+        generator: GeneratorUnderTest,
+        reference: Reference,
+        weights: WeightSets,
+        question: Question,
+        tolerance: float,
+    ) -> None:
+        """As when trainer and generator take turns on a device."""
+        require(provider, capabilities.RESIDENCY)
+        generator.generate(question)
+        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host"))
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
+        generator.refit(weights[1], 1)
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        errors = logprob_errors(load_reference(reference, weights[1]), question, generator.generate(question, 1), PLAIN)
+        assert errors.max() <= tolerance, f"log-probabilities are off by {errors.max():.3g} nats"
+
+    def test_saved_state_holds_no_weights(
+        self,
+        generator: GeneratorUnderTest,
+        open_generator: Callable[[], GeneratorUnderTest],
+        weights: WeightSets,
+        question: Question,
+        tmp_path: Path,
+    ) -> None:
+        """After loading, a fresh generator waits for a refit."""
+        generator.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+        fresh = open_generator()
+        assert fresh.handle.load_state(LoadStateRequest(directory=tmp_path)).weight_version == -1
+        with pytest.raises(RlcoreError):
+            fresh.generate(question, 0)
+        fresh.refit(weights[0], 0)
+        fresh.generate(question, 0)

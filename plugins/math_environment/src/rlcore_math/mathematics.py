@@ -1,0 +1,63 @@
+"""The environment `math`: problems from a data set, answers checked by math-verify."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.spi import ConfigError, DataError, EnvironmentContext, Message, Observation, ResetResult, Row, StepResult, Turn
+from rlcore_math.checks import check_math
+from rlcore_math.config import PROBLEM, MathConfig
+from rlcore_math.verifier import Verifier
+
+
+class MathEnvironment:
+    """One turn an episode: 1.0 where its answer equals the reference's mathematically, else 0.0."""
+
+    def __init__(self, context: EnvironmentContext, config: MathConfig) -> None:  # noqa: ARG002
+        if problems := check_math(None, config):
+            raise ConfigError(problems)
+        self._config = config
+        self._verifier = Verifier(
+            num_processes=config.num_processes,
+            timeout_s=config.verification_timeout_s,
+            max_memory_mib=config.max_memory_mib,
+        )
+
+    def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
+        """None: the rows come from `[data]`."""
+        return None
+
+    async def reset(self, row: Row, seed: int) -> ResetResult:  # noqa: ARG002
+        """The instruction with the row's prompt in it; the reference answer is the state."""
+        if "prompt" not in row:
+            raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
+        return ResetResult(observation=self._observation(row["prompt"]), state=self._reference(row))
+
+    async def step(self, state: Any, turn: Turn) -> StepResult:
+        """1.0 or 0.0. DataError where the reference is nothing that math-verify reads."""
+        verdict = await self._verifier.judge(state, turn.text, require_boxed=self._config.require_boxed)
+        if verdict == "unreadable_reference":
+            field = self._config.answer_field
+            raise DataError(f"found the reference answer {state!r:.200} ({field}); expected a number, LaTeX, or one after ####")
+        right = verdict == "right"
+        metrics = {"answered": float(verdict in ("right", "wrong")), "verification_failed": float(verdict is None)}
+        return StepResult(reward=float(right), done=True, success=right, metrics=metrics)
+
+    def _observation(self, prompt: Any) -> Observation:
+        if not isinstance(prompt, str):
+            return Observation(messages=prompt)
+        text = self._config.instruction.replace(PROBLEM, prompt)
+        if self._config.prompt_format == "text":
+            return Observation(text=text)
+        system = self._config.system_prompt
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        return Observation(messages=[*messages, {"role": "user", "content": text}])
+
+    def _reference(self, row: Row) -> str:
+        name = self._config.answer_field
+        answer = row.get(name)
+        if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+            return str(answer)
+        if not isinstance(answer, str) or not answer.strip():
+            found = f"{answer!r:.60}" if name in row else f"only the fields {', '.join(map(repr, row))}"
+            raise DataError(f"environment.math.answer_field: found {found}; expected the answer in the row's field {name!r}")
+        return answer

@@ -1,0 +1,89 @@
+"""The command line with the run replaced: a recipe to name, prepared values, and calls that are recorded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define, field
+from click.testing import CliRunner, Result
+
+import rlcore.run.setup
+import rlcore.run.train
+from rlcore.cli.main import cli
+from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
+from rlcore.plugins.discovery import Entry
+from rlcore.spi import Provider
+
+
+def entry(role: str, name: str, priority: int = 50) -> Entry:
+    provider = Provider(name=name, spi=(1, 0), config=object, backend="nowhere:Nothing", priority=priority)
+    return Entry(role=role, name=name, distribution=f"acme-{name}", version="1.2", provider=provider)
+
+
+def prepared() -> SimpleNamespace:
+    """What `prepare` returns, as far as the command line reads it."""
+    recipe = Recipe(
+        model=ModelConfig(path="some/model"),
+        algorithm=NamedPluginChoice(name="alg"),
+        environment=NamedPluginChoice(name="env"),
+        data=DataConfig(evaluation=DatasetConfig()),
+        generator=PluginChoice(name="gen"),
+    )
+    roles = {"trainer": "tra", "generator": "gen", "algorithm": "alg", "environment": "env"}
+    return SimpleNamespace(
+        recipe=recipe,
+        chosen={role: entry(role, name) for role, name in roles.items()},
+        device="cpu",
+        model=SimpleNamespace(dtype="float32"),
+        algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
+        evaluates=True,
+    )
+
+
+@define
+class Calls:
+    """What the commands called, and what these calls do."""
+
+    prepared: list[tuple[Path, list[str]]] = field(factory=list)
+    trained: list[dict[str, Any]] = field(factory=list)
+    evaluated: list[dict[str, Any]] = field(factory=list)
+    on_train: Callable[[Any], None] = lambda progress: None
+    on_prepare: Callable[[], None] = lambda: None
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Replaces prepare, train and evaluate."""
+    calls = Calls()
+
+    def prepare(path: Path, overrides: Any = ()) -> SimpleNamespace:
+        calls.prepared.append((path, list(overrides)))
+        calls.on_prepare()
+        return prepared()
+
+    def train(prepared: Any, *, resume: bool, progress: Any) -> dict[str, object]:
+        calls.trained.append({"resume": resume})
+        calls.on_train(progress)
+        return {}
+
+    def evaluate(prepared: Any, *, checkpoint: Path | None, progress: Any) -> dict[str, float]:
+        calls.evaluated.append({"checkpoint": checkpoint})
+        progress.phase("evaluation")
+        return {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
+
+    monkeypatch.setattr(rlcore.run.setup, "prepare", prepare)
+    monkeypatch.setattr(rlcore.run.train, "train", train)
+    monkeypatch.setattr(rlcore.run.train, "evaluate", evaluate)
+    return calls
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs `rlcore` with arguments, without a terminal."""
+    monkeypatch.delenv("RLCORE_DEBUG", raising=False)
+    return lambda *arguments, **options: CliRunner().invoke(cli, arguments, **options)

@@ -1,0 +1,232 @@
+"""What a run looks like: plain lines, the live display on a terminal, and the report."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlcore.cli.display import LiveProgress, PlainProgress, open_display
+from rlcore.cli.errors import RUN_DIRECTORY
+from rlcore.cli.figures import describe_figures, describe_times, sparkline
+from rlcore.cli.report import run_report
+
+STEP = {
+    "reward_mean": 0.5,
+    "loss": 0.25,
+    "response_length_mean": 7.25,
+    "mean_generated_tokens": 7.25,
+    "tokens_per_second": 1234.5,
+    "time/total_s": 2.0,
+    "time/generation_s": 1.25,
+    "time/train_s": 0.5,
+    "time/refit_s": 0.001,
+    "time/other_s": 0.249,
+}
+PHASES = ("total", "generation", "rewards", "logprobs", "train", "refit", "other")
+SUMMARY = {
+    "run_directory": "runs/demo",
+    "accuracy_before": 0.25,
+    "accuracy_after": 0.875,
+    "step_time_median_s": dict.fromkeys(PHASES, 0.5) | {"rewards": 0.0},
+    "seconds_by_phase": dict.fromkeys(PHASES, 10.0) | {"total": 40.0, "rewards": 0.0},
+    "tokens_per_second_median": 1234.5,
+    "total_s": 50.0,
+    "setup_s": 5.0,
+    "model": "runs/demo/model",
+}
+
+
+def drive(progress, directory: Path, num_steps: int = 3) -> None:
+    """A whole run's events."""
+    progress.phase("set-up")
+    progress.started(directory, 0, num_steps)
+    progress.phase("evaluation")
+    progress.step(0, {"evaluation/pass@1": 0.25})
+    for step in range(1, num_steps + 1):
+        progress.phase("generation")
+        progress.step(step, {**STEP, "reward_mean": step / num_steps})
+    progress.note("step 3 has nothing to learn from")
+    progress.finished({**SUMMARY, "run_directory": str(directory)})
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    meta: dict[str, object] = {}
+    with open_display("auto", meta) as progress:
+        assert isinstance(progress.step.__self__, PlainProgress), "there is no terminal here"
+        drive(progress, tmp_path)
+    assert meta == {RUN_DIRECTORY: tmp_path}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"run directory {tmp_path}; steps 1 to 3"
+    assert lines[1] == "step 0/3  pass@1 0.250"
+    assert lines[2] == ("step 1/3  reward 0.333  length 7.2  2.00 s (generation 1.25, train 0.50, other 0.25)  1,234 tokens/s")
+    assert lines[5] == "warning: step 3 has nothing to learn from"
+    text = "\n".join(lines)
+    assert "held-out accuracy (pass@1): 0.250 -> 0.875 (+62.5 points)" in text
+    assert "• held-out pass@1" in text
+    assert f"run directory: {tmp_path}" in text
+    assert "\x1b" not in text
+
+
+def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    meta: dict[str, object] = {}
+    with open_display("silent", meta) as progress:
+        drive(progress, tmp_path)
+    assert capsys.readouterr().out == ""
+    assert meta == {RUN_DIRECTORY: tmp_path}
+
+
+def rendered(live: LiveProgress) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(live._render())
+    return console.file.getvalue()
+
+
+def test_live_display_shows_phase_step_and_figures(tmp_path: Path) -> None:
+    live = LiveProgress(Console(width=100, file=io.StringIO(), force_terminal=True))
+    assert "set-up" in rendered(live)
+    live.started(tmp_path, 2, 10)
+    live.phase("evaluation")
+    live.step(2, {"evaluation/pass@1": 0.25})
+    live.phase("generation")
+    live.step(3, STEP)
+    live.step(4, {**STEP, "reward_mean": 0.75})
+    text = rendered(live)
+    assert "generation" in text
+    assert "4/10" in text
+    assert "pass@1 0.250" in text, "the last evaluation stays"
+    assert "reward 0.750" in text
+    assert "▁█" in text
+    assert "2.00 s (generation 1.25, train 0.50, other 0.25)" in text
+
+
+def test_live_display_ends_in_the_report_or_leaves_the_last_state(tmp_path: Path) -> None:
+    finished = io.StringIO()
+    live = LiveProgress(Console(width=100, file=finished, force_terminal=True))
+    with live:
+        drive(live, tmp_path)
+    live.show_report()
+    assert "warning: " in finished.getvalue()
+    assert finished.getvalue().count("held-out accuracy") == 1
+    failed = io.StringIO()
+    live = LiveProgress(Console(width=100, file=failed, force_terminal=True))
+    with contextlib.suppress(ZeroDivisionError), live:
+        live.started(tmp_path, 0, 10)
+        live.step(1, STEP)
+        raise ZeroDivisionError
+    live.show_report()
+    last_frame = failed.getvalue().rpartition("\x1b[2K")[2]
+    assert "reward 0.500" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last_frame)
+    assert "run directory: " not in failed.getvalue()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from rlcore.cli.display import open_display
+import importlib.util
+spec = importlib.util.spec_from_file_location("display_test", {file!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+with open_display("auto", {{}}) as progress:
+    module.drive(progress, Path({directory!r}), 40)
+print("went on", file=sys.stderr)
+"""
+
+
+def script(directory: Path) -> list[str]:
+    text = SCRIPT.format(folder=str(Path(__file__).parent), file=__file__, directory=str(directory))
+    return [sys.executable, "-c", text]
+
+
+def in_terminal(command: list[str], **environment: str) -> str:
+    """The output of a command that runs in a pseudo-terminal."""
+    parent, child = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40", **environment}
+    if "NO_COLOR" not in environment:
+        variables.pop("NO_COLOR", None)
+    with subprocess.Popen(command, stdout=child, stderr=child, stdin=child, env=variables) as process:
+        os.close(child)
+        chunks = []
+        try:
+            while chunk := os.read(parent, 65536):
+                chunks.append(chunk)
+        except OSError:  # what Linux answers once the other side is closed
+            pass
+        assert process.wait(timeout=60) == 0, b"".join(chunks).decode()
+    os.close(parent)
+    return b"".join(chunks).decode()
+
+
+def test_a_terminal_gets_the_live_display(tmp_path: Path) -> None:
+    output = in_terminal(script(tmp_path))
+    assert "40/40" in output
+    assert "held-out accuracy" in output
+    assert "\x1b[1A" in output, "drawn in place"
+    assert "\x1b[32m" in output
+
+
+def test_no_color_in_a_terminal(tmp_path: Path) -> None:
+    output = in_terminal(script(tmp_path), NO_COLOR="1")
+    assert "40/40" in output
+    assert not [code for code in ("\x1b[3", "\x1b[4", "\x1b[9") if any(f"{code}{digit}m" in output for digit in range(10))]
+    assert "\x1b[38;" not in output
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(script(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == "went on\n"
+    assert process.wait(timeout=60) == 0
+
+
+def test_a_resumed_run_reports_the_whole_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = [{"step": step, "reward_mean": step / 50, "mean_generated_tokens": 100.0} for step in range(1, 41)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    progress = PlainProgress()
+    progress.started(tmp_path, 39, 40)
+    progress.step(40, STEP)
+    progress.finished(SUMMARY)
+    output = capsys.readouterr().out
+    assert "steps 40 to 40" in output
+    assert "100.0 generated tokens a sample" in output
+
+
+def report_text(summary: dict[str, object], records: list[dict[str, float]]) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(run_report(summary, records))
+    return console.file.getvalue()
+
+
+def test_the_report_of_a_run() -> None:
+    text = report_text(SUMMARY, [{"step": 1, **STEP}])
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
+    assert rows["generation"] == ["0.500", "10.0", "25", "%"]
+    assert rows["total"] == ["0.500", "40.0", "100", "%"]
+    assert "rewards" not in rows, "a phase that never ran"
+    assert "1,234 tokens per second (median); 7.2 generated tokens a sample" in text
+    assert "in all 50.0 s, set-up 5.0 s" in text
+    assert "model: runs/demo/model" in text
+    assert text.rstrip().endswith("run directory: runs/demo")
+
+
+def test_the_report_of_a_run_that_measured_nothing() -> None:
+    assert report_text({"run_directory": "runs/x"}, []).strip() == "run directory: runs/x"
+
+
+def test_figures_in_words() -> None:
+    assert describe_figures({"loss": 0.5}) == [("loss", "0.5000")]
+    assert describe_figures({"loss": 0.5, "reward_mean": 1.0}) == [("reward", "1.000")]
+    assert describe_times({"reward_mean": 1.0}) == []
+    assert describe_times({"time/total_s": 0.5}) == ["0.50 s"]
+    assert sparkline([0.0, 1.0, 0.5, 0.5], 3) == "█▁▁"
+    assert sparkline([1.0], 5) == "▁"

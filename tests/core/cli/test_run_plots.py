@@ -1,0 +1,88 @@
+"""A run's curves as text and as a PNG."""
+
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from rlcore.run.plots import Panel, Series, main_panel, run_panels, save_png, terminal_plot
+
+RECORDS = [
+    {"step": 0, "evaluation/pass@1": 0.25},
+    *(
+        {"step": step, "reward_mean": step / 20, "grad_norm": 1.0, "time/total_s": 1.0, "time/train_s": 0.75}
+        for step in range(1, 20)
+    ),
+    {"step": 20, "evaluation/pass@1": 0.75, "reward_mean": 1.0},
+]
+
+
+def test_panels_hold_the_metrics_that_are_there() -> None:
+    panels = run_panels(RECORDS)
+    assert [panel.title for panel in panels] == ["Reward and held-out accuracy", "Gradient norm", "Seconds of a step"]
+    assert [series.label for series in panels[0].series] == ["held-out pass@1", "mean reward"]
+    assert panels[0].series[0].points == ((0, 0.25), (20, 0.75))
+    assert panels[2].stacked
+    assert [series.label for series in panels[2].series] == ["train"]
+    assert run_panels([]) == ()
+
+
+def test_points_that_are_not_finite_are_left_out() -> None:
+    assert Series(label="x", points=[(1, math.nan), (2, 1.0), (3, math.inf)]).points == ((2, 1.0),)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_terminal_plot(width: int) -> None:
+    text = terminal_plot(main_panel(RECORDS), width=width, height=14)
+    lines = text.splitlines()
+    assert len(lines) == 14
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == ["•", "held-out", "pass@1", "⠒", "mean", "reward"]
+    assert "•" in "".join(lines[2:-3])
+    assert [int(tick) for tick in lines[-2].split()] == [0, 5, 10, 15, 20]
+    assert "\x1b" not in text
+
+
+def test_the_curve_rises_with_the_values() -> None:
+    panel = Panel(title="t", series=(Series(label="x", points=[(step, float(step)) for step in range(30)]),))
+    lines = terminal_plot(panel, width=70, height=20).splitlines()[2:-3]
+    columns = [line.index("•") for line in lines if "•" in line]
+    assert len(columns) > 10
+    assert columns == sorted(columns, reverse=True)
+
+
+@pytest.mark.parametrize("records", [[{"step": 3, "reward_mean": 0.5}], [{"step": 1, "reward_mean": 0.0}] * 2])
+def test_a_single_point_or_a_constant(records: list[dict[str, float]]) -> None:
+    assert "•" in terminal_plot(main_panel(records))
+
+
+def test_nothing_to_plot() -> None:
+    assert terminal_plot(main_panel([])) == "Reward and held-out accuracy: no data"
+
+
+def test_step_ticks_of_long_runs_are_round() -> None:
+    panel = Panel(title="t", series=(Series(label="x", points=[(1, 0.0), (1234, 1.0)]),))
+    ticks = terminal_plot(panel).splitlines()[-2].split()
+    assert ticks == ["1", "200", "400", "600", "800", "1000", "1234"]
+
+
+def test_the_png_is_a_picture_of_every_panel(tmp_path: Path) -> None:
+    path = tmp_path / "curve.png"
+    save_png(path, run_panels(RECORDS), title="demo")
+    picture = imread(path)
+    assert picture.shape[0] > 600
+    assert picture.shape[1] > 1200
+    quarters = [picture[:400, :700], picture[:400, 800:], picture[-400:, :700]]
+    assert all(float(quarter[..., :3].std()) > 0.01 for quarter in quarters)
+
+
+def test_the_png_of_a_run_without_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "curve.png"
+    save_png(path, ())
+    assert imread(path).ndim == 3
+
+
+def test_a_png_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gone"):
+        save_png(tmp_path / "gone" / "curve.png", run_panels(RECORDS))

@@ -1,0 +1,71 @@
+"""docs/config.md: generated, complete, current."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from rlcore.config import describe
+from rlcore.config.document import reference
+from rlcore.config.recipe import Recipe
+from rlcore.plugins.discovery import discover
+
+ROOT = Path(__file__).parents[3]
+
+
+def installed_sections() -> dict[str, dict[str, type]]:
+    """The config classes of the plugins of this repository."""
+    entries = [entry for entry in discover().entries if entry.provider is not None]
+    roles = {entry.role for entry in entries}
+    return {role: {entry.name: entry.provider.config for entry in entries if entry.role == role} for role in roles}
+
+
+def test_the_reference_is_current() -> None:
+    found = (ROOT / "docs" / "config.md").read_text()
+    assert found == reference(installed_sections()), "run: rlcore config --reference > docs/config.md"
+
+
+def every_class() -> list[type]:
+    found: list[type] = []
+    queue: list[object] = [Recipe, *(cls for plugins in installed_sections().values() for cls in plugins.values())]
+    while queue:
+        tp = queue.pop()
+        if isinstance(tp, type) and attrs.has(tp) and tp not in found:
+            found.append(tp)
+            for field in describe.fields(tp).values():
+                queue += [field.type, *getattr(field.type, "__args__", ())]
+    return [cls for cls in found if cls is not Recipe]
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__qualname__)
+def test_every_option_says_what_it_means(cls: type) -> None:
+    fields = describe.fields(cls)
+    assert not [name for name, doc in describe.docs(cls).items() if not doc and not attrs.has(fields[name].type)]
+
+
+def test_sections_of_plugins_and_of_nested_classes_are_listed(sections) -> None:
+    text = reference(sections)
+    assert "## `[trainer.zed]`" in text
+    assert "## `[trainer.zed.schedule]`" in text
+    assert '| `size` | `int` or `"auto"` | `"auto"` | A number or "auto". |' in text
+    assert "| `level` | `int` | (required) | How strict. |" in text
+    assert '| `shape` | `"cosine"`, `"constant"` | `"constant"` | Shape of the decay. |' in text
+    assert "| `betas` | array of `float` | `[0.9, 0.95]` | Two factors. |" in text
+    assert "| `clip` | `float` or none | none | Where to clip. |" in text
+
+
+def test_docstrings_are_inherited_and_survive_without_source() -> None:
+    @attrs.frozen(kw_only=True)
+    class Base:
+        a: int = 1
+        """Of the base."""
+
+    @attrs.frozen(kw_only=True)
+    class Child(Base):
+        b: int = 2
+        """Of the child,
+        on two lines."""
+
+    assert dict(describe.docs(Child)) == {"a": "Of the base.", "b": "Of the child, on two lines."}
+    made = attrs.make_class("Made", {"x": attrs.field(type=int)})
+    assert dict(describe.docs(made)) == {"x": ""}

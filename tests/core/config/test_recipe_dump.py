@@ -1,0 +1,128 @@
+"""dump_toml: every default written out, and the same recipe when loaded again."""
+
+import tomllib
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlcore.config.convert import convert
+from rlcore.config.dump import dump_toml
+from rlcore.config.load import read_raw
+from rlcore.config.recipe import (
+    DataConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    ModelConfig,
+    NamedPluginChoice,
+    PluginChoice,
+    PluginsConfig,
+    Recipe,
+    RolloutConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+texts = st.text(min_size=1, max_size=20).filter(str.strip)
+names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9 _.-]{0,10}[a-z]", fullmatch=True)
+paths = st.from_regex(r"[a-z]{1,8}/[a-z]{1,8}", fullmatch=True)
+numbers = st.integers(1, 2**40)
+positive = st.floats(1e-300, 1e300)
+free = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def datasets():
+    common = {
+        "prompt_field": texts,
+        "completion_field": texts,
+        "limit": st.none() | numbers,
+        "shuffle": st.booleans(),
+        "on_long_prompt": st.sampled_from(["error", "drop"]),
+    }
+    hub = {"source": st.just("huggingface"), "path": paths, "subset": st.none() | texts, "split": st.none() | texts}
+    return st.builds(DatasetConfig, **common) | st.builds(DatasetConfig, **hub, **common)
+
+
+def recipes(sections):
+    zed = st.builds(
+        sections["trainer"]["zed"],
+        rate=positive,
+        betas=st.tuples(positive, positive),
+        clip=st.none() | positive,
+        targets=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+        schedule=st.builds(sections["algorithm"]["alg"], warmup_steps=st.integers(-5, 5)),
+        extra=st.dictionaries(st.text(max_size=8), free, max_size=3),
+        size=st.just("auto") | st.integers(-5, 5),
+        weights=st.dictionaries(st.text(max_size=8), positive, max_size=3),
+    )
+    return st.builds(
+        Recipe,
+        model=st.builds(ModelConfig, path=paths, revision=st.none() | texts, chat_template=st.none() | texts),
+        algorithm=st.builds(NamedPluginChoice, name=names, options=st.just({"alg": sections["algorithm"]["alg"]()})),
+        environment=st.builds(NamedPluginChoice, name=names.map("x".__add__)),
+        run=st.builds(RunConfig, directory=texts, name=names, seed=st.integers(0, 2**63 - 1), num_steps=numbers),
+        data=st.builds(DataConfig, train=datasets(), evaluation=st.none() | datasets()),
+        trainer=st.builds(PluginChoice, options=st.fixed_dictionaries({"zed": zed})),
+        rollout=st.builds(
+            RolloutConfig,
+            temperature=positive,
+            stop_strings=st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True).map(tuple),
+            stop_token_ids=st.none() | st.lists(numbers, max_size=3).map(tuple),
+        ),
+        training=st.builds(TrainingConfig, prompts_per_step=numbers),
+        evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
+        logging=st.builds(LoggingConfig, tensorboard=st.booleans()),
+        plugins=st.builds(PluginsConfig, disable=st.just(("other", "role:name"))),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_what_is_dumped_loads_back(sections, tmp_path: Path, data: st.DataObject) -> None:
+    recipe = data.draw(recipes(sections))
+    path = tmp_path / "dumped.toml"
+    path.write_bytes(dump_toml(recipe).encode())
+    assert convert(read_raw(path, ()), sections) == recipe
+
+
+def test_every_key_is_there_and_none_is_a_comment(load) -> None:
+    text = dump_toml(load())
+    lines = text.splitlines()
+    assert "# revision = none" in lines
+    assert "# evaluation = none" in lines
+    for section in attrs.fields(Recipe):
+        if section.name not in ("data", "trainer", "generator", "algorithm", "environment"):
+            assert f"[{section.name}]" in lines
+            for field in attrs.fields(section.type):
+                assert any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines), field.name
+
+
+def test_a_dump_of_a_dump_is_the_same(load, sections, tmp_path: Path) -> None:
+    first = dump_toml(load("[trainer.zed.extra.deep]\na = [{b = 1}, {}]\n'x y' = {}", "run.name=it's"))
+    path = tmp_path / "again.toml"
+    path.write_text(first)
+    assert dump_toml(convert(read_raw(path, ()), sections)) == first
+
+
+def test_only_what_runs_and_what_was_set_is_kept_for_chosen_plugins(load) -> None:
+    recipe = load("[trainer.strict]\nlevel = 3")
+    tables = tomllib.loads(dump_toml(recipe, {"trainer": "other", "algorithm": "alg"}))
+    assert tables["trainer"] == {"name": "auto", "strict": {"level": 3, "fast": False}}
+    assert "alg" in tables["algorithm"]
+
+
+def test_what_toml_cannot_say_is_an_error(load) -> None:
+    @attrs.frozen(kw_only=True)
+    class Odd:
+        size: int | None = 5
+
+    recipe = attrs.evolve(load(), trainer=PluginChoice(options={"odd": Odd(size=None)}))
+    with pytest.raises(ValueError, match="size is None"):
+        dump_toml(recipe)

@@ -1,0 +1,159 @@
+"""What the types cannot say: ranges, and combinations that cannot work or would silently do nothing."""
+
+import attrs
+import pytest
+
+from rlcore.config.convert import convert
+from rlcore.config.load import read_raw
+from rlcore.config.recipe import ModelConfig, NamedPluginChoice, Recipe, TrainingConfig
+from rlcore.config.validate import RULES, validate, value_at
+from rlcore.spi import ConfigError
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.num_steps=0",
+        "run.seed=-1",
+        "run.name=",
+        "run.name=..",
+        "run.name=a/b",
+        "run.directory=",
+        "model.path=",
+        'model.chat_template=""',
+        "rollout.samples_per_prompt=0",
+        "rollout.max_prompt_tokens=0",
+        "rollout.max_response_tokens=-5",
+        "rollout.temperature=0",
+        "rollout.temperature=-1.0",
+        "rollout.temperature=inf",
+        "rollout.top_k=-1",
+        "rollout.top_k=1",
+        "rollout.top_p=0",
+        "rollout.top_p=1.01",
+        'rollout.stop_strings=["a", ""]',
+        'rollout.stop_strings=["a", "a"]',
+        "rollout.stop_token_ids=[-1]",
+        "rollout.max_turns=0",
+        "rollout.environment_timeout_s=0",
+        "rollout.environment_timeout_s=inf",
+        "training.prompts_per_step=0",
+        "training.updates_per_step=0",
+        "training.updates_per_step=33",
+        "training.max_tokens_per_microbatch=0",
+        "training.max_token_mult_prob_error=1.0",
+        "refit.max_bucket_mib=0",
+        "evaluation.every_n_steps=-1",
+        "evaluation.every_n_steps=5",
+        "evaluation.max_prompts=0",
+        "evaluation.samples_per_prompt=0",
+        "evaluation.samples_per_prompt=4",
+        "evaluation.temperature=-0.5",
+        "evaluation.top_k=-1",
+        "evaluation.top_p=2",
+        "checkpoint.every_n_steps=-1",
+        "checkpoint.keep=0",
+        "logging.rollouts_every_n_steps=-1",
+        "data.train.limit=0",
+        "data.train.prompt_field=",
+        "data.train.completion_field=",
+        "data.train.subset=main",
+        "data.train.split=train",
+        'plugins.disable=[""]',
+    ],
+)
+def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> None:
+    key = override.partition("=")[0]
+    found = problems("", override)
+    assert set(found) == {key}
+    assert found[key].expected
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.updates_per_step=32",),
+        ("training.max_token_mult_prob_error=inf",),
+        ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
+        ("evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
+        ("data.evaluation={}", "evaluation.every_n_steps=5"),
+        ("data.train.source=jsonl", "data.train.path=x.jsonl"),
+        ("data.train.source=jsonl", "data.train.path=rows.txt"),
+        ("data.train.source=huggingface", "data.train.path=org/set", "data.train.subset=main", "data.train.split=train"),
+        ("plugins.disable=['zed']",),
+        ("run.name=2026-11-21 demo",),
+    ],
+)
+def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
+    assert isinstance(load("", *overrides), Recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "remedy"),
+    [
+        (("data.train.path=x.jsonl",), "data.train.path", 'Set data.train.source = "jsonl".'),
+        (("data.train.path=x.parquet",), "data.train.path", 'Set data.train.source = "parquet".'),
+        (("data.train.path=org/set",), "data.train.path", 'Set data.train.source = "huggingface".'),
+        (("data.evaluation.source=jsonl",), "data.evaluation.path", ""),
+        (("data.train.source=jsonl", "data.train.path=x.parquet"), "data.train.source", 'source = "parquet", or rename'),
+        (
+            ("evaluation.top_k=1", "evaluation.temperature=1", "evaluation.samples_per_prompt=2"),
+            "evaluation.samples_per_prompt",
+            "",
+        ),
+        (("plugins.disable=['alg']",), "plugins.disable", ""),
+        (("trainer.name=zed", "plugins.disable=['trainer:zed']"), "plugins.disable", ""),
+    ],
+)
+def test_combinations_that_cannot_work(problems, overrides: tuple[str, ...], path: str, remedy: str) -> None:
+    found = problems("", *overrides)
+    assert set(found) == {path}
+    assert remedy in found[path].remedy
+
+
+def test_without_an_environment_there_must_be_data_and_no_evaluation(tmp_path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('model.path = "m"\nalgorithm.name = "a"\n[data.evaluation]\n')
+    with pytest.raises(ConfigError) as caught:
+        convert(read_raw(path, ()), {})
+    assert [problem.path for problem in caught.value.problems] == ["data.train.source", "data.evaluation"]
+    path.write_text('model.path = "m"\nalgorithm.name = "a"\ndata.train = {source = "jsonl", path = "x.jsonl"}')
+    assert convert(read_raw(path, ()), {}).environment is None
+
+
+def test_a_revision_of_a_local_directory(problems, tmp_path) -> None:
+    found = problems(f"model.path = '{tmp_path}'\nmodel.revision = 'main'")
+    assert set(found) == {"model.revision"}
+
+
+def test_a_recipe_made_in_memory(load) -> None:
+    recipe = Recipe(
+        model=ModelConfig(path="m"),
+        algorithm=NamedPluginChoice(name="alg"),
+        environment=NamedPluginChoice(name="env"),
+        training=TrainingConfig(prompts_per_step=-1),
+    )
+    with pytest.raises(ConfigError, match=r"training\.prompts_per_step: found -1"):
+        validate(recipe)
+    validate(load())
+
+
+def test_every_rule_reads_keys_that_exist(load) -> None:
+    recipe = load("", "data.evaluation={}")
+    for rule in RULES:
+        for key in rule.keys:
+            value_at(recipe, key)
+
+
+def test_no_number_of_the_recipe_goes_unchecked() -> None:
+    """A new number gets a range, unless each of its values makes sense."""
+    checked = {key for rule in RULES for key in rule.keys}
+    numbers = {
+        f"{section.name}.{field.name}"
+        for section in attrs.fields(Recipe)
+        if attrs.has(section.type)
+        for field in attrs.fields(section.type)
+        if field.type in (int, float, int | None)
+    }
+    assert numbers
+    assert numbers <= checked

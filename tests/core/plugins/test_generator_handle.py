@@ -1,0 +1,336 @@
+"""The generator's handle: nothing is generated before an accepted refit, and every check of what a backend returns."""
+
+import time
+
+import attrs
+import numpy as np
+import pytest
+
+from rlcore.plugins.states import BackendState
+from rlcore.spi import (
+    ContractError,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    LoadStateRequest,
+    LoadStateResult,
+    NamedTensor,
+    NonFiniteError,
+    RaggedTokens,
+    RefitError,
+    RefitRequest,
+    RefitResult,
+    SamplingParams,
+    SetResidencyRequest,
+    TensorSpec,
+    WeightBucket,
+    WeightExport,
+    capabilities,
+    tensor_digest,
+)
+
+WEIGHTS = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
+STOP, LENGTH, ABORTED = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORTED
+END = 9
+
+
+def refit_request(version=3, weights=WEIGHTS):
+    specs = tuple(TensorSpec(name=name, shape=array.shape, dtype="float32") for name, array in weights.items())
+    tensors = [NamedTensor(name=name, tensor=array, digest=tensor_digest(array)) for name, array in weights.items()]
+    buckets = iter([WeightBucket(tensors=(tensor,)) for tensor in tensors])
+    export = WeightExport(weight_version=version, specs=specs, buckets=buckets, persistent=False)
+    return RefitRequest(weight_version=version, channel="in_process", weights=export, may_alias=False)
+
+
+def generate_request(max_tokens=(2, 3), version=3, prompts=((1, 2),), **sampling):
+    packed = RaggedTokens.from_lists(prompts)
+    return GenerateRequest(
+        prompts=packed,
+        num_samples=len(max_tokens) // len(prompts),
+        seeds=np.arange(len(max_tokens), dtype=np.int64),
+        max_tokens=np.array(max_tokens, np.int32),
+        sampling=SamplingParams(**sampling),
+        weight_version=version,
+    )
+
+
+def samples(*lists, reasons, version=3, **changes):
+    tokens = np.array([token for sample in lists for token in sample], np.int32)
+    result = GenerateResult(
+        tokens=tokens,
+        offsets=np.cumsum([0, *map(len, lists)]).astype(np.int64),
+        logprobs=np.full(len(tokens), -0.5, np.float32),
+        weight_versions=np.full(len(tokens), version, np.int32),
+        finish_reasons=np.array(reasons, np.uint8),
+    )
+    return attrs.evolve(result, **changes)
+
+
+@pytest.fixture
+def make_ready(make_generator):
+    """A generator that has accepted version 3, and answers generate with a given result."""
+
+    def make(result=None, **options):
+        hooks = {} if result is None else {"generate": lambda self, request: result}
+        generator = make_generator(**options, **hooks)
+        generator.refit(refit_request())
+        return generator
+
+    return make
+
+
+def test_after_a_refit_it_generates(make_ready):
+    generator = make_ready()
+    assert generator.weight_version == 3
+    assert generator.generate(generate_request()).tokens.tolist() == [5] * 5
+
+
+def test_nothing_is_generated_before_a_refit(make_generator):
+    with pytest.raises(ContractError, match="generate without an accepted refit; it holds no weights that count"):
+        make_generator().generate(generate_request())
+
+
+def test_another_version_than_the_one_held_is_refused(make_ready):
+    with pytest.raises(ContractError, match="generate at weight version 4; it holds 3"):
+        make_ready().generate(generate_request(version=4))
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "text"),
+    [
+        ("nothing", ContractError, "found a str; expected a GenerateResult"),
+        (samples([5, 5], reasons=[LENGTH]), ContractError, "found 1 samples; expected 2"),
+        (
+            samples([5, 5], [5] * 4, reasons=[LENGTH, LENGTH]),
+            ContractError,
+            "sample lengths: found 4 at sample 1; expected at most max_tokens",
+        ),
+        (samples([5, 5], [], reasons=[LENGTH, STOP]), ContractError, "found 0 at sample 1; expected at least 1 unless aborted"),
+        (samples([5], [5] * 3, reasons=[LENGTH, LENGTH]), ContractError, "found 1 at sample 0; expected the whole limit"),
+        (
+            samples([5, -1], [5] * 3, reasons=[LENGTH, LENGTH]),
+            ContractError,
+            "tokens: found -1 at token 1; expected at least 0",
+        ),
+        (samples([5, 5], [5] * 3, reasons=[LENGTH, 3]), ContractError, "finish_reasons: found 3 at sample 1"),
+        (
+            samples([5, 5], [5] * 3, reasons=[LENGTH] * 2, version=4),
+            ContractError,
+            "weight_versions: found 4 at token 0; expected at most 3",
+        ),
+        (samples([5, 5], [5] * 3, reasons=[LENGTH] * 2, version=-1), ContractError, "weight_versions: found -1 at token 0"),
+        (
+            samples([5, 5], [5] * 3, reasons=[LENGTH] * 2, logprobs=np.array([-1, -1, np.nan, -1, -1], np.float32)),
+            NonFiniteError,
+            "logprobs: found nan at token 2",
+        ),
+        (
+            samples([5, 5], [5] * 3, reasons=[LENGTH] * 2, logprobs=np.array([-1, -1, -1, -1, 0.5], np.float32)),
+            ContractError,
+            "logprobs: found 0.5 at token 4; expected at most 0.0001",
+        ),
+    ],
+)
+def test_wrong_samples_are_refused_and_the_generator_stays_usable(make_ready, result, error, text):
+    generator = make_ready(result)
+    with pytest.raises(error) as raised:
+        generator.generate(generate_request())
+    assert text in str(raised.value)
+    assert generator.weight_version == 3
+
+
+def test_older_versions_within_a_sample_are_allowed(make_ready):
+    versions = np.array([1, 2, 2, 3, 3], np.int32)
+    result = samples([5, 5], [5] * 3, reasons=[LENGTH] * 2, weight_versions=versions)
+    assert make_ready(result).generate(generate_request()).weight_versions.tolist() == [1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("result", "options", "text"),
+    [
+        (samples([5, END], [5] * 3, reasons=[STOP, LENGTH]), {}, None),
+        (samples([END], [5, 5], reasons=[STOP, ABORTED]), {}, None),
+        (samples([5, 5], [], reasons=[LENGTH, ABORTED]), {}, None),
+        (samples([END, 5], [5] * 3, reasons=[LENGTH] * 2), {}, "tokens: sample 0 goes on after the stop token 9"),
+        (samples([5, 5], [5, END, 5], reasons=[LENGTH] * 2), {}, "tokens: sample 1 goes on after the stop token 9"),
+        (
+            samples([5, END], [5] * 3, reasons=[LENGTH] * 2),
+            {},
+            "found 1 at sample 0; expected STOP, since its last token is a stop token",
+        ),
+        (samples([5, 5], [5, 5], reasons=[LENGTH, STOP]), {}, "found 0 at sample 1; expected a stop token at the end"),
+        (samples([5, 5], [5, 5], reasons=[LENGTH, STOP]), {"stop_strings": ("x",)}, None),
+    ],
+)
+def test_stop_tokens_and_finish_reasons_agree(make_ready, result, options, text):
+    generator = make_ready(result)
+    request = generate_request(stop_token_ids=(END, 11), **options)
+    if text is None:
+        assert generator.generate(request) is result
+        return
+    with pytest.raises(ContractError) as raised:
+        generator.generate(request)
+    assert text in str(raised.value)
+
+
+def test_the_sequence_limit_ends_a_sample_before_its_own(make_ready):
+    prompt = tuple(range(13))
+    result = samples([5, 5, 5], reasons=[LENGTH])
+    assert make_ready(result).generate(generate_request((10,), prompts=(prompt,))) is result
+    too_long = samples([5] * 4, reasons=[LENGTH])
+    with pytest.raises(ContractError, match="found 4 at sample 0"):
+        make_ready(too_long).generate(generate_request((10,), prompts=(prompt,)))
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_the_call(make_ready):
+    with pytest.raises(ContractError, match="a prompt has 16 tokens; expected fewer than max_sequence_length = 16"):
+        make_ready().generate(generate_request((2,), prompts=(tuple(range(16)),)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "capability"),
+    [
+        ({"top_k": 5}, capabilities.TOP_K),
+        ({"top_p": 0.9}, capabilities.TOP_P),
+        ({"stop_strings": ("x",)}, capabilities.STOP_STRINGS),
+    ],
+)
+def test_sampling_that_is_not_declared_is_refused(make_ready, sampling, capability):
+    generator = make_ready(declared={capabilities.REFIT_IN_PROCESS})
+    with pytest.raises(ContractError, match=f"needs the capability '{capability}'"):
+        generator.generate(generate_request(**sampling))
+    assert generator.generate(generate_request()).tokens.tolist() == [5] * 5
+
+
+def test_a_channel_that_is_not_declared_is_refused(make_generator):
+    with pytest.raises(ContractError, match=r"needs the capability 'refit\.in_process'"):
+        make_generator(declared=()).refit(refit_request())
+
+
+def taking_all(request):
+    return {tensor.name: tensor.digest for bucket in request.weights.buckets for tensor in bucket.tensors}
+
+
+def stale(self, request):
+    return RefitResult(weight_version=request.weight_version, digests={**taking_all(request), "b": 1})
+
+
+def forgetful(self, request):
+    digests = taking_all(request)
+    digests.pop("a")
+    return RefitResult(weight_version=request.weight_version, digests=digests)
+
+
+def inventive(self, request):
+    return RefitResult(weight_version=request.weight_version, digests={**taking_all(request), "c": 1})
+
+
+def hasty(self, request):
+    next(request.weights.buckets)
+    digests = {name: tensor_digest(array) for name, array in WEIGHTS.items()}
+    return RefitResult(weight_version=request.weight_version, digests=digests)
+
+
+def outdated(self, request):
+    return RefitResult(weight_version=request.weight_version - 1, digests=taking_all(request))
+
+
+@pytest.mark.parametrize(
+    ("refit", "error", "text"),
+    [
+        (stale, RefitError, "b held with other values"),
+        (forgetful, RefitError, "a not acknowledged"),
+        (inventive, RefitError, "c acknowledged though never sent"),
+        (hasty, RefitError, "b never taken from the export"),
+        (outdated, RefitError, "weight_version: found 2; expected 3"),
+        (lambda self, request: None, ContractError, "found None; expected a RefitResult"),
+        (lambda self, request: RefitResult(weight_version=3, digests=None), ContractError, "digests: found a NoneType"),
+    ],
+)
+def test_a_refit_that_did_not_happen_is_an_error_and_nothing_is_generated(make_generator, refit, error, text):
+    generator = make_generator(refit=refit)
+    with pytest.raises(error) as raised:
+        generator.refit(refit_request())
+    assert text in str(raised.value)
+    assert "generator 'fake' (in-process 0): refit returned what it must not" in str(raised.value)
+    with pytest.raises(ContractError, match="generate without an accepted refit"):
+        generator.generate(generate_request())
+
+
+def test_a_failed_refit_takes_the_old_weights_away_and_the_next_good_one_heals(make_generator):
+    good = make_generator().entry  # a provider to name in messages
+    attempts = iter([False, True, False])
+
+    def refit(self, request):
+        if next(attempts):
+            raise RuntimeError("the channel broke")
+        return RefitResult(weight_version=request.weight_version, digests=taking_all(request))
+
+    generator = make_generator(refit=refit)
+    generator.refit(refit_request())
+    with pytest.raises(RuntimeError) as raised:
+        generator.refit(refit_request(version=4))
+    assert raised.value.__notes__ == [f"raised in refit of {good.label}"]
+    for version in (3, 4):
+        with pytest.raises(ContractError, match="generate without an accepted refit"):
+            generator.generate(generate_request(version=version))
+    generator.refit(refit_request(version=4))
+    assert generator.generate(generate_request(version=4)).weight_versions.tolist() == [4] * 5
+
+
+def test_an_export_of_another_version_is_refused_before_the_call(make_ready):
+    generator = make_ready()
+    request = attrs.evolve(refit_request(version=4), weight_version=5)
+    with pytest.raises(ContractError, match="the export has weight version 4, the request 5"):
+        generator.refit(request)
+    assert generator.weight_version == 3
+
+
+def test_many_wrong_tensors_are_listed_briefly(make_generator):
+    weights = {f"layer.{index}": np.full(2, index, np.float32) for index in range(8)}
+    generator = make_generator(
+        refit=lambda self, request: RefitResult(weight_version=3, digests=dict.fromkeys(taking_all(request), 0))
+    )
+    with pytest.raises(RefitError, match=r"layer\.1, layer\.2, layer\.3, layer\.4, layer\.5 and 2 more held with other values"):
+        generator.refit(refit_request(weights=weights))
+
+
+def test_residency_of_weights_and_cache(make_ready):
+    generator = make_ready()
+    generator.set_residency(SetResidencyRequest(weights="device", state="host"))
+    with pytest.raises(ContractError, match="generate needs on the device: state"):
+        generator.generate(generate_request())
+    generator.refit(refit_request(version=4))
+    generator.set_residency(SetResidencyRequest(weights="host", state="host"))
+    with pytest.raises(ContractError, match="refit needs on the device: weights"):
+        generator.refit(refit_request(version=5))
+
+
+@pytest.mark.parametrize(("loaded", "held"), [(-1, None), (2, None), (3, 3)])
+def test_a_loaded_state_does_not_vouch_for_weights(make_generator, tmp_path, loaded, held):
+    generator = make_generator(load_state=lambda self, request: LoadStateResult(weight_version=loaded))
+    generator.refit(refit_request(version=3))
+    generator.load_state(LoadStateRequest(directory=tmp_path))
+    assert generator.weight_version == held
+
+
+def test_the_checks_of_a_large_batch_take_milliseconds(make_ready):
+    num_samples, length = 2048, 800
+    tokens = [[5] * length] * num_samples
+    result = samples(*tokens, reasons=[LENGTH] * num_samples)
+    generator = make_ready(result)
+    generator._max_sequence_length = 1024
+    request = generate_request((length,) * num_samples, stop_token_ids=(END, 11))
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        generator.generate(request)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.08
+
+
+def test_a_state_names_its_owner():
+    state = BackendState(owner="generator 'x'")
+    state.fail("refit")
+    with pytest.raises(ContractError, match="generator 'x': generate after it failed in refit"):
+        state.require("generate")

@@ -1,0 +1,118 @@
+"""`rlcore plugins`: the table and the JSON, and what they cost."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from rlcore.cli.plugins import plugins_command, plugins_json
+from rlcore.plugins.discovery import discover
+
+
+@pytest.fixture
+def installed(installer):
+    """Trainers that are good, better, unavailable, and broken; one observer."""
+    installer.trainer("good", priority=10, capabilities=["residency", "entropy"])
+    installer.trainer("better", version="3.1", priority=20, devices=["cuda"])
+    installer.add("acme-broken", {"rlcore.trainers": {"broken": "broken_listed:PROVIDER"}}, broken_listed="1 / 0\n")
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "listed_watch:WATCH"}}, listed_watch="WATCH = object()\n")
+    return installer
+
+
+def run(*arguments):
+    result = CliRunner().invoke(plugins_command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_json_holds_every_column(installed):
+    listing = json.loads(run("--json", "--device", "cpu"))
+    rows = {row["name"]: row for row in listing["plugins"]}
+    assert rows["good"] == {
+        "role": "trainer",
+        "name": "good",
+        "distribution": "acme-good",
+        "version": "1.0",
+        "spi": [1, 0],
+        "priority": 10,
+        "capabilities": ["entropy", "residency"],
+        "devices": ["cpu", "cuda"],
+        "disabled": False,
+        "usable": True,
+        "reason": None,
+        "auto": False,
+    }
+    assert "ZeroDivisionError" in rows["broken"]["reason"]
+    assert rows["broken"]["spi"] is None
+    assert listing["spi"] == [1, 0]
+    assert listing["device"] == "cpu"
+    assert [observer["name"] for observer in listing["observers"]] == ["watch"]
+
+
+def test_auto_depends_on_the_device_once_the_broken_one_is_disabled(installed, monkeypatch):
+    assert "is broken" in json.loads(run("--json", "--device", "cpu"))["auto"]["trainer"]["error"]
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "broken")
+    for device, name in (("cpu", "good"), ("cuda", "better")):
+        listing = json.loads(run("--json", "--device", device))
+        assert listing["auto"]["trainer"] == {"name": name, "error": None}
+        assert [row["name"] for row in listing["plugins"] if row["auto"]] == [name]
+
+
+def test_the_table_shows_what_is_wrong_and_what_auto_would_do(installed, monkeypatch):
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "absent")
+    output = run("--device", "cpu")
+    lines = {line.split("│")[2].strip(): line for line in output.splitlines() if line.count("│") > 5}
+    assert "ZeroDivisionError: division by zero" in lines["broken"]
+    assert "entropy, residency" in lines["good"]
+    assert "3.1" in lines["better"]
+    assert "'auto' chooses no trainer: trainer 'broken' (acme-broken 1.0) is broken" in output
+    assert "warning: 'absent' is to be disabled, but no such plugin is installed" in output
+
+
+def test_the_table_marks_what_auto_takes(installed, monkeypatch):
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "acme-broken,watch")
+    lines = [line for line in run("--device", "cpu").splitlines() if line.count("│") > 5]
+    marked = [line for line in lines if line.split("│")[-2].strip() == "auto"]
+    assert [line.split("│")[2].strip() for line in marked] == ["good"]
+    assert sum("disabled" in line for line in lines) == 2
+
+
+def test_an_empty_environment_gives_an_empty_listing(installer):
+    assert plugins_json(discover(), "cpu")["plugins"] == []
+    assert "Plugins for rlcore" in run("--device", "auto")
+
+
+SCRIPT = """
+import sys
+from rlcore.cli.main import main
+sys.argv = ["rlcore", "plugins"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+heavy = {"torch", "transformers", "ray", "pandas", "pyarrow", "matplotlib", "plotext", "datasets", "scipy", "sympy"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_the_listing_of_all_installed_packages_is_quick_and_imports_nothing_heavy():
+    """Processor time, the best of three, so that a busy machine does not decide."""
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert result.stdout.splitlines()[-1] == "[]", result.stdout
+    assert min(seconds) < 0.5, seconds

@@ -1,0 +1,277 @@
+"""The trainer's handle: legality before each call, and every check of what a backend returns."""
+
+import math
+import time
+
+import attrs
+import numpy as np
+import pytest
+
+from rlcore.spi import (
+    ContractError,
+    ExportWeightsRequest,
+    GlobalCounts,
+    LogprobsRequest,
+    LogprobsResult,
+    LossSpec,
+    NonFiniteError,
+    SetResidencyRequest,
+    TokenBatch,
+    TrainStepRequest,
+    TrainStepResult,
+    capabilities,
+)
+
+LOSS = LossSpec(path="some.module:loss", config=None, token_columns=())
+GOOD = TrainStepResult(weight_version=1, loss=0.5, grad_norm=1.0, learning_rate=1e-3)
+
+
+def step_request(batch, version=0, **changes):
+    request = TrainStepRequest(microbatches=(batch,), counts=batch.counts(), loss=LOSS, temperature=1.0, weight_version=version)
+    return attrs.evolve(request, **changes)
+
+
+def logprobs_request(*batches, entropy=False, version=0, **changes):
+    request = LogprobsRequest(microbatches=batches, model="policy", temperature=1.0, entropy=entropy, weight_version=version)
+    return attrs.evolve(request, **changes)
+
+
+def column(batch, value=-1.0):
+    result = np.full(batch.num_tokens, value, np.float32)
+    result[batch.offsets[:-1]] = 0.0
+    return result
+
+
+def test_a_good_step_returns_what_the_backend_returned_and_moves_the_version(make_trainer, batch):
+    trainer = make_trainer()
+    assert trainer.weight_version is None
+    assert trainer.train_step(step_request(batch)).metrics == {"kl": 0.1}
+    assert trainer.weight_version == 1
+    assert trainer.layout.data_parallel_size == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "text"),
+    [
+        (None, ContractError, "found None; expected a TrainStepResult"),
+        ({"loss": 1.0}, ContractError, "found a dict; expected a TrainStepResult"),
+        (attrs.evolve(GOOD, weight_version=0), ContractError, "weight_version: found 0; expected 1"),
+        (attrs.evolve(GOOD, weight_version=True), ContractError, "weight_version: found a bool; expected an int"),
+        (attrs.evolve(GOOD, weight_version=np.int64(1)), ContractError, "weight_version: found an int64"),
+        (attrs.evolve(GOOD, loss=math.nan), NonFiniteError, "loss: found nan"),
+        (attrs.evolve(GOOD, loss=np.zeros(())), ContractError, "loss: found a ndarray; expected a float"),
+        (attrs.evolve(GOOD, grad_norm=math.inf), NonFiniteError, "grad_norm: found inf"),
+        (attrs.evolve(GOOD, grad_norm=-1.0), ContractError, "grad_norm: found -1.0; expected at least 0"),
+        (attrs.evolve(GOOD, learning_rate=None), ContractError, "learning_rate: found None"),
+        (attrs.evolve(GOOD, metrics=None), ContractError, "metrics: found None; expected a mapping"),
+        (attrs.evolve(GOOD, metrics={"kl": math.nan}), NonFiniteError, "metrics['kl']: found nan"),
+        (attrs.evolve(GOOD, metrics={3: 1.0}), ContractError, "metrics: found the key 3; expected a string"),
+    ],
+)
+def test_a_wrong_step_result_is_refused_and_fails_the_trainer(make_trainer, batch, returned, error, text):
+    trainer = make_trainer(train_step=lambda self, request: returned)
+    with pytest.raises(error) as raised:
+        trainer.train_step(step_request(batch))
+    assert str(raised.value) == f"trainer 'fake' (in-process 0): train_step returned what it must not: {raised.value.__cause__}"
+    assert text in str(raised.value)
+    with pytest.raises(ContractError, match="get_logprobs after it failed in train_step; only close is legal now"):
+        trainer.get_logprobs(logprobs_request(batch))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"microbatches": ()}, "at least one microbatch"),
+        ({"microbatches": None}, "a tuple of at least one microbatch"),
+        ({"microbatches": ("text",)}, "found a str; expected a TokenBatch"),
+        ({"temperature": 0.0}, "a positive temperature; found 0.0"),
+        (
+            {"loss": attrs.evolve(LOSS, token_columns=("advantages",))},
+            "microbatch 0 lacks advantages, which the loss some.module:loss reads",
+        ),
+    ],
+)
+def test_a_wrong_step_request_never_reaches_the_backend(make_trainer, batch, changes, text):
+    calls = []
+    trainer = make_trainer(train_step=lambda self, request: calls.append(request))
+    with pytest.raises(ContractError, match=text):
+        trainer.train_step(step_request(batch, **changes))
+    assert calls == []
+
+
+def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
+    with pytest.raises(ContractError, match="train_step takes a TrainStepRequest; found a LogprobsRequest"):
+        make_trainer().train_step(logprobs_request(batch))
+
+
+def test_previous_logprobs_may_be_absent(make_trainer, batch):
+    loss = attrs.evolve(LOSS, token_columns=("previous_logprobs",))
+    assert make_trainer().train_step(step_request(batch, loss=loss)).weight_version == 1
+
+
+def test_versions_are_followed_through_steps(make_trainer, batch):
+    trainer = make_trainer()
+    trainer.train_step(step_request(batch, version=0))
+    with pytest.raises(ContractError, match="train_step at weight version 0; it holds 1"):
+        trainer.train_step(step_request(batch, version=0))
+    with pytest.raises(ContractError, match="get_logprobs at weight version 2; it holds 1"):
+        trainer.get_logprobs(logprobs_request(batch, version=2))
+    with pytest.raises(ContractError, match="export_weights at weight version 0; it holds 1"):
+        trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=99))
+    assert trainer.train_step(step_request(batch, version=1)).weight_version == 2
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("the loss is nan"), ContractError("wrong version")])
+def test_a_step_that_the_trainer_refuses_leaves_it_usable(make_trainer, batch, error):
+    answers = iter([error, GOOD])
+
+    def train_step(self, request):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    trainer = make_trainer(train_step=train_step)
+    with pytest.raises(type(error)) as raised:
+        trainer.train_step(step_request(batch))
+    assert raised.value is error
+    assert raised.value.__notes__ == ["raised in train_step of trainer 'fake' (in-process 0)"]
+    assert trainer.train_step(step_request(batch)).weight_version == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_step_that_breaks_off_fails_the_trainer(make_trainer, batch, error):
+    def train_step(self, request):
+        raise error
+
+    trainer = make_trainer(train_step=train_step)
+    with pytest.raises(type(error)) as raised:
+        trainer.train_step(step_request(batch))
+    assert raised.value is error
+    with pytest.raises(ContractError, match="train_step after it failed in train_step"):
+        trainer.train_step(step_request(batch))
+    assert trainer.close() is not None
+
+
+def test_logprobs_come_back_as_they_were_given(make_trainer, batch):
+    result = make_trainer().get_logprobs(logprobs_request(batch, batch, entropy=True))
+    assert [array.tolist() for array in result.logprobs] == [[0, -1, -1, 0, -1]] * 2
+    assert [array.tolist() for array in result.entropy] == [[0, 1, 1, 0, 1]] * 2
+
+
+def answering(batch, **changes):
+    """get_logprobs that answers for one microbatch, some fields of its result replaced."""
+    good = LogprobsResult(logprobs=(column(batch),), entropy=None, weight_version=0)
+    return lambda self, request: attrs.evolve(good, **changes)
+
+
+def changed(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return (array,)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda c: {"logprobs": None}, ContractError, "logprobs: found None; expected a tuple of arrays"),
+        (lambda c: {"logprobs": [c]}, ContractError, "logprobs: found a list; expected a tuple"),
+        (lambda c: {"logprobs": (c, c)}, ContractError, "found 2 arrays; expected one for each of 1 microbatches"),
+        (lambda c: {"logprobs": (c[:-1],)}, ContractError, "found shape [4] of float32; expected [5] of float32"),
+        (lambda c: {"logprobs": (c.astype(np.float64),)}, ContractError, "of float64; expected [5] of float32"),
+        (lambda c: {"logprobs": (c[None],)}, ContractError, "found shape [1, 5]"),
+        (lambda c: {"logprobs": (c.tolist(),)}, ContractError, "found list; expected a numpy array"),
+        (lambda c: {"logprobs": changed(c, 2, np.nan)}, NonFiniteError, "of microbatch 0: found nan at token 2"),
+        (lambda c: {"logprobs": changed(c, 4, -np.inf)}, NonFiniteError, "found -inf at token 4"),
+        (lambda c: {"logprobs": changed(c, 1, 0.01)}, ContractError, "at token 1; expected at most 0.0001"),
+        (lambda c: {"logprobs": changed(c, 3, -2.0)}, ContractError, "found -2.0 at the first token of sequence 1"),
+        (lambda c: {"weight_version": 1}, ContractError, "weight_version: found 1; expected 0"),
+        (lambda c: {"entropy": (-c,)}, ContractError, "entropy: found arrays; expected None"),
+    ],
+)
+def test_wrong_logprobs_are_refused_and_the_trainer_stays_usable(make_trainer, batch, change, error, text):
+    trainer = make_trainer(get_logprobs=answering(batch, **change(column(batch))))
+    with pytest.raises(error) as raised:
+        trainer.get_logprobs(logprobs_request(batch))
+    assert text in str(raised.value)
+    assert trainer.train_step(step_request(batch)).weight_version == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda c: {"entropy": None}, ContractError, "entropy: found None; expected a tuple of arrays"),
+        (lambda c: {"entropy": (c,)}, ContractError, "at token 1; expected at least -0.0001"),
+        (lambda c: {"entropy": changed(-c, 1, np.inf)}, NonFiniteError, "found inf at token 1"),
+        (lambda c: {"entropy": changed(-c, 0, 1.0)}, ContractError, "found 1.0 at the first token of sequence 0"),
+    ],
+)
+def test_wrong_entropy_is_refused(make_trainer, batch, change, error, text):
+    trainer = make_trainer(get_logprobs=answering(batch, **change(column(batch))))
+    with pytest.raises(error) as raised:
+        trainer.get_logprobs(logprobs_request(batch, entropy=True))
+    assert text in str(raised.value)
+
+
+def test_rounding_is_tolerated(make_trainer, batch):
+    rounded = {"logprobs": changed(column(batch), 1, 5e-5), "entropy": changed(column(batch, 1.0), 1, -5e-5)}
+    result = make_trainer(get_logprobs=answering(batch, **rounded)).get_logprobs(logprobs_request(batch, entropy=True))
+    assert result.logprobs[0][1] == np.float32(5e-5)
+
+
+def test_calls_that_need_an_undeclared_capability_are_refused(make_trainer, batch, tmp_path):
+    trainer = make_trainer(declared=())
+    calls = {
+        capabilities.REFERENCE_POLICY: lambda: trainer.get_logprobs(logprobs_request(batch, model="reference")),
+        capabilities.ENTROPY: lambda: trainer.get_logprobs(logprobs_request(batch, entropy=True)),
+        capabilities.RESIDENCY: lambda: trainer.set_residency(SetResidencyRequest(weights="host", state="device")),
+    }
+    for capability, call in calls.items():
+        with pytest.raises(ContractError, match=f"needs the capability '{capability}', which it does not declare"):
+            call()
+    with pytest.raises(ContractError, match="'entropy'"):
+        trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, entropy="metric")))
+    assert trainer.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == 0
+    assert trainer.has(capabilities.ENTROPY) is False
+
+
+def residency(weights, state):
+    return SetResidencyRequest(weights=weights, state=state)
+
+
+def test_what_is_on_the_host_cannot_be_used(make_trainer, batch):
+    trainer = make_trainer()
+    trainer.set_residency(residency("device", "host"))
+    with pytest.raises(ContractError, match="train_step needs on the device: state; call set_residency first"):
+        trainer.train_step(step_request(batch))
+    assert trainer.get_logprobs(logprobs_request(batch)).weight_version == 0
+    trainer.set_residency(residency("host", "host"))
+    with pytest.raises(ContractError, match="train_step needs on the device: weights and state;"):
+        trainer.train_step(step_request(batch))
+    with pytest.raises(ContractError, match="get_logprobs needs on the device: weights"):
+        trainer.get_logprobs(logprobs_request(batch))
+    with pytest.raises(ContractError, match="export_weights needs on the device: weights"):
+        trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=99))
+    trainer.set_residency(residency("device", "device"))
+    assert trainer.train_step(step_request(batch)).weight_version == 1
+
+
+def test_the_checks_of_a_large_step_take_milliseconds(make_trainer):
+    """2,048 sequences of 800 tokens: the budget is some milliseconds; the bound here allows for a busy machine."""
+    num_sequences, length = 2048, 800
+    total = num_sequences * length
+    mask = np.ones(total, np.bool_)
+    mask[::length] = False
+    offsets = np.arange(0, total + 1, length, dtype=np.int64)
+    large = TokenBatch(tokens=np.ones(total, np.int32), offsets=offsets, loss_mask=mask)
+    logprobs = column(large)
+    trainer = make_trainer(
+        get_logprobs=lambda self, request: LogprobsResult(logprobs=(logprobs,), entropy=(-logprobs,), weight_version=0)
+    )
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        trainer.get_logprobs(logprobs_request(large, entropy=True))
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.05
+    assert large.counts() == GlobalCounts(num_loss_tokens=total - num_sequences, num_loss_sequences=num_sequences)

@@ -1,0 +1,350 @@
+"""The environment runner: what an environment may do wrong, and that it ends in one clear error or a masked episode."""
+
+import asyncio
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rlcore.run import episodes
+from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.spi import ContractError, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
+
+TIMEOUT_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr(episodes, "GRACE_S", 0.3)
+
+
+@pytest.fixture
+def run():
+    """Runs the given steps, one for each episode, and closes the runner."""
+    runners = []
+
+    def step_all(step, number=6, on_error="error", timeout_s=TIMEOUT_S):
+        runners.append(EpisodeRunner(StepEnvironment(step), timeout_s, on_error))
+        return runners[-1].step_all(list(range(number)), [turn(f"answer {index}") for index in range(number)])
+
+    yield step_all
+    for runner in runners:
+        runner.close()
+
+
+class StepEnvironment:
+    """Scores the state, which is the episode's number, with the function given."""
+
+    def __init__(self, step):
+        self._step = step
+
+    async def reset(self, row, seed):
+        return ResetResult(observation=Observation(text=f"{row['prompt']} {seed}"), state=row)
+
+    async def step(self, state, turn):
+        result = self._step(state)
+        return await result if asyncio.iscoroutine(result) else result
+
+    def rows(self, split):
+        return None
+
+
+def turn(text=""):
+    return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
+
+
+def done(reward, **options):
+    return StepResult(reward=reward, done=True, **options)
+
+
+def failing_at(bad, *numbers):
+    """A step that is good but for some episodes, where it is `bad`."""
+
+    def step(state):
+        return bad(state) if state in numbers else done(float(state))
+
+    return step
+
+
+def rewards(outcomes):
+    return [outcome.reward if isinstance(outcome, StepResult) else None for outcome in outcomes]
+
+
+def raising(state):
+    raise KeyError(f"no answer {state}")
+
+
+async def sleeping(_state):
+    await asyncio.sleep(60)
+
+
+async def sleeping_in_a_thread(_state):
+    await asyncio.to_thread(time.sleep, 2)
+
+
+def blocking(_state):
+    while True:
+        pass
+
+
+def blocking_in_a_system_call(_state):
+    time.sleep(3)
+
+
+async def uncancellable(_state):
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            continue
+
+
+def exiting(_state):
+    raise SystemExit(3)
+
+
+async def cancelling_itself(_state):
+    raise asyncio.CancelledError
+
+
+BAD_STEPS = [
+    (raising, "raised KeyError: 'no answer 3'"),
+    (lambda _: done(float("nan")), "returned the reward nan; expected a finite number"),
+    (lambda _: done(np.float32("inf")), "returned the reward inf; expected a finite number"),
+    (sleeping, r"took longer than 0\.3 s \(rollout\.environment_timeout_s\)"),
+    (sleeping_in_a_thread, r"took longer than 0\.3 s"),
+    (blocking, r"neither returned nor let itself be cancelled within 0\.3 s.*test_episode_runner\.py:\d+ in blocking"),
+    (blocking_in_a_system_call, "neither returned nor let itself be cancelled"),
+    (uncancellable, "neither returned nor let itself be cancelled"),
+    (exiting, "raised SystemExit: 3"),
+    (cancelling_itself, "raised CancelledError"),
+]
+IDS = [
+    "raises",
+    "nan",
+    "inf",
+    "sleeps",
+    "sleeps in thread",
+    "blocks",
+    "blocks in system call",
+    "uncancellable",
+    "exits",
+    "cancels itself",
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_STEPS, ids=IDS)
+def test_a_bad_step_ends_the_run(run, bad, reason):
+    with pytest.raises(RewardError, match=reason) as raised:
+        run(failing_at(bad, 3))
+    message = str(raised.value)
+    assert "environment.step, episode 3 of 6 (response 'answer 3' to the task with state 3)" in message
+    assert 'rollout.on_environment_error = "mask"' in message
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_STEPS, ids=IDS)
+def test_bad_steps_are_masked_and_all_others_scored(run, bad, reason):
+    outcomes = run(failing_at(bad, 1, 3), on_error="mask")
+    assert rewards(outcomes) == [0.0, None, 2.0, None, 4.0, 5.0]
+    failure = outcomes[3]
+    assert isinstance(failure, Failure)
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(failure.reason)
+
+
+def test_the_cause_of_an_error_is_kept(run):
+    with pytest.raises(RewardError) as raised:
+        run(failing_at(raising, 2))
+    cause = raised.value.__cause__
+    assert isinstance(cause, KeyError)
+    assert cause.__traceback__ is not None
+    masked = run(failing_at(raising, 2), on_error="mask")[2]
+    assert isinstance(masked.error, KeyError)
+
+
+@pytest.mark.parametrize("on_error", ["error", "mask"])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "returned NoneType; expected rlcore.spi.StepResult"),
+        (1.0, "returned float; expected"),
+        (done("1"), "returned the reward '1'; expected a float"),
+        (StepResult(reward=1.0, done=False), "returned done=False and no observation"),
+        (done(1.0, observation=Observation(text="")), "returned done=True and an observation"),
+        (StepResult(reward=1.0, done=1), "returned done=1, success=False; expected bools"),
+        (done(1.0, success=np.True_), "success=np.True_; expected bools"),
+        (done(1.0, metrics=[1.0]), "returned list as metrics"),
+        (StepResult(reward=1.0, done=False, observation="more"), "returned the observation str"),
+        (StepResult(reward=1.0, done=False, observation=Observation()), "an observation with nothing; expected exactly one"),
+        (StepResult(reward=1.0, done=False, observation=Observation(text="", messages=[])), "with messages and text"),
+        (StepResult(reward=1.0, done=False, observation=Observation(tokens=np.zeros(1))), "observation.tokens"),
+    ],
+)
+def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, result, message, on_error):
+    with pytest.raises(ContractError) as raised:
+        run(lambda _: result, number=2, on_error=on_error)
+    assert message in str(raised.value)
+    assert "environment.step, episode 0 of 2" in str(raised.value)
+
+
+def test_functions_that_are_not_async_break_the_contract():
+    class Plain:
+        def step(self, state, turn):
+            return done(1.0)
+
+    with pytest.raises(ContractError, match="returned StepResult at once; expected an awaitable: write it as `async def`"):
+        EpisodeRunner(Plain(), TIMEOUT_S).step_all([0], [turn()])
+
+
+def test_resets_get_their_rows_and_seeds_and_are_checked():
+    with_runner = EpisodeRunner(StepEnvironment(done), TIMEOUT_S)
+    resets = with_runner.reset_all([{"prompt": "a"}, {"prompt": "b"}], np.asarray([7, 8]))
+    assert [reset.observation.text for reset in resets] == ["a 7", "b 8"]
+    assert [reset.state for reset in resets] == [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(RewardError, match=r"environment\.reset, episode 1 of 2 \(row \{'no': 1\}\), raised KeyError: 'prompt'"):
+        with_runner.reset_all([{"prompt": "a"}, {"no": 1}], [0, 0])
+    with pytest.raises(ContractError, match="found 1 rows and 2 seeds"):
+        with_runner.reset_all([{}], [0, 1])
+    with pytest.raises(ContractError, match="found 2 states and 1 turns"):
+        with_runner.step_all([0, 1], [turn()])
+    with_runner.close()
+
+
+def test_nothing_to_do_is_nothing_done():
+    runner = EpisodeRunner(StepEnvironment(done), TIMEOUT_S)
+    assert runner.step_all([], []) == []
+    assert runner.reset_all([], []) == []
+
+
+def test_calls_wait_for_each_other_at_most_in_turns(run):
+    async def slow(state):
+        await asyncio.sleep(0.1)
+        return done(float(state))
+
+    start = time.monotonic()
+    outcomes = run(slow, number=500, timeout_s=5.0)
+    assert rewards(outcomes) == [float(index) for index in range(500)]
+    assert time.monotonic() - start < 2.0
+
+
+def test_time_begins_when_a_call_does(run, monkeypatch):
+    monkeypatch.setattr(episodes, "MAX_CONCURRENT", 2)
+
+    async def slow(state):
+        await asyncio.sleep(0.2)
+        return done(float(state))
+
+    assert rewards(run(slow, number=10, timeout_s=0.8)) == [float(index) for index in range(10)]
+
+
+def test_calls_that_never_wait_do_not_hold_up_the_others(run, monkeypatch):
+    monkeypatch.setattr(episodes, "MAX_CONCURRENT", 4)
+    order = []
+
+    async def step(state):
+        if state == 0:
+            await asyncio.sleep(0.01)
+        else:
+            time.sleep(0.002)
+        order.append(state)
+        return done(0.0)
+
+    run(step, number=100, timeout_s=5.0)
+    assert order.index(0) < 50
+
+
+def test_calls_may_use_their_own_time_limits(run):
+    async def step(state):
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            return done(float(state))
+
+    assert rewards(run(step, timeout_s=5.0)) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_many_stuck_calls_end_even_a_masking_run(run, monkeypatch):
+    monkeypatch.setattr(episodes, "MAX_STUCK", 2)
+    with pytest.raises(RewardError, match="More than 2 calls got stuck"):
+        run(blocking, timeout_s=0.1, on_error="mask")
+
+
+def test_a_callback_that_blocks_the_loop_ends_even_a_masking_run(run):
+    async def step(state):
+        if state == 0:
+            asyncio.get_running_loop().call_later(0.02, blocking, state)
+        await asyncio.sleep(0.01)
+        return done(0.0)
+
+    async def waiting(state):
+        result = await step(state)
+        await asyncio.sleep(0.05)
+        return result
+
+    with pytest.raises(RewardError, match="blocked|got stuck"):
+        run(waiting, number=20, timeout_s=0.2, on_error="mask")
+
+
+def test_after_a_failure_the_runner_goes_on():
+    runner = EpisodeRunner(StepEnvironment(failing_at(blocking, 3)), TIMEOUT_S)
+    with pytest.raises(RewardError):
+        runner.step_all([0, 3], [turn(), turn()])
+    assert rewards(runner.step_all([1, 2], [turn(), turn()])) == [1.0, 2.0]
+    runner.close()
+
+
+def loop_threads():
+    return {thread for thread in threading.enumerate() if thread.name == "environment-loop"}
+
+
+def test_threads_end(run):
+    before = loop_threads()
+    runner = EpisodeRunner(StepEnvironment(failing_at(blocking, 0)), TIMEOUT_S, "mask")
+    runner.step_all([0, 1], [turn(), turn()])
+    assert len(loop_threads() - before) >= 1
+    runner.close()
+    runner.close()
+    deadline = time.monotonic() + 5
+    while loop_threads() - before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert loop_threads() <= before
+
+
+def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
+    cancelled = threading.Event()
+
+    async def step(_state):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    runner = EpisodeRunner(StepEnvironment(step), 60.0)
+    timer = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runner.step_all([0], [turn()])
+    assert time.monotonic() - start < 2.0
+    assert cancelled.wait(2.0)
+    runner.close()
+
+
+def test_overhead_is_small_and_linear():
+    runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 60.0)
+
+    def seconds(number):
+        states, turns = list(range(number)), [turn()] * number
+        start = time.perf_counter()
+        runner.step_all(states, turns)
+        return time.perf_counter() - start
+
+    small = min(seconds(8192) for _ in range(3))
+    large = min(seconds(65536) for _ in range(2))
+    runner.close()
+    assert large < 2.0
+    assert large < 3 * 8 * small

@@ -1,0 +1,148 @@
+"""The tokenizer of a model directory: text, special tokens, chat templates, stop tokens, and what can be missing."""
+
+import builtins
+import json
+import shutil
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.config.recipe import ModelConfig
+from rlcore.run.tokenizer import load_tokenizer
+from rlcore.spi import DataError, ModelError
+from rlcore.testing.models import END_OF_TEXT, make_tokenizer
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A tokenizer directory to change."""
+    make_tokenizer(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def load(directory, **options):
+    return load_tokenizer(ModelConfig(path=str(directory), **options))
+
+
+def set_tokenizer_option(directory, **options):
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
+
+
+@given(texts=st.lists(st.text(string.printable, max_size=20), max_size=5))
+def test_text_survives_encoding(tokenizer, texts):
+    encoded = tokenizer.encode_batch(texts)
+    assert [len(tokens) for tokens in encoded] == [len(text) for text in texts]
+    assert tokenizer.decode_batch(encoded) == texts
+    assert [tokenizer.decode(np.asarray(tokenizer.encode(text), np.int32)) for text in texts] == texts
+
+
+def test_special_tokens_are_left_out_of_decoded_text(tokenizer):
+    assert tokenizer.eos_token_id is not None
+    assert tokenizer.encode(END_OF_TEXT) == [tokenizer.eos_token_id]
+    assert tokenizer.decode([*tokenizer.encode("12"), tokenizer.eos_token_id]) == "12"
+
+
+def test_messages_go_through_the_chat_template_up_to_the_answer(tokenizer):
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
+    assert tokenizer.render_chat(messages) == "system: Add.\nuser: 1+1=\nassistant: "
+    assert tokenizer.decode(tokenizer.apply_chat_template(messages)) == tokenizer.render_chat(messages)
+
+
+def test_the_recipes_chat_template_replaces_the_tokenizers(directory):
+    tokenizer = load(directory, chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "[hi]"
+
+
+def test_messages_without_a_chat_template(directory):
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(DataError, match=r"no chat template\. Set model\.chat_template"):
+        load(directory).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_messages_that_the_chat_template_refuses(directory):
+    tokenizer = load(directory, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(DataError, match=r"chat template refuses the messages .*roles must alternate"):
+        tokenizer.render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [(None, (0,)), ({}, (0,)), ({"eos_token_id": 7}, (0, 7)), ({"eos_token_id": [9, 0, 7]}, (0, 9, 7))],
+)
+def test_stop_tokens_are_those_of_tokenizer_and_generation_config(directory, generation, expected):
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    tokenizer = load(directory)
+    assert tokenizer.stop_token_ids == expected
+    assert tokenizer.eos_token_id == 0
+
+
+def test_a_tokenizer_without_end_of_sequence(directory):
+    set_tokenizer_option(directory, eos_token=None)
+    tokenizer = load(directory)
+    assert tokenizer.stop_token_ids == ()
+    assert tokenizer.eos_token_id is None
+
+
+def test_prompts_begin_as_the_tokenizers_own_settings_say(directory):
+    assert load(directory).prompt_prefix == ()
+    set_tokenizer_option(directory, bos_token=END_OF_TEXT)
+    assert load(directory).prompt_prefix == ()
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
+    }
+    path.write_text(json.dumps(content))
+    tokenizer = load(directory)
+    assert tokenizer.prompt_prefix == (0,)
+    assert 0 not in tokenizer.encode("12")
+
+
+def test_a_directory_without_a_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"model\.path: found the directory .* without a tokenizer \(it holds config\.json\)"):
+        load(tmp_path)
+
+
+def test_a_damaged_tokenizer(directory):
+    (directory / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="with a tokenizer that does not load"):
+        load(directory)
+
+
+@pytest.mark.parametrize("kind", ["file", "nothing"])
+def test_a_path_that_is_no_directory(tmp_path, kind):
+    path = tmp_path / "model"
+    if kind == "file":
+        path.write_text("")
+    with pytest.raises(ModelError, match="found the file" if kind == "file" else "no directory here"):
+        load(path)
+
+
+def test_without_transformers(tokenizer_directory, monkeypatch):
+    real_import = builtins.__import__
+
+    def without_transformers(name, *args, **kwargs):
+        if name == "transformers":
+            raise ImportError("No module named 'transformers'")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_transformers)
+    with pytest.raises(ModelError, match=r"no usable `transformers`.*pip install 'rlcore\[torch\]'"):
+        load(tokenizer_directory)
+
+
+def test_loading_leaves_the_directory_as_it_was(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "copy")
+    load(directory)
+    assert sorted(entry.name for entry in directory.iterdir()) == sorted(entry.name for entry in (tmp_path / "copy").iterdir())

@@ -1,0 +1,61 @@
+"""The order of rows: each epoch takes every row once, and a step's batch depends on the seed and the step alone."""
+
+import time
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.run.data import PromptStream, _epoch_order
+
+sizes = st.integers(1, 40)
+
+
+@given(num_rows=sizes, batch_size=sizes, seed=st.integers(0, 2**31), shuffle=st.booleans())
+def test_every_epoch_takes_every_row_once(num_rows, batch_size, seed, shuffle):
+    stream = PromptStream(num_rows=num_rows, batch_size=batch_size, seed=seed, shuffle=shuffle)
+    num_epochs = 3
+    num_steps = -(-num_epochs * num_rows // batch_size)
+    batches = [stream.indices(step) for step in range(num_steps)]
+    assert all(batch.dtype == np.int64 and len(batch) == batch_size for batch in batches)
+    taken = np.concatenate(batches)[: num_epochs * num_rows].reshape(num_epochs, num_rows)
+    for epoch in taken:
+        assert sorted(epoch.tolist()) == list(range(num_rows))
+        assert shuffle or epoch.tolist() == list(range(num_rows))
+    assert [stream.epoch(step) for step in range(num_steps)] == [step * batch_size // num_rows for step in range(num_steps)]
+
+
+@given(num_rows=sizes, batch_size=sizes, seed=st.integers(0, 2**31), step=st.integers(0, 1000))
+def test_a_batch_needs_none_of_those_before(num_rows, batch_size, seed, step):
+    stream = PromptStream(num_rows=num_rows, batch_size=batch_size, seed=seed, shuffle=True)
+    for earlier in range(min(step, 5)):
+        stream.indices(earlier)
+    before = stream.indices(step)
+    _epoch_order.cache_clear()
+    again = PromptStream(num_rows=num_rows, batch_size=batch_size, seed=seed, shuffle=True).indices(step)
+    assert before.tolist() == again.tolist()
+
+
+def test_epochs_and_seeds_differ():
+    def epochs(seed):
+        stream = PromptStream(num_rows=50, batch_size=50, seed=seed, shuffle=True)
+        return [tuple(stream.indices(step).tolist()) for step in range(4)]
+
+    assert len({*epochs(0), *epochs(1)}) == 8
+
+
+def test_a_caller_that_writes_to_a_batch_changes_no_other():
+    stream = PromptStream(num_rows=8, batch_size=8, seed=0, shuffle=True)
+    first = stream.indices(0)
+    kept = first.tolist()
+    first[:] = 0
+    assert stream.indices(0).tolist() == kept
+
+
+def test_a_million_rows_are_not_shuffled_again_each_step():
+    stream = PromptStream(num_rows=1_000_000, batch_size=64, seed=0, shuffle=True)
+    stream.indices(0)
+    start = time.perf_counter()
+    for step in range(200):
+        stream.indices(step)
+    assert time.perf_counter() - start < 1.0

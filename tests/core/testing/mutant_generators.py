@@ -1,0 +1,382 @@
+"""Generators that are each wrong in one known way, made from the fake; each names the check that has to fail."""
+
+import numpy as np
+from attrs import evolve
+
+from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, hookimpl
+from rlcore.testing.fakes import generator as fake
+from rlcore.testing.fakes.generator import FakeGenerator
+from rlcore.testing.fakes.policy import log_softmax
+
+MUTANTS = {}
+"""Class by name; `killed_by` of each is the check that has to fail."""
+
+LOGPROBS = "test_logprobs_are_those_of_the_distribution_sampled_from"
+
+
+def killed_by(check):
+    def register(cls):
+        cls.killed_by = check
+        MUTANTS[cls.__name__] = cls
+        return cls
+
+    return register
+
+
+class ChangedModule(FakeGenerator):
+    """Replaces functions of the fake's module while it generates."""
+
+    @hookimpl
+    def generate(self, request):
+        replaced = {name: getattr(fake, name) for name in ("choose", "truncate", "uniforms") if hasattr(self, f"my_{name}")}
+        for name in replaced:
+            setattr(fake, name, getattr(self, f"my_{name}"))
+        self.original = replaced
+        try:
+            return super().generate(request)
+        finally:
+            for name, function in replaced.items():
+                setattr(fake, name, function)
+
+
+class ChangedRequest(FakeGenerator):
+    @hookimpl
+    def generate(self, request):
+        return super().generate(self.changed(request))
+
+
+class ChangedResult(FakeGenerator):
+    @hookimpl
+    def generate(self, request):
+        return self.changed(request, super().generate(request))
+
+
+@killed_by(LOGPROBS)
+class RawLogprobs(ChangedModule):
+    def my_choose(self, values, sampling, uniform):
+        chosen, _ = self.original["choose"](values, sampling, uniform)
+        return chosen, log_softmax(values)[np.arange(len(chosen)), chosen]
+
+
+@killed_by(LOGPROBS)
+class LogprobsBeforeTruncation(ChangedModule):
+    def my_choose(self, values, sampling, uniform):
+        chosen, logprobs = self.original["choose"](values, sampling, uniform)
+        if sampling.temperature == 0.0:
+            return chosen, logprobs
+        return chosen, log_softmax(values / sampling.temperature)[np.arange(len(chosen)), chosen]
+
+
+@killed_by("test_frequencies_are_those_of_the_distribution")
+class SamplesIgnoreTheTemperature(ChangedModule):
+    """The log-probabilities reported are those asked for."""
+
+    def my_choose(self, values, sampling, uniform):
+        chosen, _ = self.original["choose"](values, evolve(sampling, temperature=0.7), uniform)
+        table = log_softmax(fake.truncate(values / max(sampling.temperature, 1e-3), sampling))
+        return chosen, table[np.arange(len(chosen)), chosen]
+
+
+@killed_by(LOGPROBS)
+class TopKOffByOne(ChangedModule):
+    def my_truncate(self, values, sampling):
+        return self.original["truncate"](values, evolve(sampling, top_k=sampling.top_k + bool(sampling.top_k)))
+
+
+@killed_by(LOGPROBS)
+class TopPWithoutTheTokenThatReachesIt(ChangedModule):
+    def my_truncate(self, values, sampling):
+        kept = self.original["truncate"](values, sampling)
+        if sampling.top_p < 1.0:
+            for row in kept:
+                if np.isfinite(row).sum() > 1:
+                    row[np.where(np.isfinite(row), row, np.inf).argmin()] = -np.inf
+        return kept
+
+
+@killed_by(LOGPROBS)
+class TopPBeforeTopK(ChangedModule):
+    def my_truncate(self, values, sampling):
+        by_mass = self.original["truncate"](values, evolve(sampling, top_k=0))
+        return np.where(np.isfinite(by_mass), self.original["truncate"](values, evolve(sampling, top_p=1.0)), -np.inf)
+
+
+@killed_by("test_greedy_takes_the_most_probable_token")
+class GreedySamples(ChangedModule):
+    def my_choose(self, values, sampling, uniform):
+        return self.original["choose"](values, evolve(sampling, temperature=sampling.temperature or 1.0), uniform)
+
+
+@killed_by("test_same_seeds_give_the_same_samples")
+class SeedsIgnored(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return np.random.random(len(seeds))
+
+
+@killed_by("test_same_seeds_give_the_same_samples")
+class OneSeedForever(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](np.arange(len(seeds)), step)
+
+
+@killed_by("test_a_sample_does_not_depend_on_the_batch_around_it")
+class SeedOfTheFirstSample(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](seeds[0] + np.arange(len(seeds)), step)
+
+
+@killed_by("test_a_sample_does_not_depend_on_the_batch_around_it")
+class SeedsOfTheRow(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](seeds + np.arange(len(seeds)), step)
+
+
+@killed_by("test_frequencies_are_those_of_the_distribution")
+class OneNumberASample(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](seeds, 0)
+
+
+@killed_by("test_frequencies_are_those_of_the_distribution")
+class NeighbouringSeedsAlike(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return (seeds * 0.01 + step * 0.37) % 1.0
+
+
+@killed_by("test_frequencies_are_those_of_the_distribution")
+class NumbersNotUniform(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](seeds, step) ** 1.5
+
+
+@killed_by(LOGPROBS)
+class FirstPromptTokenDropped(ChangedRequest):
+    def changed(self, request):
+        prompts = [request.prompts.sequence(index) for index in range(request.prompts.num_sequences)]
+        shorter = RaggedTokens.from_lists([prompt[1:].tolist() or prompt.tolist() for prompt in prompts])
+        return evolve(request, prompts=shorter)
+
+
+@killed_by(LOGPROBS)
+class SamplesOfAPromptApart(ChangedResult):
+    """Sample s of prompt p is number s * P + p; the limits are kept, so that only the order is wrong."""
+
+    def changed(self, request, result):
+        prompts = [request.prompts.sequence(index).tolist() for index in range(request.prompts.num_sequences)]
+        repeated = RaggedTokens.from_lists(prompts * request.num_samples)
+        return super(ChangedResult, self).generate(evolve(request, prompts=repeated, num_samples=1))
+
+
+@killed_by("test_a_limit_cuts_exactly_and_is_called_one")
+class CutShort(ChangedRequest):
+    @hookimpl
+    def generate(self, request):
+        result = super().generate(request)
+        return evolve(result, finish_reasons=np.full_like(result.finish_reasons, FinishReason.ABORTED))
+
+    def changed(self, request):
+        return evolve(request, max_tokens=np.maximum(request.max_tokens - 1, 1).astype(np.int32))
+
+
+@killed_by("test_a_limit_cuts_exactly_and_is_called_one")
+class LengthCalledStop(ChangedResult):
+    def changed(self, request, result):
+        return evolve(result, finish_reasons=np.full_like(result.finish_reasons, FinishReason.STOP))
+
+
+@killed_by("test_stop_strings_end_a_sample")
+class LengthCalledStopWithStrings(ChangedResult):
+    def changed(self, request, result):
+        reasons = np.full_like(result.finish_reasons, FinishReason.STOP)
+        return evolve(result, finish_reasons=reasons) if request.sampling.stop_strings else result
+
+
+@killed_by("test_a_limit_cuts_exactly_and_is_called_one")
+class LimitOfTheFirstSample(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, max_tokens=np.minimum(request.max_tokens, request.max_tokens[0]))
+
+
+@killed_by("test_a_limit_cuts_exactly_and_is_called_one")
+class EndTokenAlwaysStops(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, sampling=evolve(request.sampling, stop_token_ids=(*request.sampling.stop_token_ids, 0)))
+
+
+@killed_by("test_the_sequence_limit_cuts")
+class SequenceLimitTakesOneMore(FakeGenerator):
+    def __init__(self, context, config):
+        super().__init__(evolve(context, max_sequence_length=context.max_sequence_length + 1), config)
+
+
+@killed_by("test_stop_tokens_end_a_sample")
+class OnlyTheFirstStopToken(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, sampling=evolve(request.sampling, stop_token_ids=request.sampling.stop_token_ids[:1]))
+
+
+@killed_by("test_stop_tokens_end_a_sample")
+class StopAtTheLimitCalledLength(ChangedResult):
+    def changed(self, request, result):
+        at_limit = np.diff(result.offsets) == request.max_tokens
+        return evolve(result, finish_reasons=np.where(at_limit, FinishReason.LENGTH, result.finish_reasons).astype(np.uint8))
+
+
+@killed_by("test_stop_strings_end_a_sample")
+class StopStringsIgnored(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, sampling=evolve(request.sampling, stop_strings=()))
+
+
+@killed_by("test_stop_strings_end_a_sample")
+class StopStringsOnlyInsideOneToken(FakeGenerator):
+    def stopped(self, tokens, sampling):
+        return super().stopped(tokens[:, -1:], sampling)
+
+
+@killed_by("test_stop_strings_end_a_sample")
+class StopStringsInThePromptToo(FakeGenerator):
+    @hookimpl
+    def generate(self, request):
+        prompts = [self.tokenizer.decode(request.prompts.sequence(i)) for i in range(request.prompts.num_sequences)]
+        self.said = any(string in prompt for prompt in prompts for string in request.sampling.stop_strings)
+        return super().generate(request)
+
+    def stopped(self, tokens, sampling):
+        return super().stopped(tokens, sampling) | self.said
+
+
+@killed_by("test_each_refit_counts")
+class FirstWeightsForever(FakeGenerator):
+    """Acknowledges what it receives."""
+
+    def take(self, weights, weight_version):
+        super().take(self.weights or weights, weight_version)
+
+
+@killed_by("test_each_refit_counts")
+class OneTensorForever(FakeGenerator):
+    def take(self, weights, weight_version):
+        name = "origin.weight"
+        super().take({**weights, name: self.weights.get(name, weights[name])}, weight_version)
+
+
+@killed_by("test_each_refit_counts")
+class OneRefitBehind(FakeGenerator):
+    def take(self, weights, weight_version):
+        behind = self.__dict__.get("next_weights", weights)
+        self.next_weights = weights
+        super().take(behind, weight_version)
+
+
+@killed_by("test_each_refit_counts")
+class PromptsCachedOverRefits(ChangedModule):
+    """The logits of a prompt it has seen are not computed again."""
+
+    def __init__(self, context, config):
+        super().__init__(context, config)
+        self.cached = {}
+
+    @hookimpl
+    def generate(self, request):
+        self.key, self.step = request.prompts.tokens.tobytes(), 0
+        return super().generate(request)
+
+    def my_choose(self, values, sampling, uniform):
+        if self.step == 0:
+            values = self.cached.setdefault((self.key, len(values)), values)
+        self.step += 1
+        return self.original["choose"](values, sampling, uniform)
+
+
+@killed_by("test_each_refit_counts")
+class VersionOfTheFirstRefit(ChangedResult):
+    def changed(self, request, result):
+        return evolve(result, weight_versions=np.zeros_like(result.weight_versions))
+
+
+@killed_by("test_refit_acknowledges_what_it_holds")
+class VersionZeroAcknowledged(FakeGenerator):
+    @hookimpl
+    def refit(self, request):
+        return evolve(super().refit(request), weight_version=0)
+
+
+@killed_by("test_refit_that_went_wrong_is_an_error")
+class DigestsEchoed(FakeGenerator):
+    """Takes what comes, and acknowledges what was sent along with it."""
+
+    @hookimpl
+    def refit(self, request):
+        received = {n.name: (np.array(n.tensor), n.digest) for bucket in request.weights.buckets for n in bucket.tensors}
+        self.take({name: value for name, (value, _) in received.items()}, request.weight_version)
+        digests = {name: digest for name, (_, digest) in received.items()}
+        return RefitResult(weight_version=request.weight_version, digests=digests)
+
+
+@killed_by("test_copies_stay_when_the_trainer_moves_on")
+class PersistentTensorsKept(FakeGenerator):
+    @hookimpl
+    def refit(self, request):
+        return super().refit(evolve(request, may_alias=True))
+
+
+@killed_by("test_each_refit_counts")
+class BucketsKept(FakeGenerator):
+    @hookimpl
+    def refit(self, request):
+        return super().refit(evolve(request, may_alias=True, weights=evolve(request.weights, persistent=True)))
+
+
+@killed_by("test_shared_tensors_are_good_for_the_next_refit")
+class SharedTensorsWrittenTo(FakeGenerator):
+    def take(self, weights, weight_version):
+        super().take({name: value.copy() for name, value in weights.items()}, weight_version)
+        for value in weights.values():
+            value[0] = 0.0
+
+
+@killed_by("test_shared_tensors_are_good_for_the_next_refit")
+class SharedTensorsReadOnce(FakeGenerator):
+    @hookimpl
+    def refit(self, request):
+        kept = self.weights
+        result = super().refit(request)
+        if request.may_alias:
+            self.weights = kept or {name: value.copy() for name, value in self.weights.items()}
+        return result
+
+
+@killed_by("test_results_are_not_overwritten_by_later_calls")
+class AliasedResults(ChangedResult):
+    def changed(self, request, result):
+        buffer = self.__dict__.setdefault("buffer", np.zeros(10_000, np.float32))
+        buffer[: len(result.logprobs)] = result.logprobs
+        return evolve(result, logprobs=buffer[: len(result.logprobs)])
+
+
+@killed_by("test_moving_to_the_host_and_back_changes_nothing")
+class WeightsLostOnTheHost(FakeGenerator):
+    @hookimpl
+    def set_residency(self, request):
+        if request.weights == "host":
+            self.weights = {name: 0 * value for name, value in self.weights.items()}
+        return super().set_residency(request)
+
+
+@killed_by("test_refit_while_the_cache_is_away")
+class RefitUndoneByWakingUp(FakeGenerator):
+    @hookimpl
+    def set_residency(self, request):
+        if request.weights == "host":
+            self.asleep = self.weights
+        if request.state == "device":
+            self.weights = self.__dict__.get("asleep", self.weights)
+        return super().set_residency(request)
+
+
+@killed_by("test_saved_state_holds_no_weights")
+class LoadedStateClaimsWeights(FakeGenerator):
+    @hookimpl
+    def load_state(self, request):
+        return LoadStateResult(weight_version=0)

@@ -1,0 +1,467 @@
+"""Trainers that are each wrong in one known way, made from the fake; each names the check that has to fail."""
+
+from contextlib import suppress
+
+import numpy as np
+from attrs import evolve
+
+from rlcore.spi import CheckpointError, NonFiniteError, hookimpl
+from rlcore.testing.fakes.policy import Contexts, Forward
+from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
+
+MUTANTS = {}
+"""Class by name; `killed_by` of each is the check that has to fail."""
+
+
+def killed_by(check):
+    def register(cls):
+        cls.killed_by = check
+        MUTANTS[cls.__name__] = cls
+        return cls
+
+    return register
+
+
+def firsts_zeroed(values, batch):
+    values = values.copy()
+    values[batch.offsets[:-1]] = 0.0
+    return values
+
+
+@killed_by("test_logprobs_equal_the_reference")
+class ShiftedLogprobs(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        logprobs, entropy = super().evaluate(weights, batch, temperature)
+        return firsts_zeroed(np.roll(logprobs, -1), batch), entropy
+
+
+@killed_by("test_logprobs_equal_the_reference")
+class LogprobsOnlyWhereMasked(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        logprobs, entropy = super().evaluate(weights, batch, temperature)
+        return np.where(batch.loss_mask, logprobs, 0.0), entropy
+
+
+@killed_by("test_logprobs_equal_the_reference")
+class TemperatureIgnoredInLogprobs(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        return super().evaluate(weights, batch, 1.0)
+
+
+@killed_by("test_logprobs_do_not_depend_on_the_microbatches")
+class SequencesSeeTheOneBefore(FakeTrainer):
+    def forward(self, weights, batch, temperature):
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        leaked = np.full_like(contexts.first, batch.tokens[0])
+        return Forward.of(weights, evolve(contexts, first=leaked), temperature)
+
+
+@killed_by("test_logprobs_equal_the_reference")
+class PositionsRunOnOverSequences(FakeTrainer):
+    def forward(self, weights, batch, temperature):
+        running = np.flatnonzero(~np.isin(np.arange(batch.num_tokens), batch.offsets[:-1]))
+        starts = np.repeat(batch.offsets[:-1], batch.lengths)[running]
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        separate = evolve(
+            contexts,
+            which=np.arange(len(running)),
+            first=batch.tokens[starts].astype(np.int64),
+            previous=batch.tokens[running - 1].astype(np.int64),
+            position=running,
+        )
+        return Forward.of(weights, separate, temperature)
+
+
+@killed_by("test_entropy_equals_the_reference")
+class EntropyInBits(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        logprobs, entropy = super().evaluate(weights, batch, temperature)
+        return logprobs, entropy / np.log(2)
+
+
+@killed_by("test_entropy_equals_the_reference")
+class EntropyUntempered(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        return super().evaluate(weights, batch, temperature)[0], super().evaluate(weights, batch, 1.0)[1]
+
+
+class ChangedRequest(FakeTrainer):
+    def accumulate(self, request):
+        return super().accumulate(self.changed(request))
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class TemperatureIgnoredInTraining(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, temperature=1.0)
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class SwallowedMicrobatch(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, microbatches=request.microbatches[:-1] or request.microbatches)
+
+
+@killed_by("test_update_does_not_depend_on_the_microbatches")
+class MicrobatchCountedTwice(ChangedRequest):
+    def changed(self, request):
+        extra = request.microbatches[1:2]
+        return evolve(request, microbatches=request.microbatches + extra)
+
+
+@killed_by("test_losses_are_divided_by_the_global_counts")
+class CountsOfTheRank(ChangedRequest):
+    def changed(self, request):
+        found = [batch.counts() for batch in request.microbatches]
+        counts = evolve(
+            request.counts,
+            num_loss_tokens=sum(part.num_loss_tokens for part in found),
+            num_loss_sequences=sum(part.num_loss_sequences for part in found),
+        )
+        return evolve(request, counts=counts)
+
+
+@killed_by("test_update_does_not_depend_on_the_microbatches")
+class CountsOfTheMicrobatch(FakeTrainer):
+    def call_loss(self, request, batch, forward):
+        counts = evolve(batch.counts(), num_loss_tokens=max(batch.counts().num_loss_tokens, 1), num_loss_sequences=1)
+        return super().call_loss(evolve(request, counts=counts), batch, forward)
+
+
+@killed_by("test_update_does_not_depend_on_the_microbatches")
+class MeanOverMicrobatches(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        num_microbatches = len(request.microbatches)
+        return loss / num_microbatches, metrics, {name: grad / num_microbatches for name, grad in grads.items()}
+
+
+@killed_by("test_microbatch_without_loss_tokens_adds_nothing")
+class EmptyMicrobatchEndsTheStep(ChangedRequest):
+    def changed(self, request):
+        empty = [index for index, batch in enumerate(request.microbatches) if not batch.loss_mask.any()]
+        last = empty[0] + 1 if empty else len(request.microbatches)
+        return evolve(request, microbatches=request.microbatches[:last])
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class MaskIgnored(FakeTrainer):
+    def call_loss(self, request, batch, forward):
+        everywhere = np.ones(batch.num_tokens, np.bool_)
+        everywhere[batch.offsets[:-1]] = False
+        return super().call_loss(request, evolve(batch, loss_mask=everywhere), forward)
+
+
+@killed_by("test_tokens_after_the_last_loss_token_get_no_gradient")
+class EveryTokenLearned(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        for batch in request.microbatches:
+            forward = self.forward(self.weights, batch, request.temperature)
+            extra = np.full(batch.num_tokens, 0.1 / request.counts.num_loss_tokens)
+            for name, grad in forward.gradients(self.weights, extra, np.zeros(batch.num_tokens)).items():
+                grads[name] += grad
+        return loss, metrics, grads
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class MaximaOfTheLastMicrobatch(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        last = super().accumulate(evolve(request, microbatches=request.microbatches[-1:]))[1]
+        return loss, {**metrics, "probe/largest_surprise": last["probe/largest_surprise"]}, grads
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class MetricsDropped(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        return loss, dict(list(metrics.items())[1:]), grads
+
+
+@killed_by("test_grad_norm_equals_the_reference")
+class EntropyGradientUnderMetric(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, loss=evolve(request.loss, entropy="loss"))
+
+
+@killed_by("test_grad_norm_equals_the_reference")
+class EntropyGradientDropped(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, loss=evolve(request.loss, entropy="metric"))
+
+
+@killed_by("test_grad_norm_equals_the_reference")
+class GradNormAfterClipping(FakeTrainer):
+    @hookimpl
+    def train_step(self, request):
+        result = super().train_step(request)
+        return evolve(result, grad_norm=min(result.grad_norm, 0.1))
+
+
+@killed_by("test_learning_rate_is_the_one_used")
+class LearningRateMisreported(FakeTrainer):
+    @hookimpl
+    def train_step(self, request):
+        return evolve(super().train_step(request), learning_rate=0.0)
+
+
+@killed_by("test_learning_rate_is_the_one_used")
+class LearningRateNotApplied(FakeTrainer):
+    def apply_gradients(self, grads, norm):
+        return
+
+
+@killed_by("test_steps_go_downhill")
+class Uphill(FakeTrainer):
+    def apply_gradients(self, grads, norm):
+        super().apply_gradients({name: -grad for name, grad in grads.items()}, norm)
+
+
+@killed_by("test_export_computes_what_the_trainer_computes")
+class StaleLogprobs(FakeTrainer):
+    @hookimpl
+    def get_logprobs(self, request):
+        kept = self.__dict__.setdefault("kept", {})
+        key = (request.model, request.temperature, tuple(batch.tokens.tobytes() for batch in request.microbatches))
+        kept.setdefault(key, super().get_logprobs(request))
+        return evolve(kept[key], weight_version=self.weight_version)
+
+
+class ChangedExport(FakeTrainer):
+    """`previous` holds the weights before the last update."""
+
+    def __init__(self, context, config):
+        super().__init__(context, config)
+        self.previous = self.copied()
+
+    def apply_gradients(self, grads, norm):
+        self.previous = self.copied()
+        super().apply_gradients(grads, norm)
+
+    def copied(self):
+        return {name: value.copy() for name, value in self.weights.items()}
+
+
+@killed_by("test_export_computes_what_the_trainer_computes")
+class StaleExport(ChangedExport):
+    @hookimpl
+    def export_weights(self, request):
+        export = super().export_weights(request)
+        tensors = {name: value.astype(request.dtype) for name, value in self.previous.items()}
+        return evolve(export, buckets=cut_into_buckets(tensors, request.max_bucket_bytes), persistent=False)
+
+
+@killed_by("test_export_changes_with_the_weights")
+class DigestsOfOldWeights(ChangedExport):
+    @hookimpl
+    def export_weights(self, request):
+        export = super().export_weights(request)
+        tensors = {name: value.astype(request.dtype) for name, value in self.previous.items()}
+        old = cut_into_buckets(tensors, request.max_bucket_bytes)
+        pairs = zip(export.buckets, old, strict=True)
+        return evolve(export, buckets=(self.with_digests_of(bucket, other) for bucket, other in pairs))
+
+    @staticmethod
+    def with_digests_of(bucket, other):
+        tensors = zip(bucket.tensors, other.tensors, strict=True)
+        return evolve(bucket, tensors=tuple(evolve(new, digest=old.digest) for new, old in tensors))
+
+
+@killed_by("test_persistent_export_is_the_trainers_own_storage")
+class PersistentCopies(ChangedExport):
+    @hookimpl
+    def export_weights(self, request):
+        export = super().export_weights(request)
+        tensors = {name: value.astype(request.dtype) for name, value in self.weights.items()}
+        return evolve(export, buckets=cut_into_buckets(tensors, request.max_bucket_bytes))
+
+
+@killed_by("test_export_computes_what_the_trainer_computes")
+class SwappedNames(FakeTrainer):
+    @hookimpl
+    def export_weights(self, request):
+        names = list(self.weights)
+        renamed = dict(zip(names, (self.weights[name] for name in (names[1], names[0], names[2])), strict=True))
+        return evolve(super().export_weights(request), buckets=cut_into_buckets(renamed, request.max_bucket_bytes))
+
+
+@killed_by("test_export_brings_what_it_announces")
+class BucketLimitIgnored(FakeTrainer):
+    @hookimpl
+    def export_weights(self, request):
+        return super().export_weights(evolve(request, max_bucket_bytes=1 << 40))
+
+
+@killed_by("test_export_brings_what_it_announces")
+class TensorLeftOut(FakeTrainer):
+    @hookimpl
+    def export_weights(self, request):
+        some = dict(list(self.weights.items())[:-1])
+        return evolve(super().export_weights(request), buckets=cut_into_buckets(some, request.max_bucket_bytes))
+
+
+@killed_by("test_export_in_a_narrow_dtype_is_the_rounded_weights")
+class NarrowExportCutOff(FakeTrainer):
+    @hookimpl
+    def export_weights(self, request):
+        export = super().export_weights(request)
+        tensors = {name: np.round(value, 1).astype(request.dtype) for name, value in self.weights.items()}
+        narrow = evolve(export, buckets=cut_into_buckets(tensors, request.max_bucket_bytes))
+        return export if request.dtype == "float32" else narrow
+
+
+@killed_by("test_results_are_not_overwritten_by_later_calls")
+class AliasedResults(FakeTrainer):
+    @hookimpl
+    def get_logprobs(self, request):
+        result = super().get_logprobs(request)
+        buffer = self.__dict__.setdefault("buffer", np.zeros(10_000, np.float32))
+        arrays = []
+        for array in result.logprobs:
+            buffer[: len(array)] = array
+            arrays.append(buffer[: len(array)])
+        return evolve(result, logprobs=tuple(arrays))
+
+
+@killed_by("test_fresh_trainer_holds_version_0")
+class AnyVersionTaken(FakeTrainer):
+    def require_version(self, hook, version):
+        self.weight_version = version
+
+
+@killed_by("test_reference_stays_while_the_policy_trains")
+class ReferenceMovesAlong(FakeTrainer):
+    def __init__(self, context, config):
+        super().__init__(context, config)
+        self.reference = self.weights
+
+
+@killed_by("test_reference_is_the_initial_policy_after_loading")
+class ReferenceOfTheCheckpoint(FakeTrainer):
+    @hookimpl
+    def load_state(self, request):
+        result = super().load_state(request)
+        self.reference = {name: value.copy() for name, value in self.weights.items()}
+        return result
+
+
+@killed_by("test_step_that_is_not_finite_is_refused_and_leaves_the_state")
+class NonFiniteApplied(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        if not np.isfinite(loss):
+            self.apply_gradients(grads, 1.0)
+        return loss, metrics, grads
+
+
+@killed_by("test_step_that_is_not_finite_is_refused_and_leaves_the_state")
+class NonFiniteMovesTheOptimizer(FakeTrainer):
+    @hookimpl
+    def train_step(self, request):
+        try:
+            return super().train_step(request)
+        except NonFiniteError:
+            self.num_updates += 1
+            self.moments = {name: (0.9 * first, 0.999 * second) for name, (first, second) in self.moments.items()}
+            raise
+
+
+@killed_by("test_step_that_is_not_finite_is_refused_and_leaves_the_state")
+class NonFiniteGradientTaken(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        return loss, metrics, {name: np.nan_to_num(grad, posinf=1.0, neginf=-1.0) for name, grad in grads.items()}
+
+
+class ChangedSave(FakeTrainer):
+    @hookimpl
+    def save_state(self, request):
+        kept = self.__dict__.copy()
+        self.spoil()
+        result = super().save_state(request)
+        self.__dict__.update(kept)
+        return result
+
+
+@killed_by("test_state_loaded_continues_exactly")
+class MomentsNotSaved(ChangedSave):
+    def spoil(self):
+        self.moments = {name: (0 * first, 0 * second) for name, (first, second) in self.moments.items()}
+
+
+@killed_by("test_state_loaded_continues_exactly")
+class NumUpdatesNotSaved(ChangedSave):
+    def spoil(self):
+        self.num_updates = 0
+
+
+@killed_by("test_state_loaded_continues_exactly")
+class WeightsSavedInHalfPrecision(ChangedSave):
+    def spoil(self):
+        self.weights = {name: value.astype(np.float16).astype(np.float32) for name, value in self.weights.items()}
+
+
+@killed_by("test_state_loaded_continues_exactly")
+class VersionNotSaved(ChangedSave):
+    def spoil(self):
+        self.weight_version = 0
+
+
+@killed_by("test_saving_changes_nothing")
+class SavingDropsTheMoments(FakeTrainer):
+    @hookimpl
+    def save_state(self, request):
+        result = super().save_state(request)
+        self.moments = {name: (0 * first, 0 * second) for name, (first, second) in self.moments.items()}
+        return result
+
+
+@killed_by("test_damaged_state_is_refused")
+class DamagedStateTaken(FakeTrainer):
+    @hookimpl
+    def load_state(self, request):
+        with suppress(CheckpointError):
+            return super().load_state(request)
+        self.weight_version = 1
+        return self.loaded()
+
+    def loaded(self):
+        from rlcore.spi import LoadStateResult
+
+        return LoadStateResult(weight_version=self.weight_version)
+
+
+@killed_by("test_moving_to_the_host_and_back_changes_nothing")
+class MomentsLostOnTheHost(FakeTrainer):
+    @hookimpl
+    def set_residency(self, request):
+        if request.state == "host":
+            self.moments = {name: (0 * first, 0 * second) for name, (first, second) in self.moments.items()}
+        return super().set_residency(request)
+
+
+@killed_by("test_moving_to_the_host_and_back_changes_nothing")
+class WeightsNarrowedOnTheHost(FakeTrainer):
+    @hookimpl
+    def set_residency(self, request):
+        if request.weights == "host":
+            for value in self.weights.values():
+                value[...] = value.astype(np.float16)
+        return super().set_residency(request)
+
+
+@killed_by("test_resident_state_is_accepted")
+class ResidencyRefused(FakeTrainer):
+    @hookimpl
+    def set_residency(self, request):
+        raise NonFiniteError("no")
+
+
+@killed_by("test_closed_trainer_leaves_room_for_another")
+class AnotherModelEachTime(FakeTrainer):
+    num_built = 0
+
+    def __init__(self, context, config):
+        type(self).num_built += 1
+        super().__init__(evolve(context, seed=context.seed + self.num_built), config)

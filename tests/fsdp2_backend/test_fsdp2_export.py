@@ -1,0 +1,69 @@
+"""Exported weights and Hugging Face directories against save_pretrained."""
+
+import pytest
+import torch
+from fsdp2_support import Reference, assert_same, exported, make_batch, step_request
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlcore.spi import ExportWeightsRequest, SaveStateRequest
+from rlcore.testing.models import ARCHITECTURES
+from rlcore.torchkit.digest import tensor_digest
+
+
+def request(**changes) -> ExportWeightsRequest:
+    return ExportWeightsRequest(**({"weight_version": 0, "dtype": "float32", "max_bucket_bytes": 2**14} | changes))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_export_equals_save_pretrained_bit_by_bit(architecture, tied, model_directory, backend, tmp_path):
+    directory = model_directory(architecture, tied)
+    trainer = backend(directory)
+    assert_same(exported(trainer), Reference(directory).saved(tmp_path / "wide"), tolerance=0.0)
+    narrow = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    narrow.save_pretrained(tmp_path / "narrow")
+    assert_same(exported(trainer, dtype="bfloat16"), load_file(tmp_path / "narrow" / "model.safetensors"), tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_buckets_hold_the_specs_in_order_within_the_limit(architecture, dtype, model_directory, backend):
+    limit = 5000
+    export = backend(model_directory(architecture)).export_weights(request(dtype=dtype, max_bucket_bytes=limit))
+    found = []
+    for bucket in export.buckets:
+        sizes = [named.tensor.nbytes for named in bucket.tensors]
+        assert sum(sizes) <= limit or len(sizes) == 1
+        for named in bucket.tensors:
+            assert named.digest == tensor_digest(named.tensor)
+            found.append((named.name, tuple(named.tensor.shape), str(named.tensor.dtype).removeprefix("torch.")))
+    assert found == [(spec.name, spec.shape, spec.dtype) for spec in export.specs]
+
+
+def test_whole_float32_weights_are_exported_without_a_copy_and_follow_the_training(backend):
+    trainer = backend()
+    export = trainer.export_weights(request())
+    assert export.persistent
+    held = {named.name: named.tensor for bucket in export.buckets for named in bucket.tensors}
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    batch = make_batch()
+    trainer.train_step(step_request([batch], batch.counts()))
+    assert_same(held, exported(trainer, 1), tolerance=0.0)
+    assert any((held[name] != before[name]).any() for name in held)
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "bfloat16"), ("qwen3_moe", "float32")])
+def test_converted_weights_are_not_said_to_persist(architecture, dtype, model_directory, backend):
+    assert not backend(model_directory(architecture)).export_weights(request(dtype=dtype)).persistent
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3_moe"])
+def test_hf_directory_loads_with_the_trained_weights(architecture, model_directory, backend, tmp_path):
+    trainer = backend(model_directory(architecture))
+    batch = make_batch()
+    trainer.train_step(step_request([batch], batch.counts()))
+    result = trainer.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+    assert set(result.files) == {path.name for path in tmp_path.iterdir()}
+    assert "tokenizer.json" in result.files
+    assert_same(Reference(tmp_path).saved(tmp_path / "again"), exported(trainer, 1), tolerance=0.0)

@@ -1,0 +1,139 @@
+"""A step on one rank against plain transformers and torch."""
+
+import numpy as np
+import pytest
+import torch
+from fsdp2_support import TEMPERATURE, WEIGHTED, Reference, assert_same, exported, make_batch, make_config, split, step_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.spi import ContractError, LossSpec, ModelSpec, NonFiniteError
+from rlcore.testing.models import ARCHITECTURES
+from rlcore_fsdp2.gradients import accumulate
+from rlcore_fsdp2.microbatch import move
+from rlcore_fsdp2.policy import make_policy
+
+CPU = torch.device("cpu")
+NUM_SEQUENCES = 6
+
+
+@st.composite
+def groupings(draw) -> list[list[int]]:
+    """Any order of the sequences, cut into any microbatches."""
+    order = draw(st.permutations(range(NUM_SEQUENCES)))
+    cuts = sorted(draw(st.sets(st.integers(1, NUM_SEQUENCES - 1))))
+    return [list(group) for group in np.split(np.asarray(order), cuts)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_loss_gradients_and_weights_equal_plain_torch(architecture, model_directory, backend):
+    directory = model_directory(architecture)
+    batch = make_batch(num_sequences=NUM_SEQUENCES)
+    model, _ = make_policy(ModelSpec(path=str(directory)), make_config(), None, CPU)
+    reference = Reference(directory)
+    expected_loss = reference.backward(batch)
+    expected = reference.gradients()
+    reference.optimizer.zero_grad()
+
+    @settings(max_examples=8, deadline=None, derandomize=True)
+    @given(groupings())
+    def check_gradients(groups: list[list[int]]) -> None:
+        microbatches = [move(part, CPU, WEIGHTED.token_columns) for part in split(batch, groups)]
+        totals = accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False)
+        assert totals.loss.item() == pytest.approx(expected_loss, abs=1e-5)
+        assert totals.sums["tokens"].item() == pytest.approx(1.0)
+        assert totals.maxima["longest"].item() == batch.lengths.max()
+        assert_same({name: p.grad for name, p in model.named_parameters()}, expected)
+        model.zero_grad()
+
+    check_gradients()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_several_steps_equal_plain_torch(architecture, model_directory, backend, tmp_path):
+    directory = model_directory(architecture, tied=False)
+    trainer, reference = backend(directory), Reference(directory)
+    for version in range(3):
+        batch = make_batch(seed=version)
+        result = trainer.train_step(step_request(split(batch, [[4, 0], [1, 5, 3], [2]]), batch.counts(), version))
+        loss, norm = reference.step(batch)
+        assert result.weight_version == version + 1
+        assert result.learning_rate == 1e-3
+        assert result.loss == pytest.approx(loss, abs=1e-5)
+        assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert norm > 0.5, "clipping is part of what is compared"
+        assert result.metrics["tokens"] == pytest.approx(1.0)
+    assert_same(exported(trainer, 3), reference.saved(tmp_path))
+
+
+def test_activation_checkpointing_changes_no_gradient_and_recomputes(model_directory):
+    batch = move(make_batch(), CPU, WEIGHTED.token_columns)
+    gradients, calls = [], []
+    for enabled in (False, True):
+        spec = ModelSpec(path=str(model_directory()))
+        model, _ = make_policy(spec, make_config(activation_checkpointing=enabled), None, CPU)
+        seen = []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        accumulate(model, [batch], WEIGHTED, make_batch().counts(), TEMPERATURE, reduce_every_microbatch=False)
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+        calls.append(len(seen))
+    assert calls == [1, 2]
+    assert_same(*gradients, tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",)), "loss is nan"),
+        (LossSpec(path="fsdp2_support:steep_loss", config=None), r"gradient's norm is nan.*embed_tokens.weight"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_non_finite_step_is_refused_and_the_state_kept(loss, message, dtype, backend):
+    trainer, untouched = backend(dtype=dtype), backend(dtype=dtype)
+    batch = make_batch()
+    for one in (trainer, untouched):
+        one.train_step(step_request([batch], batch.counts()))
+    with pytest.raises(NonFiniteError, match=f"weight version 1.*{message}"):
+        trainer.train_step(step_request([batch], batch.counts(), 1, loss))
+    assert_same(exported(trainer, 1), exported(untouched, 1), tolerance=0.0)
+    results = [one.train_step(step_request([batch], batch.counts(), 1)) for one in (trainer, untouched)]
+    assert results[0] == results[1]
+    assert_same(exported(trainer, 2), exported(untouched, 2), tolerance=0.0)
+
+
+def test_bfloat16_computes_close_to_float32_with_float32_masters(model_directory, backend):
+    batch = make_batch()
+    narrow, wide = backend(dtype="bfloat16"), backend(dtype="float32")
+    results = [one.train_step(step_request(split(batch, [[0, 1, 2], [3, 4, 5]]), batch.counts())) for one in (narrow, wide)]
+    assert results[0].loss == pytest.approx(results[1].loss, abs=0.05)
+    assert results[0].loss != results[1].loss
+    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=0.05)
+    weights = exported(narrow, 1)
+    assert any((tensor != tensor.bfloat16().float()).any() for tensor in weights.values()), "masters hold more than bfloat16"
+    assert_same(weights, exported(wide, 1), tolerance=2.5e-3)
+
+
+def test_wrong_version_and_missing_column_are_contract_errors(backend):
+    trainer, batch = backend(), make_batch()
+    with pytest.raises(ContractError, match="found weight_version 3; expected 0"):
+        trainer.train_step(step_request([batch], batch.counts(), 3))
+    bare = split(batch, [range(NUM_SEQUENCES)])[0]
+    bare.token_columns.pop("advantages")
+    with pytest.raises(ContractError, match=r"expected \['advantages'\] too"):
+        trainer.train_step(step_request([bare], batch.counts()))
+    assert trainer.train_step(step_request([batch], batch.counts())).weight_version == 1
+
+
+@pytest.mark.parametrize(("dtype", "recovers"), [("float32", True), ("bfloat16", False)])
+def test_step_that_fails_midway_never_leaks_gradients(dtype, recovers, backend):
+    trainer, untouched = backend(dtype=dtype), backend(dtype=dtype)
+    batch = make_batch()
+    with pytest.raises(ZeroDivisionError):
+        trainer.train_step(step_request([batch], batch.counts(), 0, LossSpec(path="fsdp2_support:raising_loss", config=None)))
+    request = step_request([batch], batch.counts())
+    if recovers:
+        assert trainer.train_step(request) == untouched.train_step(request)
+    else:
+        with pytest.raises(ContractError, match="build the trainer anew"):
+            trainer.train_step(request)

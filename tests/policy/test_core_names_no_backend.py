@@ -1,0 +1,60 @@
+"""The core works with any backend because it knows none: no plugin's name occurs in it."""
+
+import ast
+import re
+
+import pytest
+
+FORTHCOMING = {"megatron", "vllm"}
+"""Backends that are not here yet, or no longer."""
+EVERYDAY = {"transformers", "math", "arithmetic"}
+"""Names that are also a library's or a common word's: their distributions' and import names are looked for instead."""
+
+
+@pytest.fixture(scope="module")
+def names(plugin_projects):
+    """What a backend can be called: its plugins' names, its distribution and its import name."""
+    found = set(FORTHCOMING)
+    for package, project in plugin_projects.items():
+        found |= {package, project["project"]["name"]}
+        found |= {name for group in project["project"]["entry-points"].values() for name in group}
+    return found - EVERYDAY
+
+
+def test_there_are_names_to_look_for(names):
+    assert {"fsdp2", "grpo", "sft", "vllm", "rlcore_transformers", "rlcore-math"} <= names
+
+
+def test_no_backends_name_occurs_in_the_core(core_files, names):
+    """In no line, comments and docstrings included; torchkit, which only plugins import, may explain itself by one."""
+    pattern = re.compile(
+        rf"(?<![A-Za-z])({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})(?![A-Za-z])", re.IGNORECASE
+    )
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path in core_files
+        if "torchkit" not in path.parts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def literals(tree):
+    """String constants of a module, its docstrings left out."""
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            yield node
+
+
+def test_no_code_of_the_core_depends_on_a_backends_name(core_files, names):
+    """Not in torchkit either, and here the everyday names count too, but for the library that has one of them."""
+    forbidden = {name.lower() for name in names | EVERYDAY} - {"transformers"}
+    found = [
+        f"{path}:{node.lineno}: {node.value!r}"
+        for path in core_files
+        for node in literals(ast.parse(path.read_text()))
+        if node.value.lower() in forbidden
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,203 @@
+"""Provider, checks, and the states in which hooks are legal."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.spi import (
+    CheckContext,
+    CloseRequest,
+    ContractError,
+    LoadStateRequest,
+    ModelError,
+    ModelSpec,
+    NonFiniteError,
+    SaveStateRequest,
+    SetResidencyRequest,
+    capabilities,
+)
+from rlcore_transformers import provider
+from rlcore_transformers.check import check
+from rlcore_transformers.config import TransformersConfig
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ON_CUDA = pytest.param("cuda", marks=gpu)
+
+
+def place(backend, weights, state):
+    return backend.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
+
+
+def edited(directory, target, **changes):
+    """A copy of a model directory with another config.json."""
+    shutil.copytree(directory, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+def problems_of(directory, max_sequence_length=96, **options):
+    context = CheckContext(
+        model=ModelSpec(path=str(directory)), device="cpu", world_size=1, max_sequence_length=max_sequence_length
+    )
+    return check(context, TransformersConfig(**options))
+
+
+def test_the_entry_point_imports_nothing_heavy():
+    code = (
+        "import sys, rlcore_transformers.provider, rlcore_transformers.check; "
+        "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_provider_declares_known_capabilities():
+    assert provider.PROVIDER.capabilities <= capabilities.KNOWN
+    assert provider.PROVIDER.unavailable() is None
+
+
+def test_a_missing_package_makes_it_unavailable(monkeypatch):
+    monkeypatch.setattr(provider.importlib.util, "find_spec", lambda name: None if name == "transformers" else object())
+    assert provider.unavailable() == "transformers is not installed: pip install transformers"
+
+
+def test_a_model_that_fits_has_no_problems(any_checkpoint):
+    assert list(problems_of(any_checkpoint, max_sequence_length=512)) == []
+
+
+def test_sequences_beyond_the_models_positions_are_a_problem(tools, qwen3):
+    (problem,) = problems_of(qwen3, max_sequence_length=513)
+    assert "max_position_embeddings = 512" in str(problem)
+    with pytest.raises(ModelError, match="at least 513"):
+        tools.make_backend(qwen3, max_length=513)
+
+
+def test_positions_that_depend_on_the_length_are_a_problem(tools, qwen3, tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    directory = edited(qwen3, tmp_path / "model", rope_parameters=rope)
+    (problem,) = problems_of(directory)
+    assert "longrope" in str(problem)
+
+
+def test_an_unsupported_architecture_is_a_problem(tools, qwen3, tmp_path):
+    directory = edited(qwen3, tmp_path / "model", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    (problem,) = problems_of(directory)
+    assert "GPT2LMHeadModel" in str(problem)
+    with pytest.raises(ModelError, match="GPT2LMHeadModel"):
+        tools.make_backend(directory, fill=False)
+
+
+def test_options_out_of_range_are_problems(tools, qwen3):
+    paths = [problem.path for problem in problems_of(qwen3, max_batch_size=0, max_prefill_tokens=-1)]
+    assert paths == ["generator.transformers.max_batch_size", "generator.transformers.max_prefill_tokens"]
+    with pytest.raises(ModelError, match="max_batch_size"):
+        tools.make_backend(qwen3, max_batch_size=0)
+
+
+def test_tensors_that_the_forward_pass_lacks_are_refused(tools, qwen3):
+    backend = tools.make_backend(qwen3)
+    extra = {**backend._weights.tensors, "model.layers.0.self_attn.sinks": torch.zeros(4)}
+    with pytest.raises(ModelError, match=r"self_attn\.sinks"):
+        backend._decoder.bind(extra)
+
+
+def test_weights_that_are_not_finite_are_named_and_leave_no_trace(tools, qwen3):
+    backend = tools.make_backend(qwen3)
+    tensors = tools.checkpoint_tensors(qwen3)
+    before = backend.generate(tools.make_request([[2, 3, 4]])).tokens.tolist()
+    broken = {name: tensor.clone() for name, tensor in tensors.items()}
+    broken["model.layers.1.self_attn.v_proj.weight"][0, 0] = torch.nan
+    tools.refit(backend, tools.make_export(broken, version=1))
+    with pytest.raises(NonFiniteError, match="sample 0"):
+        backend.generate(tools.make_request([[2, 3, 4]], version=1))
+    tools.refit(backend, tools.make_export(tensors, version=2))
+    assert backend.generate(tools.make_request([[2, 3, 4]], version=2)).tokens.tolist() == before
+
+
+@pytest.mark.parametrize("may_alias", [False, True])
+@pytest.mark.parametrize("device", ["cpu", ON_CUDA])
+def test_residency_is_measured_and_restored(tools, qwen3, device, may_alias):
+    backend = tools.make_backend(qwen3, device=device, fill=False)
+    tensors = {name: tensor.to(device) for name, tensor in tools.checkpoint_tensors(qwen3).items()}
+    weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    assert place(backend, "device", "device") == 0
+    tools.refit(backend, tools.make_export(tensors, persistent=True), may_alias=may_alias)
+    expected = backend.generate(tools.make_request([[2, 3]], num_samples=4)).tokens.tolist()
+    assert place(backend, "device", "device") > weight_bytes
+    assert place(backend, "device", "host") == weight_bytes
+    assert place(backend, "host", "host") == (weight_bytes if device == "cpu" else 0)
+    assert place(backend, "device", "device") == weight_bytes
+    assert backend.generate(tools.make_request([[2, 3]], num_samples=4)).tokens.tolist() == expected
+    for name, tensor in tools.checkpoint_tensors(qwen3).items():
+        assert torch.equal(tensors[name].cpu(), tensor)
+
+
+@pytest.mark.parametrize(("weights", "state"), [("host", "device"), ("device", "host"), ("host", "host")])
+def test_nothing_runs_on_what_is_away(tools, qwen3, weights, state):
+    backend = tools.make_backend(qwen3)
+    place(backend, weights, state)
+    with pytest.raises(ContractError, match="on the host"):
+        backend.generate(tools.make_request([[2]]))
+    export = tools.make_export(tools.checkpoint_tensors(qwen3), version=1)
+    if weights == "host":
+        with pytest.raises(ContractError, match="weights on the host"):
+            tools.refit(backend, export)
+    else:
+        tools.refit(backend, export)
+        place(backend, "device", "device")
+        backend.generate(tools.make_request([[2]], version=1))
+
+
+def test_there_is_no_state_to_save(tools, qwen3, tmp_path):
+    backend = tools.make_backend(qwen3, fill=False)
+    assert backend.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files == ()
+    assert list(tmp_path.iterdir()) == []
+    assert backend.load_state(LoadStateRequest(directory=tmp_path)).weight_version == -1
+    tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3), version=4))
+    assert backend.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 4
+
+
+def test_nothing_is_legal_after_close(tools, qwen3, tmp_path):
+    backend = tools.make_backend(qwen3)
+    backend.close(CloseRequest())
+    assert backend._weights.num_bytes(torch.device("cpu")) == 0
+    calls = (
+        lambda: backend.generate(tools.make_request([[2]])),
+        lambda: tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3))),
+        lambda: place(backend, "device", "device"),
+        lambda: backend.save_state(SaveStateRequest(directory=tmp_path, kind="resume")),
+        lambda: backend.load_state(LoadStateRequest(directory=tmp_path)),
+    )
+    for call in calls:
+        with pytest.raises(ContractError, match="closed"):
+            call()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_cuda_logprobs_match_float32_on_cpu(tools, any_checkpoint, dtype, tolerance):
+    prompts = tools.random_prompts([6, 30, 3], seed=12)
+    backend = tools.make_backend(any_checkpoint, dtype=dtype, device="cuda", max_batch_size=7)
+    result = backend.generate(tools.make_request(prompts, num_samples=8, max_tokens=24, temperature=0.8))
+    differences = []
+    for number, (response, found) in enumerate(zip(tools.split(result), tools.split(result, "logprobs"), strict=True)):
+        prompt = prompts[number // 8]
+        logits = tools.reference_logits(any_checkpoint, [*prompt, *response])[len(prompt) - 1 : -1] / 0.8
+        differences.append(np.abs(tools.log_softmax(logits)[range(len(response)), response] - found).mean())
+    assert np.mean(differences) < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_samples_equal_those_on_cpu(tools, qwen3, qwen3_backend):
+    """In float32 the noise is the same on every device, so only a near-tie could differ."""
+    prompts = tools.random_prompts([6, 30, 3], seed=13)
+    request = tools.make_request(prompts, num_samples=4, max_tokens=24, top_p=0.95)
+    on_cuda = tools.make_backend(qwen3, device="cuda").generate(request)
+    assert tools.split(on_cuda) == tools.split(qwen3_backend.generate(request))
