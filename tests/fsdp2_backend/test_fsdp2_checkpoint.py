@@ -68,7 +68,9 @@ def refused(trainer, directory, message):
 
 def test_checkpoint_of_another_model_is_refused(trained, model_directory, backend, tmp_path):
     save(backend(model_directory("llama", False)), tmp_path / "saved")
-    refused(trained, tmp_path / "saved", r"another model.*q_norm.weight none there, \[8\] here.*and \d+ more")
+    refused(trained, tmp_path / "saved", r"another model.*q_norm.weight: absent there, \[8\] here")
+    save(backend(model_directory("qwen2")), tmp_path / "many")
+    refused(trained, tmp_path / "many", r"another model.*q_proj.bias: \[32\] there, absent here.* and \d+ more")
 
 
 def test_incomplete_and_damaged_checkpoints_are_refused(trained, tmp_path):

@@ -16,7 +16,7 @@ from rlcore_fsdp2.schedule import learning_rate
 
 
 def test_provider_imports_nothing_heavy():
-    code = "import sys, rlcore_fsdp2.provider as p; p.PROVIDER.unavailable(); print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, rlcore_fsdp2.provider as p; p.PROVIDER.unavailable(); print(*(n in sys.modules for n in p.REQUIRED))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.split() == ["False", "False"]
 

@@ -57,6 +57,14 @@ def test_a_single_point_or_a_constant(records: list[dict[str, float]]) -> None:
     assert "•" in terminal_plot(main_panel(records))
 
 
+def test_shares_have_one_scale_and_other_rewards_their_own() -> None:
+    assert main_panel(RECORDS).limits == (0.0, 1.0)
+    lines = terminal_plot(main_panel([{"step": 1, "reward_mean": 0.5}, {"step": 2, "reward_mean": 0.5}])).splitlines()
+    assert lines[2].startswith("1.0")
+    assert lines[-4].startswith("0.0")
+    assert main_panel([{"step": 1, "reward_mean": -3.0}]).limits is None
+
+
 def test_nothing_to_plot() -> None:
     assert terminal_plot(main_panel([])) == "Reward and held-out accuracy: no data"
 

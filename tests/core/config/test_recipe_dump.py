@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from rlcore.config.recipe import (
     RunConfig,
     TrainingConfig,
 )
+from rlcore.spi import ConfigError, Problem
 
 texts = st.text(min_size=1, max_size=20).filter(str.strip)
 names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9 _.-]{0,10}[a-z]", fullmatch=True)
@@ -126,3 +128,39 @@ def test_what_toml_cannot_say_is_an_error(load) -> None:
     recipe = attrs.evolve(load(), trainer=PluginChoice(options={"odd": Odd(size=None)}))
     with pytest.raises(ValueError, match="size is None"):
         dump_toml(recipe)
+
+
+keys = st.sampled_from(
+    [
+        "model",
+        "path",
+        "run",
+        "seed",
+        "data",
+        "train",
+        "evaluation",
+        "trainer",
+        "zed",
+        "schedule",
+        "name",
+        "rollout",
+        "betas",
+        "x",
+    ]
+)
+anything = st.recursive(free, lambda inner: st.dictionaries(keys, inner, max_size=4), max_leaves=12)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(document=st.dictionaries(keys, anything, max_size=6))
+def test_whatever_a_file_says_is_a_recipe_or_a_list_of_problems(sections, tmp_path: Path, document: dict[str, object]) -> None:
+    path = tmp_path / "any.toml"
+    path.write_bytes(tomli_w.dumps(document).encode())
+    problems: tuple[Problem, ...] = ()
+    recipe = None
+    try:
+        recipe = convert(read_raw(path, ()), sections)
+    except ConfigError as error:
+        problems = error.problems
+    assert isinstance(recipe, Recipe) != bool(problems)
+    assert all(problem.path and problem.found and problem.expected for problem in problems)

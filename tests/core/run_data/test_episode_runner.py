@@ -285,7 +285,7 @@ def test_a_callback_that_blocks_the_loop_ends_even_a_masking_run(run):
         await asyncio.sleep(0.05)
         return result
 
-    with pytest.raises(RewardError, match="blocked|got stuck"):
+    with pytest.raises(RewardError, match=r"blocked|got stuck"):
         run(waiting, number=20, timeout_s=0.2, on_error="mask")
 
 

@@ -131,7 +131,7 @@ def test_demonstrations_learn_the_completion_and_the_end(tokenizer, data, draw):
         prompt, completion = data[pick]
         assert tokenizer.decode(tokens[~mask]) == prompt
         assert tokens[mask].tolist() == [*tokenizer.encode(completion), tokenizer.eos_token_id]
-    assert samples.group_ids.tolist() == list(range(len(picks)))
+    assert samples.group_ids.tolist() == batch.sequence_columns["group_ids"].tolist() == list(range(len(picks)))
     assert samples.valid.all()
     assert not samples.rewards.any()
     assert set(samples.finish_reasons.tolist()) == {FinishReason.STOP}

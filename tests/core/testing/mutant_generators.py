@@ -138,6 +138,19 @@ class OneNumberASample(ChangedModule):
 
 
 @killed_by("test_frequencies_are_those_of_the_distribution")
+class OneNoiseASample(OneNumberASample):
+    """As a sampler that seeds its noise anew for every token."""
+
+    def my_choose(self, values, sampling, uniform):
+        if sampling.temperature == 0.0:
+            return self.original["choose"](values, sampling, uniform)
+        table = log_softmax(fake.truncate(values / sampling.temperature, sampling))
+        noise = np.stack([np.random.default_rng(int(u * 2**53)).gumbel(size=values.shape[1]) for u in uniform])
+        chosen = (table + noise).argmax(axis=1)
+        return chosen, table[np.arange(len(chosen)), chosen]
+
+
+@killed_by("test_frequencies_are_those_of_the_distribution")
 class NeighbouringSeedsAlike(ChangedModule):
     def my_uniforms(self, seeds, step):
         return (seeds * 0.01 + step * 0.37) % 1.0

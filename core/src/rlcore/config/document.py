@@ -45,6 +45,8 @@ def reference(sections: Sections) -> str:
     lines.append(PLUGINS)
     for role in role_names():
         lines.extend(_sections(role, describe.fields(Recipe)[role].type))
+        if doc := describe.docs(Recipe)[role]:
+            lines.append(f"{doc}\n")
         for plugin, cls in sorted(sections.get(role, {}).items()):
             lines.extend(_sections(f"{role}.{plugin}", cls))
     return "\n".join(lines).rstrip() + "\n"

@@ -37,6 +37,8 @@ class Panel:
     series: tuple[Series, ...]
     stacked: bool = False
     """Draw the curves as bands, each on top of the one before."""
+    limits: tuple[float, float] | None = None
+    """Range of the values' axis; None fits it to the data."""
 
     @property
     def empty(self) -> bool:
@@ -57,14 +59,18 @@ CURVES: Mapping[str, Mapping[str, str]] = {
 def main_panel(records: Iterable[Mapping[str, float]]) -> Panel:
     """Reward and accuracy over the steps; `records` as in metrics.jsonl."""
     title = next(iter(CURVES))
-    return Panel(title=title, series=_series(list(records), CURVES[title]))
+    series = _series(list(records), CURVES[title])
+    # Shares on one scale, so that the curves of different runs compare; rewards may lie anywhere.
+    shares = all(0.0 <= value <= 1.0 for one in series for _, value in one.points)
+    return Panel(title=title, series=series, limits=(0.0, 1.0) if shares else None)
 
 
 def run_panels(records: Iterable[Mapping[str, float]]) -> tuple[Panel, ...]:
     """Every panel of which the records hold a metric, the main one first and the seconds of a step last."""
     lines = list(records)
     seconds = {f"time/{name}_s": name for name in (*STEP_PHASES, "other")}
-    panels = [Panel(title=title, series=_series(lines, labels)) for title, labels in CURVES.items()]
+    others = list(CURVES.items())[1:]
+    panels = [main_panel(lines), *(Panel(title=title, series=_series(lines, labels)) for title, labels in others)]
     panels.append(Panel(title="Seconds of a step", series=_series(lines, seconds), stacked=True))
     return tuple(panel for panel in panels if not panel.empty)
 
@@ -96,6 +102,8 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
     figure.label("step", "x")
     ticks = _step_ticks(panel)
     figure.ruler("x").ticks(ticks, [str(tick) for tick in ticks])
+    if panel.limits:
+        figure.ruler("y").lim(*panel.limits)
     lines = plotext.uncolorize(figure.build()).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
@@ -124,6 +132,8 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, index + 1)
         _draw_bands(axes, panel) if panel.stacked else _draw_lines(axes, panel)
+        if panel.limits:
+            axes.set_ylim(panel.limits[0] - 0.02, panel.limits[1] + 0.02)
         axes.set_title(panel.title, fontsize=11)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

@@ -10,7 +10,18 @@ from attrs import frozen
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data import COMPLETION, PROMPT, Split, prompt_fault
 from rlcore.run.tokenizer import Tokenizer
-from rlcore.spi import DataError, FinishReason, ModelError, Observation, Problem, RaggedTokens, RolloutBatch, Row, TokenBatch
+from rlcore.spi import (
+    GROUP_IDS,
+    DataError,
+    FinishReason,
+    ModelError,
+    Observation,
+    Problem,
+    RaggedTokens,
+    RolloutBatch,
+    Row,
+    TokenBatch,
+)
 from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
 
 CHUNK_ROWS = 2048
@@ -129,15 +140,17 @@ def demonstration_batch(demonstrations: Demonstrations, indices: Int64Array) -> 
     num_sequences = len(indices)
     gather, offsets = gather_ragged(demonstrations.tokens.offsets, indices)
     first_of_completion = demonstrations.tokens.offsets[:-1][indices] + demonstrations.prompt_lengths[indices]
+    group_ids = np.arange(num_sequences, dtype=np.int32)
     batch = TokenBatch(
         tokens=demonstrations.tokens.tokens[gather],
         offsets=offsets,
         loss_mask=gather >= np.repeat(first_of_completion, np.diff(offsets)),
+        sequence_columns={GROUP_IDS: group_ids},
     )
     return RolloutBatch(
         batch=batch,
         rewards=np.zeros(num_sequences, np.float32),
-        group_ids=np.arange(num_sequences, dtype=np.int32),
+        group_ids=group_ids,
         valid=np.ones(num_sequences, np.bool_),
         finish_reasons=np.full(num_sequences, FinishReason.STOP, np.uint8),
     )

@@ -123,9 +123,10 @@ def disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def sections(registry: Registry) -> dict[str, dict[str, type]]:
-    """The config class of every plugin that could be imported, by role and name."""
+    """The config class of every plugin that is fit for use, by role and name."""
     return {
-        role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider is not None} for role in ROLES
+        role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None}
+        for role in ROLES
     }
 
 

@@ -79,8 +79,9 @@ def reduce(totals: Totals, gradients: Sequence[Tensor], world_size: int) -> Figu
     maxima = torch.stack([*_float64(totals.maxima)]) if totals.maxima else sums.new_zeros(0)
     packed = torch.cat([sums, maxima])
     if world_size > 1:
-        by_rank = packed.new_empty(world_size, len(packed))
-        dist.all_gather_into_tensor(by_rank, packed)
+        parts = [torch.empty_like(packed) for _ in range(world_size)]
+        dist.all_gather(parts, packed)
+        by_rank = torch.stack(parts)
         packed = torch.cat([by_rank[:, : len(sums)].sum(0), by_rank[:, len(sums) :].amax(0)])
     loss, squared_norm, *metrics = packed.tolist()
     names = [*totals.sums, *totals.maxima]

@@ -1,6 +1,6 @@
 """What the entry points name. Nothing heavy is imported here."""
 
-from rlcore.spi import SPI_VERSION, Provider
+from rlcore.spi import SPI_VERSION, Provider, capabilities
 from rlcore_math.config import ArithmeticConfig, MathConfig
 
 ARITHMETIC = Provider(
@@ -8,6 +8,7 @@ ARITHMETIC = Provider(
     spi=SPI_VERSION,
     config=ArithmeticConfig,
     backend="rlcore_math.arithmetic:ArithmeticEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
     check="rlcore_math.checks:check_arithmetic",
 )
 
@@ -16,5 +17,6 @@ MATH = Provider(
     spi=SPI_VERSION,
     config=MathConfig,
     backend="rlcore_math.mathematics:MathEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
     check="rlcore_math.checks:check_math",
 )

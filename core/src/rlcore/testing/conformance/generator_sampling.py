@@ -78,8 +78,8 @@ class GeneratorSampling(GeneratorFixtures):
     ) -> None:
         """Of first and second tokens, which don't depend on each other but through the model, nor on a neighbouring seed.
 
-        Taken in the order of their probabilities, the tokens' probability integral transform, randomised within each one's
-        probability, is uniform (Rosenblatt, 1952).
+        The tokens' probability integral transform, randomised within each one's probability, is uniform (Rosenblatt, 1952),
+        whether they are taken in the order of their numbers or of their probabilities.
         """
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
@@ -92,14 +92,18 @@ class GeneratorSampling(GeneratorFixtures):
             max_tokens=np.full(NUM_DRAWS, 2, np.int32),
         )
         tokens = np.stack(samples_of(generator.generate(question, 0, sampling)))
-        uniform = transformed(policy, prompt, tokens, sampling)
-        for draws in (uniform[:, 0], uniform[:, 1]):
+        by_number, by_probability, repeats = transformed(policy, prompt, tokens, sampling)
+        for draws in (*by_number.T, *by_probability.T):
             gap = np.abs(np.sort(draws) - (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS).max()
             assert gap * np.sqrt(NUM_DRAWS) < 2.2, f"the sampled frequencies are off: Kolmogorov-Smirnov distance {gap:.3f}"
-        pairs = {"a sample's tokens": uniform.T, "neighbouring seeds": np.stack([uniform[:-1, 0], uniform[1:, 0]])}
+        firsts = by_number[:, 0]
+        pairs = {"a sample's tokens": by_number.T, "neighbouring seeds": np.stack([firsts[:-1], firsts[1:]])}
         for what, (one, other) in pairs.items():
             correlation = np.corrcoef(one, other)[0, 1]
             assert abs(correlation) < 4.5 / np.sqrt(NUM_DRAWS), f"{what} are correlated by {correlation:.2f}"
+        num_repeated, spread = (tokens[:, 0] == tokens[:, 1]).sum(), np.sqrt((repeats * (1 - repeats)).sum())
+        found = f"{num_repeated} samples repeat their first token; expected {repeats.sum():.1f} by chance"
+        assert abs(num_repeated - repeats.sum()) < 4.5 * max(spread, 1.0), found
 
     def test_same_seeds_give_the_same_samples(
         self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
@@ -192,17 +196,23 @@ def undecided_prompt(policy: ReferencePolicy, vocabulary_size: int, sampling: Sa
     return np.asarray(prompts[np.argmin([(table**2).sum() for table in tables])])
 
 
-def transformed(policy: ReferencePolicy, prompt: Int32Array, tokens: Int32Array, sampling: SamplingParams) -> Float64Array:
-    """float64 [S, 2]: the randomised probability integral transform of two tokens a sample, `tokens` int32 [S, 2]."""
+def transformed(
+    policy: ReferencePolicy, prompt: Int32Array, tokens: Int32Array, sampling: SamplingParams
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """The randomised probability integral transform of two tokens a sample, `tokens` int32 [S, 2]: float64 [S, 2] with the
+    tokens in the order of their numbers, [S, 2] in that of their probabilities; and [S] how probable the second is to
+    repeat the first."""
     random = np.random.default_rng(7)
-    out = np.empty(tokens.shape)
+    by_number, by_probability, repeats = np.empty(tokens.shape), np.empty(tokens.shape), np.empty(len(tokens))
     rows: dict[int, Float64Array] = {}
     for index, (first, second) in enumerate(tokens.tolist()):
         if first not in rows:
             logits = policy.logits(np.append(prompt, np.int32(first)))[-2:]
             rows[first] = np.exp(sampling_distribution(logits, sampling)[0])
+        repeats[index] = rows[first][1][first]
         for position, token in enumerate((first, second)):
             probabilities = rows[first][position]
-            more_probable = probabilities[probabilities > probabilities[token]].sum()
-            out[index, position] = more_probable + random.random() * probabilities[token]
-    return out
+            within = random.random() * probabilities[token]
+            by_number[index, position] = probabilities[:token].sum() + within
+            by_probability[index, position] = probabilities[probabilities > probabilities[token]].sum() + within
+    return by_number, by_probability, repeats

@@ -1,0 +1,15 @@
+"""A broken plugin that nobody asks for: the recipe is read, and the others are selected, as if it were not there."""
+
+from rlcore.plugins.discovery import discover
+from rlcore.plugins.selection import select
+from rlcore.run.setup import sections
+
+
+def test_the_sections_of_a_recipe_are_those_of_sound_plugins(installer):
+    installer.trainer("good")
+    installer.trainer("shapeless", backend="no path")
+    installer.trainer("future", spi=(2, 0))
+    installer.add("acme-broken", {"rlcore.trainers": {"broken": "broken_section:PROVIDER"}}, broken_section="1 / 0\n")
+    registry = discover()
+    assert list(sections(registry)["trainer"]) == ["good"]
+    assert select(registry, "trainer", "good", device="cpu", needs={}).name == "good"
