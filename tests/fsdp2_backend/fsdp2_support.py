@@ -105,7 +105,7 @@ def make_config(
     *, learning_rate: float = 1e-3, weight_decay: float = 0.1, max_grad_norm: float = 0.5, **options: Any
 ) -> Fsdp2Config:
     optimizer = OptimizerConfig(learning_rate=learning_rate, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
-    return Fsdp2Config(optimizer=optimizer, collective_timeout_s=60.0, **options)
+    return Fsdp2Config(optimizer=optimizer, collective_timeout_s=30.0, **options)
 
 
 def make_backend(

@@ -107,16 +107,18 @@ def test_tensors_that_the_forward_pass_lacks_are_refused(tools, qwen3):
 
 
 def test_weights_that_are_not_finite_are_named_and_leave_no_trace(tools, qwen3):
-    backend = tools.make_backend(qwen3)
+    """What a broken run leaves in the cache would reach a short sequence beside a long one, through a weight of zero."""
+    backend = tools.make_backend(qwen3, max_prefill_tokens=1)
     tensors = tools.checkpoint_tensors(qwen3)
-    before = backend.generate(tools.make_request([[2, 3, 4]])).tokens.tolist()
+    prompts = [[2, 3, 4], [5] * 60]
+    before = backend.generate(tools.make_request(prompts)).tokens.tolist()
     broken = {name: tensor.clone() for name, tensor in tensors.items()}
     broken["model.layers.1.self_attn.v_proj.weight"][0, 0] = torch.nan
     tools.refit(backend, tools.make_export(broken, version=1))
     with pytest.raises(NonFiniteError, match="sample 0"):
-        backend.generate(tools.make_request([[2, 3, 4]], version=1))
+        backend.generate(tools.make_request([prompts[1]], num_samples=2, version=1))
     tools.refit(backend, tools.make_export(tensors, version=2))
-    assert backend.generate(tools.make_request([[2, 3, 4]], version=2)).tokens.tolist() == before
+    assert backend.generate(tools.make_request(prompts, version=2)).tokens.tolist() == before
 
 
 @pytest.mark.parametrize("may_alias", [False, True])

@@ -39,6 +39,7 @@ def prepared() -> SimpleNamespace:
         model=SimpleNamespace(dtype="float32"),
         algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
         evaluates=True,
+        registry=SimpleNamespace(warnings=()),
     )
 
 

@@ -22,6 +22,8 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     from rlcore.run.setup import prepare
 
     prepared = prepare(recipe, overrides)
+    for warning in prepared.registry.warnings:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"ok: {recipe}")
     for name, text in _lines(prepared):
         click.echo(f"  {name:<13} {text}")

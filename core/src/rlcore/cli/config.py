@@ -20,7 +20,7 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     from rlcore.config.dump import dump_toml
     from rlcore.config.load import read_raw
     from rlcore.plugins.discovery import discover
-    from rlcore.run.setup import disabled_plugins, sections
+    from rlcore.run.setup import disabled_plugins, sections, unchecked
 
     if reference:
         if recipe is not None:
@@ -30,7 +30,8 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     if recipe is None:
         raise click.UsageError("Missing argument 'RECIPE', or --reference.")
     raw = read_raw(recipe, overrides)
-    converted = convert(raw, sections(discover(disabled_plugins(raw.values))))
+    registry = discover(disabled_plugins(raw.values))
+    converted = convert(raw, sections(registry), unchecked(registry))
     named = {"algorithm": converted.algorithm.name}
     if converted.environment is not None:
         named["environment"] = converted.environment.name

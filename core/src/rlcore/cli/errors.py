@@ -41,9 +41,10 @@ def _judge(error: Exception | KeyboardInterrupt, ctx: click.Context) -> tuple[in
     """The exit code and what to say."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, RlcoreError):
-        return error.exit_code, str(error)
-    return UNEXPECTED, _unexpected(error, ctx)
+        return error.exit_code, f"{error}{notes}"
+    return UNEXPECTED, f"{_unexpected(error, ctx)}{notes}"
 
 
 def report(message: str) -> None:
@@ -67,7 +68,7 @@ def _unexpected(error: Exception, ctx: click.Context) -> str:
     where = (
         f"The traceback is in {saved}; --debug shows it here." if saved else "Run again as `rlcore --debug ...` to see where."
     )
-    kept = " What the run saved before is intact; --resume continues from its newest checkpoint." if run_directory else ""
+    kept = " What the run saved is intact; --resume continues from its newest checkpoint." if run_directory else ""
     return f"{text} {where}{kept}"
 
 

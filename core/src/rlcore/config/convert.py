@@ -2,7 +2,7 @@
 
 import difflib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -18,17 +18,20 @@ from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
 """Role -> plugin -> the class of its section."""
+Unchecked = Mapping[str, Collection[str]]
+"""Role -> installed plugins without a class to check with: disabled ones and broken ones."""
 
 
-def convert(raw: RawRecipe, sections: Sections) -> Recipe:
-    """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name.
+def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = None) -> Recipe:
+    """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name. Tables of
+    `unchecked` plugins are kept as they are: whether one of these is selected is for the selection to judge.
 
     In the result, `options` of a role holds an object for every plugin in `sections`, but for those whose class has required
     fields and that the recipe neither selects by name nor gives a table.
 
     Raises ConfigError with every unknown key, wrong type, missing key, value out of range and impossible combination.
     """
-    recipe, problems = _Conversion(raw, sections).run()
+    recipe, problems = _Conversion(raw, sections, unchecked or {}).run()
     if problems or recipe is None:
         raise ConfigError([_with_origin(problem, raw) for problem in problems])
     return recipe
@@ -66,6 +69,7 @@ class _Conversion:
 
     raw: RawRecipe
     sections: Sections
+    unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
@@ -103,9 +107,10 @@ class _Conversion:
         self.problems.extend(problems)
         plugins = self.sections.get(role, {})
         options = dict(self._options(role, plugins, table))
-        for key in table.keys() - plugins.keys() - {"name"}:
+        kept = {key: table[key] for key in self.unchecked.get(role, ()) if isinstance(table.get(key), Mapping)}
+        for key in table.keys() - plugins.keys() - kept.keys() - {"name"}:
             self.problems.append(self._unknown_plugin(role, key, table[key]))
-        return attrs.evolve(own, options=options) if own is not None else None
+        return attrs.evolve(own, options=options | kept) if own is not None else None
 
     def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         for plugin, cls in plugins.items():

@@ -44,6 +44,11 @@ class BackendHandle:
         """The version of the weights held; None while none counts or none has been told."""
         return self._state.weight_version
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open and in a known state."""
+        return self._state.phase == "open"
+
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities

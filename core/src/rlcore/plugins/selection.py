@@ -171,7 +171,8 @@ def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Literal["cpu"
         raise _error(role, f"'auto' chooses no {role}: {', '.join(defects)}; {remedy}", verdicts, device)
     usable = [entry for entry in (v.entry for v in verdicts if v.reason is None) if _wrong_device(entry, device) is None]
     if not usable:
-        raise _error(role, f"no usable {role} is installed for device {device}", verdicts, device)
+        headline = f"no usable {role} is installed for device {device}; install, enable or repair one"
+        raise _error(role, headline, verdicts, device)
     highest = max(_priority(entry) for entry in usable)
     top = [entry for entry in usable if _priority(entry) == highest]
     if len(top) > 1:

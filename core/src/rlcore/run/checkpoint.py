@@ -34,10 +34,12 @@ class LoopState:
     """Optimizer steps done."""
     architecture: str
     """Digest of the model's config.json, or the Hub name: a checkpoint of another model is refused."""
+    unlogged: Mapping[str, float] | None = None
+    """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 
 
-def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int) -> Path:
-    """Save as root/step-N what `write` puts into the directory it is given; then drop all but the `keep` newest.
+def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Path:
+    """Save as root/step-N what `write` puts into the directory it is given; then drop all but the `keep` newest, if any.
 
     Raises StorageError when the disk is full, and then leaves the earlier checkpoints as they were.
     """
@@ -60,7 +62,7 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in list_checkpoints(root)[:-keep]:
+    for old in list_checkpoints(root)[:-keep] if keep is not None else []:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

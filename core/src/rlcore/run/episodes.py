@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.run.event_loop import LoopThread
-from rlcore.spi import ContractError, Environment, Observation, ResetResult, RewardError, Row, StepResult, Turn
+from rlcore.spi import ContractError, DataError, Environment, Observation, ResetResult, RewardError, Row, StepResult, Turn
 from rlcore.spi.arrays import check_array
 
 MAX_CONCURRENT = 256
@@ -50,8 +50,9 @@ class EpisodeRunner:
         self._thread: LoopThread | None = None
 
     def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:
-        """Begin an episode on each row. RewardError for the first that fails, or a Failure in its place where masked;
-        ContractError where the environment returns something else than the interface says."""
+        """Begin an episode on each row. RewardError for the first that fails (DataError where the environment finds the row
+        wrong), or a Failure in its place where masked; ContractError where the environment returns something else than the
+        interface says."""
         if len(rows) != len(seeds):
             raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
         calls = _Calls(
@@ -104,6 +105,8 @@ class EpisodeRunner:
             what = f"environment.{calls.function}, {episode}, {outcome.reason}"
             if isinstance(outcome.error, ContractError):
                 raise ContractError(what) from outcome.error
+            if isinstance(outcome.error, DataError) and self._on_error == "error":
+                raise DataError(what) from outcome.error
             if self._on_error == "error":
                 remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
                 raise RewardError(f"{what}. {remedy}") from outcome.error
@@ -249,7 +252,7 @@ class _FirstFailure(Exception):
 
 
 def _failure(error: BaseException) -> Failure:
-    own = isinstance(error, (RewardError, ContractError)) and error.__cause__ is None
+    own = isinstance(error, (RewardError, DataError, ContractError)) and error.__cause__ is None
     return Failure(reason=str(error) if own else f"raised {type(error).__name__}: {error}", error=error)
 
 

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import numpy as np
 from attrs import frozen
 
+from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data import PromptStream, Split, load_rows
 from rlcore.run.episodes import EpisodeRunner, Failure
 from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.setup import Prepared
 from rlcore.run.tokenizer import Tokenizer, load_tokenizer
-from rlcore.spi import Observation, RewardError, Row, capabilities
+from rlcore.spi import DataError, Observation, Row, capabilities
 from rlcore.spi.arrays import Int64Array
-from rlcore.config.recipe import DatasetConfig
 
 
 @frozen(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | N
         for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
             if isinstance(reset, Failure):
                 # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
-                raise RewardError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+                raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
             observations.append(reset.observation)
         return observations
 

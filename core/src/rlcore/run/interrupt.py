@@ -40,7 +40,7 @@ class InterruptGuard:
         if self._requested and self._depth == 0:
             self._raise()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers receive
         again, self._requested = self._requested, True
         if self._depth == 0 or again:
             self.torn = self._depth > 0

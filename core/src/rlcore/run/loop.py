@@ -53,8 +53,8 @@ class Evaluator(Protocol):
 class Saver(Protocol):
     """Writes what lasts longer than a step."""
 
-    def save(self, step: int, weight_version: int) -> None:
-        """A checkpoint after `step` steps."""
+    def save(self, position: "LoopPosition", *, prune: bool) -> None:
+        """A checkpoint of a position; `prune` drops all but the newest ones, else every earlier one stays."""
 
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step."""
@@ -70,6 +70,17 @@ class LoopPosition:
     """Optimizer steps done: the version the trainer holds."""
     generator_version: int = -1
     """The version the generator has acknowledged."""
+    step_version: int = 0
+    """The version that `step` ended with: behind weight_version while updates of the next step are done."""
+    unlogged: dict[str, float] | None = None
+    """Metrics of `step` while its evaluation and its line in metrics.jsonl are still to come."""
+    saved_step: int = -1
+    """Step of the newest checkpoint that this process wrote or read; -1 where there is none."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no step is half done."""
+        return self.weight_version == self.step_version
 
 
 @frozen(kw_only=True, eq=False)
@@ -95,23 +106,34 @@ class Loop:
         recipe, position = self.recipe, self.position
         if position.step == 0 and recipe.evaluation.at_start and self.evaluator is not None:
             self._log(0, self._evaluate())
+        if position.unlogged is not None:  # saved after the step's updates, before its end
+            with self.guard.deferred():
+                self._end_step(position.unlogged)
         while position.step < recipe.run.num_steps:
             self.clock.begin_step()
             samples, collected = self._sample(position.step + 1)
             # From the first update to the metrics' line all belongs to one step: an interrupt waits for its end.
             with self.guard.deferred():
-                metrics = self._update(position.step + 1, samples, collected)
-                last = position.step == recipe.run.num_steps
-                if self._is_due(recipe.evaluation.every_n_steps, recipe.evaluation.at_end and last):
-                    metrics |= self._evaluate()
-                self._log(position.step, metrics)
-                if self._is_due(recipe.checkpoint.every_n_steps, recipe.checkpoint.at_end and last):
-                    self.save()
+                position.unlogged = self._update(position.step + 1, samples, collected)
+                position.step, position.step_version = position.step + 1, position.weight_version
+                self._end_step(position.unlogged)
 
-    def save(self) -> None:
+    def save(self, *, prune: bool = True) -> None:
         """Save a checkpoint of the present position."""
         with self.guard.deferred(), self.clock.phase("checkpoint"):
-            self.saver.save(self.position.step, self.position.weight_version)
+            self.saver.save(self.position, prune=prune)
+        self.position.saved_step = self.position.step
+
+    def _end_step(self, metrics: dict[str, float]) -> None:
+        """What follows a step's updates: evaluation, the metrics' line, a checkpoint."""
+        recipe = self.recipe
+        last = self.position.step == recipe.run.num_steps
+        if self._is_due(recipe.evaluation.every_n_steps, recipe.evaluation.at_end and last):
+            metrics = metrics | self._evaluate()
+        self._log(self.position.step, metrics)
+        self.position.unlogged = None
+        if self._is_due(recipe.checkpoint.every_n_steps, recipe.checkpoint.at_end and last):
+            self.save()
 
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)
@@ -125,7 +147,6 @@ class Loop:
         """Train on the samples; the step's metrics."""
         training = self.algorithm.build_batch(samples)
         results = self._train(training, step)
-        self.position.step = step
         if collected is not None:
             self._refit()
         times = self.clock.end_step()
@@ -215,7 +236,7 @@ class Loop:
             raise RefitError(
                 f"step {step}: generator and trainer disagree on the sampled tokens: token_mult_prob_error is {found:.4g}; "
                 f"expected at most {bound} (training.max_token_mult_prob_error). Either the generator holds other weights, "
-                "or the two compute with different numerics. The step is not saved; --resume continues from the newest checkpoint."
+                "or the two compute with different numerics. The step is not saved."
             )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:

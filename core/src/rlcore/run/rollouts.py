@@ -1,6 +1,7 @@
 """From prompts to rewarded samples: turns between generator and environment, packed into one batch."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,7 @@ class _Collection:
 
     def _turns(self, result: GenerateResult) -> list[Turn]:
         bounds = result.offsets.tolist()
-        tokens = [result.tokens[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
         texts = self.c.tokenizer.decode_batch(tokens)
         reasons = [FinishReason(reason) for reason in result.finish_reasons.tolist()]
         return [

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.checkpoint import LoopState, save_checkpoint
+from rlcore.run.loop import LoopPosition
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.run_directory import RunDirectory, prompt_texts, storage_errors
 from rlcore.run.tokenizer import Tokenizer
@@ -31,10 +32,20 @@ class RunSaver:
     architecture: str
     keep: int
 
-    def save(self, step: int, weight_version: int) -> None:
-        """A checkpoint after `step` steps."""
-        state = LoopState(step=step, weight_version=weight_version, architecture=self.architecture)
-        save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep)
+    def save(self, position: LoopPosition, *, prune: bool) -> None:
+        """A checkpoint of a position; `prune` drops all but the `keep` newest."""
+        state = LoopState(
+            step=position.step,
+            weight_version=position.weight_version,
+            architecture=self.architecture,
+            unlogged=position.unlogged,
+        )
+        save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep if prune else None)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether trainer and generator are in a known state."""
+        return self.trainer.is_usable and (self.generator is None or self.generator.is_usable)
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
         """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's."""

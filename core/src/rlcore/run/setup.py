@@ -1,6 +1,6 @@
 """From a recipe file to everything a run needs to know, with nothing allocated: what `rlcore check` does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from rlcore.spi import (
     DtypeName,
     Environment,
     EnvironmentContext,
+    ModelError,
     ModelSpec,
     PluginError,
     Problem,
@@ -52,7 +53,7 @@ class Prepared:
     @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest sequence."""
-        return self.recipe.rollout.max_prompt_tokens + self.recipe.rollout.max_response_tokens
+        return _max_sequence_length(self.recipe)
 
     @property
     def evaluates(self) -> bool:
@@ -76,7 +77,7 @@ def prepare(path: Path, overrides: Sequence[str] = (), *, registry: Registry | N
     """
     raw = read_raw(path, overrides)
     registry = registry or discover(disabled_plugins(raw.values))
-    return prepare_recipe(convert(raw, sections(registry)), registry)
+    return prepare_recipe(convert(raw, sections(registry), unchecked(registry)), registry)
 
 
 def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
@@ -85,34 +86,34 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         check_tensorboard()
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     chosen: dict[Role, Entry] = {}
-    environment: Environment | None = None
     chosen["algorithm"] = select(registry, "algorithm", recipe.algorithm.name, device=device, needs={})
     if recipe.environment is not None:
         chosen["environment"] = select(registry, "environment", recipe.environment.name, device=device, needs={})
-        context = EnvironmentContext(seed=recipe.run.seed)
-        environment = build_environment(chosen["environment"], context, plugin_config(recipe, chosen["environment"]))
-    generator = (
-        select(registry, "generator", recipe.generator.name, device=device, needs=generator_needs(recipe))
-        if (recipe.environment is not None)
-        else None
-    )
-    algorithm = _algorithm(recipe, chosen["algorithm"], generator, dtype_of(recipe, device))
+    generator = _generator(recipe, registry, device)
+    found = None if isinstance(generator, PluginError) else generator
+    algorithm = _algorithm(recipe, chosen["algorithm"], found, dtype_of(recipe, device))
     if generator is not None and (algorithm.needs.source == "rollouts" or evaluates(recipe)):
+        if isinstance(generator, PluginError):
+            raise generator
         chosen["generator"] = generator
     chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=trainer_needs(recipe, algorithm))
-    prepared = Prepared(
+    channel = choose_channel(recipe, chosen)
+    model = model_spec(recipe, device)
+    _check(recipe, chosen, algorithm, model, device)
+    environment = None
+    if "environment" in chosen:
+        context = EnvironmentContext(seed=recipe.run.seed)
+        environment = build_environment(chosen["environment"], context, plugin_config(recipe, chosen["environment"]))
+    return Prepared(
         recipe=recipe,
         registry=registry,
         chosen=chosen,
         device=device,
-        model=model_spec(recipe, device),
+        model=model,
         algorithm=algorithm,
         environment=environment,
-        channel=choose_channel(recipe, chosen),
+        channel=channel,
     )
-    _check_combinations(prepared)
-    _run_provider_checks(prepared)
-    return prepared
 
 
 def disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -128,6 +129,12 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
         role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None}
         for role in ROLES
     }
+
+
+def unchecked(registry: Registry) -> dict[str, set[str]]:
+    """By role, the plugins that are disabled or broken, so that nothing can check their sections."""
+    unfit = {role: {entry.name for entry in registry.of(role) if entry.disabled or entry.error is not None} for role in ROLES}
+    return {role: names - sections(registry)[role].keys() for role, names in unfit.items()}
 
 
 def plugin_config(recipe: Recipe, entry: Entry) -> Any:
@@ -203,6 +210,16 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry]) -> Channel | No
     )
 
 
+def _generator(recipe: Recipe, registry: Registry, device: Device) -> Entry | PluginError | None:
+    """The generator, or why there is none: whether the run needs one only the algorithm can say."""
+    if recipe.environment is None:
+        return None
+    try:
+        return select(registry, "generator", recipe.generator.name, device=device, needs=generator_needs(recipe))
+    except PluginError as error:
+        return error
+
+
 def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: DtypeName) -> Algorithm:
     truncated = recipe.rollout.top_k > 0 or recipe.rollout.top_p < 1.0
     exact = (
@@ -220,42 +237,43 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
     return build_algorithm(entry, context, plugin_config(recipe, entry))
 
 
-def _check_combinations(prepared: Prepared) -> None:
-    """What only the chosen plugins make impossible."""
-    recipe, needs = prepared.recipe, prepared.algorithm.needs
-    problems = []
-    if needs.source == "rollouts" and prepared.environment is None:
-        problems.append(
-            Problem(
-                path="environment",
-                found="nothing",
-                expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
-                remedy="Add a section [environment] with a name.",
-            )
+def _check(recipe: Recipe, chosen: Mapping[Role, Entry], algorithm: Algorithm, model: ModelSpec, device: Device) -> None:
+    """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
+    problems = list(_impossible(recipe, algorithm))
+    context = CheckContext(model=model, device=device, world_size=1, max_sequence_length=_max_sequence_length(recipe))
+    for entry in chosen.values():
+        found = run_check(entry, context, plugin_config(recipe, entry))
+        problems += [problem for problem in found if problem not in problems]
+    if problems and all(_is_about(problem, model) for problem in problems):
+        raise ModelError(problems)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _impossible(recipe: Recipe, algorithm: Algorithm) -> Iterator[Problem]:
+    """Combinations that cannot work with this algorithm."""
+    needs = algorithm.needs
+    if needs.source == "rollouts" and recipe.environment is None:
+        yield Problem(
+            path="environment",
+            found="nothing",
+            expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
+            remedy="Add a section [environment] with a name.",
         )
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
-        problems.append(
-            Problem(
-                path="rollout.samples_per_prompt",
-                found=str(recipe.rollout.samples_per_prompt),
-                expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
-                remedy="Raise it; a group's statistics need several samples.",
-            )
+        yield Problem(
+            path="rollout.samples_per_prompt",
+            found=str(recipe.rollout.samples_per_prompt),
+            expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
+            remedy="Raise it; a group's statistics need several samples.",
         )
-    if problems:
-        raise ConfigError(problems)
 
 
-def _run_provider_checks(prepared: Prepared) -> None:
-    problems: list[Problem] = []
-    context = CheckContext(
-        model=prepared.model,
-        device=prepared.device,
-        world_size=1,
-        max_sequence_length=prepared.max_sequence_length,
-    )
-    for role, entry in prepared.chosen.items():
-        found = run_check(entry, context, prepared.config(role))
-        problems += [problem for problem in found if problem not in problems]
-    if problems:
-        raise ConfigError(problems)
+def _max_sequence_length(recipe: Recipe) -> int:
+    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_response_tokens
+
+
+def _is_about(problem: Problem, model: ModelSpec) -> bool:
+    """Whether a problem names the model's directory or a file in it."""
+    directory = Path(model.path).expanduser()
+    return Path(problem.path).expanduser().is_relative_to(directory)

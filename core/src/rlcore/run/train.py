@@ -10,7 +10,8 @@ from attrs import frozen
 from rlcore.config.dump import dump_toml
 from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
-from rlcore.run.checkpoint import newest_checkpoint, read_loop_state
+from rlcore.run.checkpoint import find_damage, newest_checkpoint, read_loop_state
+from rlcore.run.ending import run_to_end
 from rlcore.run.inputs import Inputs, load_inputs
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop, LoopPosition
@@ -31,7 +32,6 @@ from rlcore.spi import (
     CheckpointError,
     ConfigError,
     GeneratorContext,
-    InterruptedRun,
     Problem,
     RankSpec,
     SamplingParams,
@@ -49,15 +49,20 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
     checkpoint = _check_directory(directory, resume, progress)
     with load_inputs(prepared, tokenizer) as inputs:
-        directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), [entry.distribution for entry in prepared.chosen.values()])
+        if not resume:
+            _begin(prepared, directory)
         with _backends(prepared) as backends:
-            loop = _build_loop(prepared, inputs, backends, directory, progress)
-            if checkpoint is not None:
-                _restore(loop, checkpoint)
+            saver = _saver(prepared, inputs, backends, directory)
+            loop = _build_loop(prepared, inputs, backends, saver, progress)
+            if resume:
+                _restore(loop, saver, checkpoint)
+                _begin(prepared, directory)
             loop.clock.totals["setup"] = time.perf_counter() - start
             progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-            _run(loop, directory)
-            summary = _finish(loop, prepared, directory, time.perf_counter() - start)
+            for warning in prepared.registry.warnings:
+                progress.note(warning)
+            run_to_end(loop, saver)
+            summary = _finish(loop, saver, prepared, time.perf_counter() - start)
     progress.finished(summary)
     return summary
 
@@ -73,6 +78,7 @@ def evaluate(
     with load_inputs(prepared, tokenizer) as inputs, _backends(prepared) as backends:
         version = 0
         if checkpoint is not None:
+            _check_intact(checkpoint)
             state = read_loop_state(checkpoint)
             _saver(prepared, inputs, backends, RunDirectory(path=checkpoint.parent.parent)).load(checkpoint, state)
             version = state.weight_version
@@ -149,12 +155,22 @@ def _check_directory(directory: RunDirectory, resume: bool, progress: Progress) 
     checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
     if checkpoint is None:
         progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
-        directory.rewind(-1)
     return checkpoint
 
 
-def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: RunDirectory, progress: Progress) -> Loop:
-    recipe = prepared.recipe
+def _check_intact(checkpoint: Path) -> None:
+    damage = find_damage(checkpoint)
+    if damage is not None:
+        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
+
+
+def _begin(prepared: Prepared, directory: RunDirectory) -> None:
+    distributions = [entry.distribution for entry in prepared.chosen.values()]
+    directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), distributions)
+
+
+def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: RunSaver, progress: Progress) -> Loop:
+    recipe, directory = prepared.recipe, saver.directory
     clock = PhaseClock(progress)
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
     if recipe.logging.tensorboard:
@@ -170,7 +186,7 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, directo
         source=_source(prepared, inputs, backends, clock),
         refitter=_refitter(prepared, backends),
         evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress)) if prepared.evaluates else None,
-        saver=_saver(prepared, inputs, backends, directory),
+        saver=saver,
         loggers=loggers,
         progress=progress,
         clock=clock,
@@ -252,40 +268,24 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: R
     )
 
 
-def _restore(loop: Loop, checkpoint: Path) -> None:
-    assert isinstance(loop.saver, RunSaver)
+def _restore(loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
+    """Go back to a checkpoint, or to the beginning where there is none."""
+    if checkpoint is None:
+        saver.directory.rewind(-1)
+        return
     state = read_loop_state(checkpoint)
-    loop.saver.load(checkpoint, state)
+    saver.load(checkpoint, state)
     # Only what loaded whole may cost the metrics after it. Before the first step, the loop evaluates anew.
-    loop.saver.directory.rewind(state.step or -1)
-    loop.position.step, loop.position.weight_version = state.step, state.weight_version
+    saver.directory.rewind(state.step - 1 if state.step == 0 or state.unlogged is not None else state.step)
+    position = loop.position
+    position.step = position.saved_step = state.step
+    position.weight_version = position.step_version = state.weight_version
+    position.unlogged = None if state.unlogged is None else dict(state.unlogged)
 
 
-def _run(loop: Loop, directory: RunDirectory) -> None:
-    """The loop to its end; on Ctrl-C or SIGTERM a checkpoint, then InterruptedRun."""
-    try:
-        with loop.guard.entered():
-            loop.run()
-    except KeyboardInterrupt as interrupt:
-        if loop.guard.torn:
-            raise InterruptedRun(
-                f"stopped at once, in the middle of step {loop.position.step + 1}; nothing of it was saved. "
-                "--resume continues from the newest checkpoint."
-            ) from interrupt
-        loop.save()
-        raise InterruptedRun(
-            f"stopped after step {loop.position.step}; its checkpoint is in {directory.checkpoints}. "
-            "Continue with the same command and --resume."
-        ) from interrupt
-    finally:
-        for logger in loop.loggers:
-            logger.close()
-
-
-def _finish(loop: Loop, prepared: Prepared, directory: RunDirectory, total_s: float) -> dict[str, object]:
-    recipe = prepared.recipe
-    assert isinstance(loop.saver, RunSaver)
-    model = loop.saver.export_model() if recipe.checkpoint.export == "hf" else None
+def _finish(loop: Loop, saver: RunSaver, prepared: Prepared, total_s: float) -> dict[str, object]:
+    recipe, directory = prepared.recipe, saver.directory
+    model = saver.export_model() if recipe.checkpoint.export == "hf" else None
     records = directory.read_metrics()
     if recipe.logging.curve:
         with storage_errors("curve.png", directory.path):

@@ -84,6 +84,9 @@ class TokenBatch:
         if self.loss_mask[self.offsets[:-1]].any():
             first = int(self.loss_mask[self.offsets[:-1]].argmax())
             raise ContractError(f"loss_mask: True at the first token of sequence {first}; it has no log-probability")
+        for name, column in [*self.token_columns.items(), *self.sequence_columns.items()]:
+            if not isinstance(column, np.ndarray):
+                raise ContractError(f"column {name}: found {type(column).__name__}; expected a numpy array")
         for name, column in self.token_columns.items():
             if column.shape != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.bool_):
                 found = f"shape {list(column.shape)} of {column.dtype}"

@@ -24,7 +24,4 @@ def __getattr__(name: str) -> Any:
     # The kit needs pytest, which whoever only uses the fakes need not have.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
-
-    pytest.register_assert_rewrite("rlcore.testing.conformance")
     return getattr(import_module(f"rlcore.testing.conformance.{_MODULES[name]}"), name)

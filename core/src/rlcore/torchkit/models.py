@@ -17,6 +17,7 @@ SUPPORTED_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForC
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_MAX_NAMED = 3
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -70,9 +71,26 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
     if torch.device(device).type == "meta":
         with torch.device("meta"), _quiet():
             return AutoModelForCausalLM.from_config(config, **options).eval()
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with _model_errors(spec.path), _quiet():
-        model = AutoModelForCausalLM.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+        model, loading = AutoModelForCausalLM.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+    _raise_problems(_loading_problems(spec.path, loading))
     return model.eval().to(device)
+
+
+def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
+    """Tensors that the weights lack or hold in another shape, which transformers fills with random numbers."""
+    missing, problems = sorted(loading["missing_keys"]), []
+    if missing:
+        problems.append(_problem(path, f"no {_shortened(missing)} in the weights", "every tensor of the architecture"))
+    for name, found, expected in sorted(loading["mismatched_keys"])[:_MAX_NAMED]:
+        problems.append(_problem(path, f"{name} of shape {list(found)}", f"{list(expected)}, as config.json says"))
+    return problems
+
+
+def _shortened(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _problem(path: object, found: str, expected: str, remedy: str = "") -> Problem:

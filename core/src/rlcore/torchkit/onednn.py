@@ -19,9 +19,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 @cache
 def is_faster() -> bool:
     """Whether this processor has AVX-512 and is not Intel's, and torch was built with oneDNN."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not CPU_INFO.exists():
+    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not has_operator or not CPU_INFO.exists():
         return False
     return "GenuineIntel" not in CPU_INFO.read_text()
 
@@ -53,7 +52,7 @@ class _Linear(torch.autograd.Function):
         return _product(input, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad

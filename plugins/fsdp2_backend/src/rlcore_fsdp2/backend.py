@@ -163,6 +163,9 @@ class Fsdp2Backend:
                 f"{where}: the gradient's norm is {figures.grad_norm}, not finite{of if names else ''}; "
                 "the step is refused and the state before it kept"
             )
+        for name, value in figures.metrics.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{where}: the metric {name} is {value}; the step is refused and the state before it kept")
 
     def _update(self, gradients: Sequence[Tensor], norm: float) -> float:
         """Clip and step; returns the learning rate used."""

@@ -9,6 +9,7 @@ from rlcore.spi import ModelSpec
 from rlcore.torchkit.logprobs import patch_head
 from rlcore.torchkit.models import load_model
 from rlcore.torchkit.onednn import use_onednn
+from rlcore.torchkit.rms_norm import fuse_norms
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.sharding import shard
@@ -36,8 +37,12 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None
 
 def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> None:
     patch_head(model)
+    fuse_norms(model)
     if device.type == "cpu":
         use_onednn(model)
+    if config.compile_layers:
+        for layer in model.model.layers:
+            layer.forward = torch.compile(layer.forward)
     if mesh is None:
         model.to(device)
         return

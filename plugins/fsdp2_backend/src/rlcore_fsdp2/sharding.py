@@ -19,7 +19,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype, *, res
     # The backward pass begins with the root's group, so it stays gathered.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and mesh.size() > 1:
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
 

@@ -81,13 +81,10 @@ class SlotAttention:
         self._positions = positions
         self._length = length
         self._rows = torch.arange(len(positions), device=positions.device)
+        self._in_products = cache.keys[0].dtype == torch.float32
         visible = torch.arange(length, device=positions.device) <= positions[:, None]
-        self._visible = visible[:, None, None]
-        """bool [B, 1, 1, length]"""
-        num_kv_heads = cache.keys[0].shape[1]
-        hidden = torch.zeros(visible.shape, device=positions.device).masked_fill_(~visible, float("-inf"))
-        self._bias = hidden.repeat_interleave(num_kv_heads, 0)[:, None]
-        """float32 [B * K, 1, length]"""
+        self._mask = self._bias(visible) if self._in_products else visible[:, None, None]
+        """float32 [B * K, 1, length], 0 or -inf, for the products; bool [B, 1, 1, length] for the fused kernel."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -96,13 +93,17 @@ class SlotAttention:
         num_rows, num_kv_heads = key.shape[:2]
         grouped = query.reshape(num_rows, num_kv_heads, -1, query.shape[-1])
         keys, values = keys[:num_rows, :, : self._length], values[:num_rows, :, : self._length]
-        if query.dtype == torch.float32:
+        if self._in_products:
             mixed = self._products(grouped.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1))
         else:
-            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._visible)
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
         return mixed.reshape(num_rows, -1)
 
     def _products(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """query [B * K, G, D], keys and values [B * K, length, D] -> [B * K, G, D]."""
-        scores = torch.baddbmm(self._bias, query, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
+        scores = torch.baddbmm(self._mask, query, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
         return torch.bmm(scores.softmax(-1), values)
+
+    def _bias(self, visible: Tensor) -> Tensor:
+        hidden = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))
+        return hidden.repeat_interleave(self._cache.keys[0].shape[1], 0)[:, None]

@@ -4,3 +4,18 @@ A provider's tests are one class and one fixture; everything else has a default 
 same name (see `TrainerConformance` and `GeneratorConformance`). A declared capability must pass its checks; those of an
 undeclared one are skipped.
 """
+
+import pytest
+
+_CHECKS = (
+    "generator_fixtures",
+    "generator_sampling",
+    "generator_weights",
+    "huggingface_reference",
+    "trainer_fixtures",
+    "trainer_lifecycle",
+    "trainer_numerics",
+    "trainer_weights",
+)
+# So that a failed assert shows its values, as in a test file.
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _CHECKS))

@@ -34,7 +34,7 @@ from rlcore.testing.conformance.reference import (
 from rlcore.testing.conformance.tensors import make_export, values_of
 
 WeightSets: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any]]
-OpenGenerator: TypeAlias = Callable[[], GeneratorHandle]
+OpenGenerator: TypeAlias = Callable[[], "GeneratorUnderTest"]
 MAX_SEQUENCE_LENGTH = 96
 PROMPT_LENGTHS = (3, 1, 17, 40, 6)
 MAX_TOKENS = (7, 12, 1, 9, 16)
@@ -149,9 +149,7 @@ class GeneratorFixtures(BackendFixtures):
         return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     @pytest.fixture
-    def open_generator(
-        self, provider: Provider, config: Any, model: ModelSpec, device: Device
-    ) -> Iterator[Callable[[], GeneratorUnderTest]]:
+    def open_generator(self, provider: Provider, config: Any, model: ModelSpec, device: Device) -> Iterator[OpenGenerator]:
         """Opens a fresh generator, without weights that count; the one before is closed."""
         context = GeneratorContext(model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH)
         opened: list[GeneratorHandle] = []
@@ -169,7 +167,7 @@ class GeneratorFixtures(BackendFixtures):
         close()
 
     @pytest.fixture
-    def fresh(self, open_generator: Callable[[], GeneratorUnderTest]) -> GeneratorUnderTest:
+    def fresh(self, open_generator: OpenGenerator) -> GeneratorUnderTest:
         """A generator that has not been refitted."""
         return open_generator()
 

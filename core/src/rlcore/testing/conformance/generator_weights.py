@@ -1,6 +1,5 @@
 """Checks of which weights a generator samples from: those of the last refit, all of them, and no others."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
     GeneratorFixtures,
     GeneratorUnderTest,
+    OpenGenerator,
     Question,
     WeightSets,
     assert_same_samples,
@@ -170,7 +170,7 @@ class GeneratorWeights(GeneratorFixtures):
     def test_saved_state_holds_no_weights(
         self,
         generator: GeneratorUnderTest,
-        open_generator: Callable[[], GeneratorUnderTest],
+        open_generator: OpenGenerator,
         weights: WeightSets,
         question: Question,
         tmp_path: Path,

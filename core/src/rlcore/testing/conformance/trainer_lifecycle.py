@@ -68,11 +68,11 @@ class TrainerLifecycle(TrainerFixtures):
         spoiled[np.flatnonzero(other_batch.loss_mask)[-1]] = np.nan
         last = other_batch.with_token_column(ADVANTAGES, spoiled) if poison == "loss" else other_batch
         with open_trainer() as trainer:
-            trainer.step((batch,), 0)
+            before = trainer.outcome((batch,), 0).weights
             with pytest.raises(NonFiniteError):
                 trainer.step((batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
             after = trainer.weights(1)
-            for name, expected in undisturbed[0].weights.items():
+            for name, expected in before.items():
                 np.testing.assert_array_equal(after[name], expected, err_msg=name)
             assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], after)
 

@@ -38,7 +38,11 @@ FAKE_ALGORITHM = Provider(
     name="fake", spi=SPI_VERSION, config=FakeAlgorithmConfig, backend="rlcore.testing.fakes.algorithm:FakeAlgorithm"
 )
 FAKE_ENVIRONMENT = Provider(
-    name="fake", spi=SPI_VERSION, config=FakeEnvironmentConfig, backend="rlcore.testing.fakes.environment:FakeEnvironment"
+    name="fake",
+    spi=SPI_VERSION,
+    config=FakeEnvironmentConfig,
+    backend="rlcore.testing.fakes.environment:FakeEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
 )
 
 

@@ -1,0 +1,246 @@
+"""Tokens per second, FLOPs utilisation and peak memory of a training step, against plain transformers in the same run.
+
+    python benchmarks/train_step.py           # Qwen2 of 1.5B, bfloat16, one CUDA device
+    python benchmarks/train_step.py --tiny    # the same steps on a tiny shape, on whatever device there is
+
+Both sides take the same optimizer steps on the same sequences, all of one length: forward, backward, clipping to norm 1 and
+AdamW on float32 master weights. The trainer `fsdp2` gets them packed; plain transformers as a [sequences, length] batch with
+torch's scaled_dot_product_attention, bfloat16 by autocast, and logits of the whole microbatch.
+
+Model FLOPs of a token: 6 N + 12 L D S/2, with N the weights in matrix products (the head is one, the embedding is not), L
+layers, D = heads x head dimension, and S/2 the mean number of tokens that a token of a sequence of S attends to. Recomputed
+work does not count. Utilisation is of 989 TFLOP/s, the dense bfloat16 peak of one H100 SXM.
+"""
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from attrs import frozen
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcore.spi import (
+    CloseRequest,
+    LossInputs,
+    LossOutput,
+    LossSpec,
+    ModelSpec,
+    RankSpec,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+)
+from rlcore.testing.models import make_tokenizer
+from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
+
+PEAK_FLOPS = 989e12
+LEARNING_RATE = 1e-6
+QWEN2_1_5B = {
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+}
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@frozen(kw_only=True)
+class Workload:
+    """What both sides train on."""
+
+    model: Path
+    device: torch.device
+    dtype: str
+    tokens: "np.ndarray[Any, np.dtype[np.int32]]"
+    """int32 [microbatches, sequences, length]"""
+
+
+@frozen(kw_only=True)
+class Result:
+    """Of one side."""
+
+    name: str
+    seconds: float
+    """Median step."""
+    peak_bytes: int
+    first_loss: float
+
+
+def negative_loglikelihood(inputs: LossInputs, _config: None) -> LossOutput:
+    """Mean over all loss tokens."""
+    return LossOutput(loss=-(inputs.logprobs * inputs.loss_mask).sum() / inputs.counts.num_loss_tokens)
+
+
+Steps: TypeAlias = tuple[Callable[[], float], Callable[[], None]]
+"""A step that returns its loss, and what frees everything."""
+
+LOSS = LossSpec(path="train_step:negative_loglikelihood", config=None)
+
+
+def make_model(directory: Path, shape: dict[str, int], device: torch.device) -> Path:
+    """A Qwen2 directory with random weights in bfloat16."""
+    make_tokenizer(directory)
+    config = AutoConfig.for_model("qwen2", **shape, tie_word_embeddings=True, max_position_embeddings=32768)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    return directory
+
+
+def fsdp2_steps(workload: Workload, config: Fsdp2Config) -> Steps:
+    """The trainer's."""
+    _, num_sequences, length = workload.tokens.shape
+    context = TrainerContext(
+        model=ModelSpec(path=str(workload.model), dtype=workload.dtype),
+        place=RankSpec(device=workload.device.type),
+        seed=0,
+        num_train_steps=1,
+        needs_reference=False,
+        max_sequence_length=length,
+    )
+    trainer = Fsdp2Backend(context, config)
+    loss_mask = np.ones((num_sequences, length), np.bool_)
+    loss_mask[:, 0] = False
+    offsets = np.arange(num_sequences + 1, dtype=np.int64) * length
+    microbatches = tuple(
+        TokenBatch(tokens=tokens.reshape(-1), offsets=offsets, loss_mask=loss_mask.reshape(-1)) for tokens in workload.tokens
+    )
+    counts = TokenBatch(
+        tokens=workload.tokens.reshape(-1),
+        offsets=np.arange(len(microbatches) * num_sequences + 1, dtype=np.int64) * length,
+        loss_mask=np.tile(loss_mask.reshape(-1), len(microbatches)),
+    ).counts()
+    version = 0
+
+    def step() -> float:
+        nonlocal version
+        request = TrainStepRequest(microbatches=microbatches, counts=counts, loss=LOSS, temperature=1.0, weight_version=version)
+        version += 1
+        return trainer.train_step(request).loss
+
+    return step, lambda: trainer.close(CloseRequest()) and None
+
+
+def transformers_steps(workload: Workload) -> Steps:
+    """The same in plain transformers and torch."""
+    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=torch.float32, attn_implementation="sdpa")
+    model.to(workload.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    microbatches = [torch.from_numpy(tokens).long().to(workload.device) for tokens in workload.tokens]
+    num_loss_tokens = sum(tokens[:, 1:].numel() for tokens in microbatches)
+    autocast = torch.autocast(workload.device.type, torch.bfloat16, enabled=workload.dtype == "bfloat16")
+
+    def step() -> float:
+        total = torch.zeros((), device=workload.device)
+        for tokens in microbatches:
+            with autocast:
+                logits = model(input_ids=tokens, use_cache=False).logits
+            logprobs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, tokens[:, 1:, None])
+            loss = -logprobs.sum() / num_loss_tokens
+            loss.backward()
+            total += loss.detach()
+            del logits, logprobs, loss
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total.item()
+
+    return step, lambda: None
+
+
+def measure(
+    name: str, make: Callable[[], tuple[Callable[[], float], Callable[[], None]]], workload: Workload, steps: int
+) -> Result:
+    """Median of `steps` steps after two that warm up."""
+    on_cuda = workload.device.type == "cuda"
+    gc.collect()
+    if on_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step, close = make()
+    first_loss = step()
+    step()
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        if on_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() if on_cuda else 0
+    close()
+    return Result(name=name, seconds=statistics.median(seconds), peak_bytes=peak, first_loss=first_loss)
+
+
+def flops_per_token(shape: dict[str, int], length: int) -> float:
+    """As the module's docstring says."""
+    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    head_dim = hidden // heads
+    attention = hidden * head_dim * (2 * heads + 2 * shape["num_key_value_heads"])
+    layer = attention + 3 * hidden * shape["intermediate_size"]
+    weights = shape["num_hidden_layers"] * layer + hidden * shape["vocab_size"]
+    return 6 * weights + 12 * shape["num_hidden_layers"] * heads * head_dim * length / 2
+
+
+def print_table(results: list[Result], workload: Workload, shape: dict[str, int]) -> None:
+    num_tokens, length = workload.tokens.size, workload.tokens.shape[-1]
+    device = torch.cuda.get_device_name() if workload.device.type == "cuda" else "CPU"
+    print(f"\n{device}, {workload.dtype}, torch {torch.__version__}; a step is {workload.tokens.shape} tokens")
+    print(f"{'':32}{'step s':>9}{'tokens/s':>11}{'TFLOP/s':>9}{'of peak':>9}{'peak GB':>9}{'first loss':>12}")
+    for result in results:
+        rate = num_tokens / result.seconds
+        flops = rate * flops_per_token(shape, length)
+        print(
+            f"{result.name:32}{result.seconds:9.3f}{rate:11,.0f}{flops / 1e12:9.1f}{flops / PEAK_FLOPS:9.1%}"
+            f"{result.peak_bytes / 1e9:9.1f}{result.first_loss:12.4f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    parser.add_argument("--microbatches", type=int, default=1, help="microbatches of 8 sequences in an optimizer step")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
+    parser.add_argument("--steps", type=int, default=8)
+    arguments = parser.parse_args()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    shape, length = (TINY, min(arguments.length, 64)) if arguments.tiny else (QWEN2_1_5B, arguments.length)
+    tokens = np.random.default_rng(0).integers(0, shape["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
+    optimizer = OptimizerConfig(learning_rate=LEARNING_RATE)
+    sides: list[tuple[str, Fsdp2Config | None]] = [
+        ("fsdp2", Fsdp2Config(optimizer=optimizer)),
+        ("fsdp2, compiled layers", Fsdp2Config(optimizer=optimizer, compile_layers=True)),
+        ("fsdp2, activation checkpointing", Fsdp2Config(optimizer=optimizer, activation_checkpointing=True)),
+        ("plain transformers", None),
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        model = make_model(Path(scratch), shape, device)
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+        workload = Workload(model=model, device=device, dtype=dtype, tokens=tokens)
+        results = []
+        for name, config in sides:
+            make = partial(transformers_steps, workload) if config is None else partial(fsdp2_steps, workload, config)
+            results.append(measure(name, make, workload, arguments.steps))
+    print_table(results, workload, shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""How a run ends: at its last step, or before it by Ctrl-C or an error, with what is whole saved."""
+
+from pathlib import Path
+
+from rlcore.run.loop import Loop
+from rlcore.run.saving import RunSaver
+from rlcore.spi import InterruptedRun, NonFiniteError, StorageError
+
+
+def run_to_end(loop: Loop, saver: RunSaver) -> None:
+    """The loop to its end; on Ctrl-C or SIGTERM a checkpoint, then InterruptedRun; on an error a checkpoint, then the error."""
+    try:
+        with loop.guard.entered():
+            loop.run()
+    except KeyboardInterrupt as interrupt:
+        raise _interrupted(loop, saver.directory.checkpoints) from interrupt
+    except Exception as error:
+        if note := _save_what_is_whole(loop, saver, error):
+            error.add_note(note)
+        raise
+    finally:
+        for logger in loop.loggers:
+            logger.close()
+
+
+def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
+    """Save a checkpoint where the state is whole, and say how to go on."""
+    step = loop.position.step
+    if loop.guard.torn:
+        return InterruptedRun(
+            f"stopped at once, in the middle of step {step + 1}; nothing of it was saved. "
+            "--resume continues from the newest checkpoint."
+        )
+    try:
+        if loop.position.saved_step != step:
+            loop.save()
+    except KeyboardInterrupt:
+        return InterruptedRun(
+            f"stopped at once, before the checkpoint of step {step} was saved. --resume continues from the newest checkpoint."
+        )
+    return InterruptedRun(
+        f"stopped after step {step}; its checkpoint is in {checkpoints}. Continue with the same command and --resume."
+    )
+
+
+def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
+    """Save the state that an error left, beside all earlier checkpoints; a line on where to go on from, if anywhere.
+
+    An update that was refused as not finite is known to have changed nothing, so the updates before it are kept even where
+    they are not a whole step; after any other error only whole steps are.
+    """
+    position = loop.position
+    if isinstance(error, StorageError):
+        return ""  # its message says where to go on
+    may_save = saver.can_save and (position.is_whole or isinstance(error, NonFiniteError)) and position.step > 0
+    if may_save and position.saved_step != position.step:
+        try:
+            loop.save(prune=False)
+        except Exception as failure:
+            return f"The state after step {position.step} could not be saved either: {failure}"
+    if position.saved_step < 0:
+        return ""
+    path = saver.directory.checkpoints / f"step-{position.saved_step:06d}"
+    return (
+        f"The state after step {position.saved_step} is in {path}; --resume continues from there. "
+        "Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."
+    )

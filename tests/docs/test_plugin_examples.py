@@ -1,0 +1,92 @@
+"""The package of docs/plugins.md, written out from its blocks: it passes its own tests and is found when it is installed."""
+
+import atexit
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from markdown_blocks import ROOT, write_files
+
+from rlcore.cli.main import cli
+
+PACKAGE = Path(tempfile.mkdtemp(prefix="rlcore-acme-"))
+atexit.register(shutil.rmtree, PACKAGE, ignore_errors=True)
+WRITTEN = {str(path.relative_to(PACKAGE)) for path in write_files(ROOT / "docs" / "plugins.md", PACKAGE)}
+sys.path.insert(0, str(PACKAGE / "src"))
+
+
+def load(file):
+    spec = importlib.util.spec_from_file_location(f"acme_{Path(file).stem}", PACKAGE / file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+kit, training = load("tests/test_acme.py"), load("tests/test_training.py")
+TestPlainTrainer, TestPlainGenerator = kit.TestPlainTrainer, kit.TestPlainGenerator
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The package's metadata, as an installer would write them."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    metadata = tmp_path / "site" / f"rlcore_acme-{project['version']}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()), ""]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(metadata.parent))
+
+
+def test_the_page_holds_the_whole_package():
+    modules = {f"src/acme/{name}.py" for name in ("longest", "reinforce", "slowest", "provider", "trainer", "generator")}
+    assert {"pyproject.toml", "recipe.toml", "tests/test_acme.py", "tests/test_training.py", *modules} == WRITTEN
+
+
+@pytest.mark.usefixtures("installed")
+def test_every_plugin_is_found_and_usable():
+    listing = json.loads(CliRunner().invoke(cli, ["plugins", "--json"]).stdout)
+    found = {(row["role"], row["name"]): row for row in listing["plugins"] if row["distribution"] == "rlcore-acme"}
+    assert set(found) == {
+        ("environment", "longest"),
+        ("algorithm", "reinforce"),
+        ("trainer", "plain"),
+        ("generator", "plain"),
+    }
+    assert all(row["usable"] for row in found.values()), found
+    (observer,) = (row for row in listing["observers"] if row["name"] == "slowest")
+    assert observer["error"] is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_with_every_plugin(tmp_path):
+    training.test_a_run_with_everything(tmp_path)
+    assert (tmp_path / "longest" / "summary.json").is_file()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_environments_check_refuses_its_options():
+    training.test_too_many_words_are_refused()
+
+
+def test_the_observer_notices_a_slow_call(capsys, monkeypatch):
+    from acme import slowest
+
+    observer = slowest.Slowest()
+    for seconds in (1.0, 1.0, 3.5):
+        ticks = iter((0.0, seconds))
+        monkeypatch.setattr(slowest.time, "perf_counter", lambda ticks=ticks: next(ticks))
+        wrapper = observer.train_step(None)
+        next(wrapper)
+        with pytest.raises(StopIteration) as returned:
+            wrapper.send("result")
+        assert returned.value.value == "result"
+    assert capsys.readouterr().err == "train_step took 3.50 s; its median is 1.00 s\n"

@@ -1,0 +1,40 @@
+"""The fused norm against each model's own."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+
+from rlcore.torchkit.rms_norm import FusedRMSNorm, fuse_norms
+
+
+@pytest.mark.parametrize("norm", [LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-1)])
+def test_output_and_gradients_equal_those_of_the_model(norm, dtype, tolerance):
+    torch.manual_seed(0)
+    input = torch.randn(1, 5, 4, 16, dtype=dtype)
+    results = []
+    for fuse in (False, True):
+        model = nn.Sequential(norm(16, eps=1e-5)).to(dtype)
+        nn.init.normal_(model[0].weight, 1.0, 0.3, generator=torch.Generator().manual_seed(1))
+        names = list(model.state_dict())
+        if fuse:
+            fuse_norms(model)
+        assert isinstance(model[0], FusedRMSNorm) == fuse
+        assert list(model.state_dict()) == names
+        leaf = input.clone().requires_grad_()
+        output = model(leaf)
+        output.pow(2).sum().backward()
+        results.append([output, leaf.grad, model[0].weight.grad])
+    for found, expected in zip(*reversed(results), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_other_modules_are_left_alone():
+    model = nn.Sequential(nn.RMSNorm(4), nn.LayerNorm(4))
+    fuse_norms(model)
+    assert [type(module) for module in model] == [nn.RMSNorm, nn.LayerNorm]

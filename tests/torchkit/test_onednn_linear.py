@@ -1,0 +1,61 @@
+"""Linear layers through oneDNN against torch's own, whatever processor this is."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlcore.torchkit import onednn
+from rlcore.torchkit.onednn import OneDnnLinear, use_onednn
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("shape", "width"), [((7, 12), 40), ((1, 9, 40), 12), ((2, 3, 5, 16), 16), ((1, 12), 3)])
+def test_output_and_gradients_equal_those_of_torch(shape, width, bias):
+    plain = nn.Linear(shape[-1], width, bias=bias)
+    ours = nn.Linear(shape[-1], width, bias=bias)
+    ours.load_state_dict(plain.state_dict())
+    ours.__class__ = OneDnnLinear
+    results = []
+    for layer in (plain, ours):
+        input = torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape).requires_grad_()
+        output = layer(input)
+        (output * torch.linspace(0.5, 2.0, output.numel()).view_as(output)).sum().backward()
+        results.append([output, input.grad, *(parameter.grad for parameter in layer.parameters())])
+    for found, expected in zip(reversed(results[1]), reversed(results[0]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_weights_and_inputs_need_no_gradient():
+    layer = OneDnnLinear(4, 3).requires_grad_(False)
+    input = torch.randn(2, 4, requires_grad=True)
+    layer(input).sum().backward()
+    torch.testing.assert_close(input.grad, layer.weight.sum(0).expand(2, 4))
+    assert layer.weight.grad is None
+
+
+def test_other_dtypes_take_the_usual_way():
+    layer = OneDnnLinear(8, 4).bfloat16()
+    input = torch.randn(3, 8, dtype=torch.bfloat16)
+    assert torch.equal(layer(input), nn.functional.linear(input, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize(
+    ("capability", "vendor", "expected"),
+    [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
+)
+def test_used_only_where_it_is_faster(capability, vendor, expected, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    onednn.is_faster.cache_clear()
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    names = list(model.state_dict())
+    try:
+        use_onednn(model)
+    finally:
+        onednn.is_faster.cache_clear()
+    assert (type(model[0]) is OneDnnLinear) == expected
+    assert type(model[1]) is nn.LayerNorm
+    assert list(model.state_dict()) == names
