@@ -43,5 +43,9 @@ lint: setup-dev
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
+docs: setup-dev
+	$(BIN)/rlcore config --reference > docs/config.md
+	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
+
 clean:
 	rm -rf $(VENV) runs

@@ -19,6 +19,7 @@ from .system_support import (  # type: ignore[import-not-found]
     contents,
     expect_failure,
     read_metrics,
+    write_jsonl,
 )
 
 JUDGE = '''
@@ -54,12 +55,14 @@ class Judge:
         reward = float("nan") if failure == "nan" else sum(map(turn.text.count, "13579"))
         return StepResult(reward=reward, done=True, success=reward > 1)
 
-PROVIDER = Provider(name="judge", spi=(1, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities={capabilities.CHEAP_RESET})
+CAPABILITIES = {capabilities.CHEAP_RESET}
+PROVIDER = Provider(name="judge", spi=(1, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities=CAPABILITIES)
 '''
 """An environment that rewards odd digits and fails on one prompt."""
 
 POISON = '''
-from attrs import evolve, frozen
+from typing import Literal
+from attrs import frozen
 from rlcore.spi import AlgorithmNeeds, LossOutput, LossSpec, Provider, TrainingBatch
 
 @frozen(kw_only=True)
@@ -67,8 +70,8 @@ class PoisonConfig:
     """`[algorithm.poison]`"""
     token: int = -1
     """Makes the loss NaN where a batch holds it; token 12 + i is the i-th of "+-*="."""
-    metric: bool = False
-    """Makes a metric NaN instead."""
+    how: Literal["nan", "metric", "raise"] = "nan"
+    """Or makes a metric NaN, or raises."""
 
 class Poison:
     def __init__(self, context, config):
@@ -82,9 +85,12 @@ class Poison:
 
 def loss(inputs, config):
     value = -(inputs.logprobs * inputs.loss_mask).sum() / inputs.counts.num_loss_tokens
-    poison = float("nan") if (inputs.token_columns["ids"] == config.token).any() else 0.0
-    metric = value.detach() + (poison if config.metric else 0.0)
-    return LossOutput(loss=value + (0.0 if config.metric else poison), sums={"nll": metric})
+    metric = value.detach()
+    if (inputs.token_columns["ids"] == config.token).any():
+        if config.how == "raise":
+            raise ZeroDivisionError("found the token")
+        value, metric = (value * float("nan"), metric) if config.how == "nan" else (value, metric * float("nan"))
+    return LossOutput(loss=value, sums={"nll": metric})
 
 PROVIDER = Provider(name="poison", spi=(1, 0), config=PoisonConfig, backend="acme_poison:Poison")
 '''
@@ -98,6 +104,11 @@ RUN = (
     "data.train.shuffle=false",
 )
 """Steps 2 and 4 of four prompts each have the prompt "6="; after steps 2 and 4 it evaluates "8=" and "9="."""
+
+
+def toml(text: str) -> str:
+    """A text that looks like something else, as a TOML string."""
+    return f'"{text}"'
 
 
 @pytest.fixture
@@ -125,7 +136,7 @@ def poison(site: Site) -> None:
 def test_a_reward_that_fails_ends_the_run_and_costs_no_step(workplace: Workplace, failure: str, parts: tuple[str, ...]) -> None:
     arguments = ("grpo.toml", *RUN, "checkpoint.every_n_steps=0")
     whole = workplace.train(*arguments, "run.name=whole")
-    broken = ("run.name=broken", "rollout.environment_timeout_s=0.2", f"environment.judge.failure={failure}")
+    broken = ("run.name=broken", "rollout.environment_timeout_s=0.2", f"environment.judge.failure={toml(failure)}")
     result = workplace.rlcore("train", *arguments, *broken)
     expect_failure(result, 8, *parts, 'rollout.on_environment_error = "mask"', "The state after step 1 is in", "--resume")
     assert checkpoints(workplace.run("broken")) == ["step-000001"]
@@ -136,7 +147,11 @@ def test_a_reward_that_fails_ends_the_run_and_costs_no_step(workplace: Workplace
 @pytest.mark.parametrize("failure", ["raises", "hangs", "nan"])
 @pytest.mark.usefixtures("judge")
 def test_a_reward_that_fails_is_masked_and_counted(workplace: Workplace, failure: str) -> None:
-    options = ("rollout.on_environment_error=mask", "rollout.environment_timeout_s=0.2", f"environment.judge.failure={failure}")
+    options = (
+        "rollout.on_environment_error=mask",
+        "rollout.environment_timeout_s=0.2",
+        f"environment.judge.failure={toml(failure)}",
+    )
     run = workplace.train("grpo.toml", *RUN, *options)
     records = read_metrics(run)
     assert [record["environment/failed"] for record in records[1:]] == [0, 4, 0, 4]
@@ -164,12 +179,20 @@ def test_an_evaluation_that_fails_costs_neither_the_step_before_it_nor_itself(wo
 
 # Losses that are not finite
 
+ROWS = ("data.train.source=jsonl", "data.train.path=data.jsonl", "data.train.shuffle=false")
+
+
+def write_rows(workplace: Workplace, *, poisoned: int) -> None:
+    """20 demonstrations, four a step, one of which holds the token 14."""
+    rows = [{"prompt": "1*1=" if a == poisoned else f"{a % 10}+1=", "completion": str(a)} for a in range(20)]
+    write_jsonl(workplace.folder / "data.jsonl", rows)
+
 
 def test_a_learning_rate_beyond_all_bounds(workplace: Workplace) -> None:
     result = workplace.rlcore("train", "grpo.toml", "trainer.fsdp2.optimizer.learning_rate=1e30", "evaluation.at_start=false")
-    message = expect_failure(result, 7, "expected finite numbers", "'fsdp2'", "The state after step 1 is in")
-    assert checkpoints(workplace.run("run")) == ["step-000001"]
-    assert len(read_metrics(workplace.run("run"))) == 1
+    message = expect_failure(result, 7, "train_step at weight version 1", "trainer 'fsdp2'", "The state after step")
+    run = workplace.run("run")
+    assert checkpoints(run) == [f"step-{read_metrics(run)[-1]['step']:06d}"]
     again = workplace.rlcore("train", "grpo.toml", "--resume")
     assert expect_failure(again, 7, "remove that folder").splitlines()[-1] == message.splitlines()[-1]
 
@@ -185,7 +208,8 @@ def test_poisoned_weights(workplace: Workplace, model: Path) -> None:
     save_file(tensors, poisoned / "model.safetensors", metadata={"format": "pt"})
     for recipe in ("grpo.toml", "sft.toml"):
         result = workplace.rlcore("train", recipe, "model.path=poisoned")
-        expect_failure(result, 7, "nan")
+        expect_failure(result, 7, "weights finite?" if recipe == "grpo.toml" else "the loss is nan")
+        assert checkpoints(workplace.run("run" if recipe == "grpo.toml" else "sft")) == []
 
 
 def state_of(run: Path, step: int) -> dict[str, Any]:
@@ -195,10 +219,10 @@ def state_of(run: Path, step: int) -> dict[str, Any]:
         return {name: tensors.get_tensor(name).tobytes() for name in tensors.keys()}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("metric", ["false", "true"])
+@pytest.mark.parametrize("how", ["nan", "metric"])
 @pytest.mark.usefixtures("poison")
-def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: Workplace, metric: str) -> None:
-    arguments = ("sft.toml", "algorithm.name=poison", f"algorithm.poison.metric={metric}", "checkpoint.every_n_steps=0")
+def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: Workplace, how: str) -> None:
+    arguments = ("sft.toml", "algorithm.name=poison", f"algorithm.poison.how={toml(how)}", "checkpoint.every_n_steps=0")
     data = (
         "data.train.source=jsonl",
         "data.train.path=data.jsonl",
@@ -206,11 +230,10 @@ def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: 
         "run.num_steps=5",
         "checkpoint.keep=1",
     )
-    rows = [{"prompt": f"{a % 10}+1=" if a != 14 else "1*1=", "completion": str(a)} for a in range(20)]
-    (workplace.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(workplace, poisoned=14)
     whole = workplace.train(*arguments, *data, "run.name=whole")
     result = workplace.rlcore("train", *arguments, *data, "run.name=broken", "algorithm.poison.token=14")
-    what = "the metric nll is nan" if metric == "true" else "the loss is nan"
+    what = "the metric nll is nan" if how == "metric" else "the loss is nan"
     parts = ("train_step at weight version 3", what, "the step is refused and the state before it kept", "trainer 'fsdp2'")
     expect_failure(result, 7, *parts, "The state after step 3 is in")
     workplace.train(*arguments, *data, "run.name=three", "run.num_steps=3")
@@ -221,9 +244,8 @@ def test_a_loss_that_is_nan_is_refused_and_the_state_before_it_saved(workplace: 
 
 @pytest.mark.usefixtures("poison")
 def test_updates_before_the_refused_one_of_a_step_are_kept(workplace: Workplace) -> None:
-    rows = [{"prompt": f"{a % 10}+1=" if a != 10 else "1*1=", "completion": str(a)} for a in range(20)]
-    (workplace.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ("data.train.source=jsonl", "data.train.path=data.jsonl", "data.train.shuffle=false", "training.updates_per_step=4")
+    write_rows(workplace, poisoned=10)
+    data = (*ROWS, "training.updates_per_step=4")
     arguments = ("sft.toml", "algorithm.name=poison", "checkpoint.every_n_steps=1", "checkpoint.keep=1", *data)
     result = workplace.rlcore("train", *arguments, "algorithm.poison.token=14", "run.num_steps=3")
     expect_failure(result, 7, "the loss is nan", "The state after step 2 is in")
@@ -242,10 +264,21 @@ def test_updates_before_the_refused_one_of_a_step_are_kept(workplace: Workplace)
 
 
 @pytest.mark.usefixtures("poison")
+def test_a_loss_that_raises_leaves_the_checkpoint_before_it(workplace: Workplace) -> None:
+    write_rows(workplace, poisoned=14)
+    options = ("algorithm.name=poison", "algorithm.poison.token=14", "algorithm.poison.how=raise")
+    result = workplace.rlcore("train", "sft.toml", *options, *ROWS)
+    message = expect_failure(result, 70, "unexpected ZeroDivisionError: found the token", "in train_step of trainer 'fsdp2'")
+    assert "The state after step 2 is in" in message
+    assert checkpoints(workplace.run("sft")) == ["step-000002"]
+    (file,) = workplace.run("sft").glob("traceback-*.txt")
+    assert "acme_poison.py" in file.read_text()
+
+
+@pytest.mark.usefixtures("poison")
 def test_what_is_saved_on_an_error_drops_no_earlier_checkpoint(workplace: Workplace) -> None:
-    rows = [{"prompt": f"{a % 10}+1=" if a != 14 else "1*1=", "completion": str(a)} for a in range(20)]
-    (workplace.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ("data.train.source=jsonl", "data.train.path=data.jsonl", "data.train.shuffle=false", "checkpoint.keep=1")
+    write_rows(workplace, poisoned=14)
+    data = (*ROWS, "checkpoint.keep=1")
     result = workplace.rlcore("train", "sft.toml", "algorithm.name=poison", "algorithm.poison.token=14", *data)
     expect_failure(result, 7, "The state after step 3 is in")
     assert checkpoints(workplace.run("sft")) == ["step-000002", "step-000003"]
@@ -266,8 +299,7 @@ def test_equal_rewards_are_noted_and_make_no_update(workplace: Workplace) -> Non
     result = workplace.rlcore("train", *arguments)
     assert result.exit_code == 0, result.stderr
     for step in range(1, 5):
-        note = f"warning: step {step} has nothing to learn from: the rewards of each of the 4 groups are all equal; no update was made"
-        assert note in result.stdout
+        assert f"warning: step {step} has nothing to learn from: the rewards of each of the 4 groups are all" in result.stdout
     records = read_metrics(workplace.run("run"))
     assert [(record["updates"], record["weight_version"]) for record in records[1:]] == [(0.0, 0.0)] * 4
     failed = workplace.rlcore("train", *arguments, "training.on_no_signal=error", "run.name=strict")
@@ -318,14 +350,15 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_disk_that_refuses_a_checkpoint_costs_nothing_before_it(workplace: Workplace) -> None:
-    whole = workplace.train("grpo.toml", "run.name=whole")
-    run = workplace.train("grpo.toml", "run.num_steps=2")
+    arguments = ("grpo.toml", "evaluation.at_end=false")
+    whole = workplace.train(*arguments, "run.name=whole")
+    run = workplace.train(*arguments, "run.num_steps=2")
     before = contents(run / "checkpoints")
     with largest_file(100_000):
-        result = workplace.rlcore("train", "grpo.toml", "--resume")
-    expect_failure(result, 11, os.strerror(errno.EFBIG), str(run / "checkpoints"), "--resume")
+        result = workplace.rlcore("train", *arguments, "--resume")
+    expect_failure(result, 11, os.strerror(errno.EFBIG), "run/checkpoints", "The state after step 2 is in", "--resume")
     assert contents(run / "checkpoints") == before
-    workplace.train("grpo.toml", "--resume")
+    workplace.train(*arguments, "--resume")
     assert read_metrics(run) == read_metrics(whole)
 
 

@@ -169,7 +169,8 @@ def test_all_rewards_equal_ends_the_run_where_the_recipe_says_so(run: Run) -> No
 
 def test_disagreement_of_generator_and_trainer_ends_the_run(run: Run) -> None:
     with pytest.raises(RefitError, match="token_mult_prob_error"):
-        run("training.max_token_mult_prob_error=1.001")
+        # Its uniform draws are those of the initial weights, and no longer once these have changed.
+        run("generator.fake.instant=true", "rollout.stop_token_ids=[]", "training.max_token_mult_prob_error=1.001")
 
 
 def test_prompts_over_the_limit_are_named(run: Run) -> None:

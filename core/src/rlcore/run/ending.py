@@ -50,9 +50,8 @@ def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
     they are not a whole step; after any other error only whole steps are.
     """
     position = loop.position
-    if isinstance(error, StorageError):
-        return ""  # its message says where to go on
-    may_save = saver.can_save and (position.is_whole or isinstance(error, NonFiniteError)) and position.step > 0
+    is_certain = position.is_whole or isinstance(error, NonFiniteError)
+    may_save = saver.can_save and is_certain and position.step > 0 and not isinstance(error, StorageError)
     if may_save and position.saved_step != position.step:
         try:
             loop.save(prune=False)
@@ -61,7 +60,7 @@ def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
     if position.saved_step < 0:
         return ""
     path = saver.directory.checkpoints / f"step-{position.saved_step:06d}"
-    return (
-        f"The state after step {position.saved_step} is in {path}; --resume continues from there. "
-        "Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."
-    )
+    where = f"The state after step {position.saved_step} is in {path}; --resume continues from there."
+    if isinstance(error, NonFiniteError):
+        where += " Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."
+    return where

@@ -40,8 +40,8 @@ def storage_errors(what: str, directory: Path) -> Iterator[None]:
         except OSError:
             pass
         raise StorageError(
-            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room or point run.directory "
-            "elsewhere; the checkpoints saved before are intact, and --resume continues from the newest."
+            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room, or point run.directory "
+            "elsewhere. What was saved before is intact."
         ) from error
 
 

@@ -1,0 +1,81 @@
+"""Every recipe of the repository is accepted as it stands, without a network."""
+
+import asyncio
+import json
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlcore.run.data import load_rows
+from rlcore.run.setup import prepare
+from rlcore.testing.models import make_model
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PROBLEMS = (
+    {"question": "Anna has 3 apples and buys 4. How many?", "answer": "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7"},
+    {"question": "A box holds 1,000 pens. How many do 2 boxes hold?", "answer": "2 x 1,000 = 2,000\n#### 2,000"},
+)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Any attempt to connect is an error."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def refuse(*arguments):
+        raise AssertionError(f"a connection to {arguments[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), max_length=2048)
+
+
+def whole_recipes():
+    """Every recipe but those that others only extend, which name no algorithm."""
+    return [path for path in sorted(RECIPES.glob("*.toml")) if "algorithm" in tomllib.loads(path.read_text())]
+
+
+def test_every_other_recipe_is_extended():
+    parts = {path.name for path in RECIPES.glob("*.toml")} - {path.name for path in whole_recipes()}
+    assert parts == {tomllib.loads(path.read_text()).get("extends") for path in whole_recipes()} - {None}
+
+
+@pytest.mark.parametrize("path", whole_recipes(), ids=lambda path: path.name)
+def test_recipes_are_accepted(path, model):
+    prepared = prepare(path, [f"model.path={model}"])
+    assert set(prepared.chosen) >= {"algorithm", "trainer"}
+
+
+def test_gsm8k_names_a_model_of_the_hub():
+    """Nothing is downloaded to check it."""
+    prepared = prepare(RECIPES / "gsm8k-grpo.toml")
+    assert prepared.model.path.count("/") == 1
+    assert prepared.chosen_names == {
+        "algorithm": "grpo",
+        "environment": "math",
+        "generator": "transformers",
+        "trainer": "fsdp2",
+    }
+    assert prepared.evaluates
+
+
+def test_gsm8k_reads_its_files(tmp_path, model):
+    """The question reaches the model as a user's message, and the answer the environment."""
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS))
+    overrides = [f"model.path={model}", f"data.train.path={file}", f"data.evaluation.path={file}"]
+    prepared = prepare(RECIPES / "gsm8k-grpo.toml", overrides)
+    for split, config in (("train", prepared.recipe.data.train), ("evaluation", prepared.recipe.data.evaluation)):
+        rows = load_rows(config, split, prepared.environment)
+        assert len(rows) == len(PROBLEMS)
+        for row, problem in zip(rows, PROBLEMS, strict=True):
+            reset = asyncio.run(prepared.environment.reset(row, seed=0))
+            (message,) = reset.observation.messages
+            assert message["role"] == "user"
+            assert message["content"].startswith(problem["question"])
+            assert reset.state == problem["answer"]

@@ -1,0 +1,126 @@
+"""Runs in a process of their own that are killed or stopped, and go on exactly as if they had not been."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .system_support import Workplace, checkpoints, read_metrics  # type: ignore[import-not-found]
+
+EVERYTHING = (
+    "algorithm.grpo.kl_coefficient=0.1",
+    "algorithm.grpo.previous_logprobs=trainer",
+    "algorithm.grpo.entropy_coefficient=0.01",
+    "training.updates_per_step=3",
+    "trainer.fsdp2.schedule.warmup_steps=5",
+    'trainer.fsdp2.schedule.decay="cosine"',
+    "trainer.fsdp2.activation_checkpointing=true",
+    "rollout.top_k=8",
+)
+"""Reference policy, several updates a step, a schedule, recomputed activations."""
+NUM_STEPS = 40
+COMMON = (f"run.num_steps={NUM_STEPS}", "evaluation.every_n_steps=7", "logging.rollouts_every_n_steps=0", "--progress=plain")
+
+
+@contextmanager
+def started(workplace: Workplace, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`rlcore train` in a process of its own."""
+    command = [sys.executable, "-c", "from rlcore.cli.main import main; main()", "train", *arguments]
+    process = subprocess.Popen(command, cwd=workplace.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Look again and again; the process has to be running all the while."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it took too long"
+
+
+def num_lines(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    """The letter that Linux has for it: T where it is stopped."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def kill_while_saving(process: subprocess.Popen[str], run: Path) -> None:
+    """Stop the process again and again at the sight of a half-written checkpoint, until one is there while it stands still."""
+
+    def half_written() -> list[Path]:
+        return list((run / "checkpoints").glob(".step-*.partial"))
+
+    while True:
+        wait_until(process, lambda: bool(half_written()) and num_lines(run) > 5)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(process, lambda: state_of(process) == "T")
+        if half_written():
+            process.kill()
+            process.wait()
+            return
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("options", [(), EVERYTHING], ids=["plain", "everything"])
+def test_killed_in_a_step_or_while_saving_it_resumes_exactly(workplace: Workplace, options: tuple[str, ...]) -> None:
+    arguments = ("grpo.toml", *COMMON, *options)
+    whole = workplace.train(*arguments, "run.name=whole")
+    run = workplace.run("killed")
+    with started(workplace, *arguments, "run.name=killed", "checkpoint.every_n_steps=3") as process:
+        if options:
+            wait_until(process, lambda: num_lines(run) > 8)
+            process.kill()
+            process.wait()
+        else:
+            kill_while_saving(process, run)
+            assert any(name.endswith(".partial") for name in checkpoints(run))
+    assert 5 < num_lines(run) <= NUM_STEPS, "killed under way"
+    assert any(name.startswith("step-") for name in checkpoints(run))
+    result = workplace.rlcore("train", *arguments, "run.name=killed", "checkpoint.every_n_steps=3", "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert read_metrics(run) == read_metrics(whole)
+    assert checkpoints(run) == ["step-000039", "step-000040"], "nothing half-written is left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_a_signal_it_saves_and_says_how_to_go_on(workplace: Workplace, number: signal.Signals) -> None:
+    arguments = ("grpo.toml", *COMMON, "checkpoint.every_n_steps=0")
+    whole = workplace.train(*arguments, "run.name=whole")
+    run = workplace.run("stopped")
+    with started(workplace, *arguments, "run.name=stopped") as process:
+        wait_until(process, lambda: num_lines(run) > 3)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    done = num_lines(run) - 1
+    assert errors == (
+        f"error: stopped after step {done}; its checkpoint is in runs/stopped/checkpoints. "
+        "Continue with the same command and --resume.\n"
+    )
+    assert "Traceback" not in output
+    assert checkpoints(run) == [f"step-{done:06d}"]
+    workplace.train(*arguments, "run.name=stopped", "--resume")
+    assert read_metrics(run) == read_metrics(whole)
+
+
+def test_demonstrations_resume_exactly_with_several_epochs_and_updates(workplace: Workplace) -> None:
+    options = ("run.num_steps=9", "training.updates_per_step=2", "training.prompts_per_step=16", "checkpoint.every_n_steps=4")
+    whole = workplace.train("sft.toml", *options, "run.name=whole")
+    part = workplace.train("sft.toml", *options, "run.name=part", "run.num_steps=4")
+    assert read_metrics(part) == read_metrics(whole)[:4]
+    workplace.train("sft.toml", *options, "run.name=part", "--resume")
+    assert read_metrics(part) == read_metrics(whole)
