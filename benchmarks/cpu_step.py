@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,10 +31,11 @@ TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
 
 
 def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
+    from share_environment import PROVIDER
+
     from rlcore.plugins.discovery import Registry, discover
     from rlcore.run.setup import prepare
     from rlcore.run.train import train
-    from share_environment import PROVIDER
 
     updates, kl = CASES[case]
     stamps = [time.time()]
@@ -198,7 +200,7 @@ def measure(contestant: str, python: str, model: str, case: str, num_steps: int)
         sys.exit(f"{contestant} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
     stamps = result["stamps"]
-    steps = [after - before for before, after in zip(stamps[:-1], stamps[1:], strict=True)]
+    steps = [after - before for before, after in pairwise(stamps)]
     return {"start_up": stamps[0] - start, "steps": steps[WARM_UP - 1 :], "phases": result["phases"]}
 
 

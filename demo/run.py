@@ -1,6 +1,6 @@
 """The demo: make a small model, warm-start it by SFT on a sloppy teacher's sums, train it with GRPO, show what it learned.
 
-    python demo/run.py --seed 0
+python demo/run.py --seed 0
 """
 
 import argparse

@@ -155,7 +155,7 @@ def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path)
     notes: list[str] = []
     progress = SilentProgress()
     progress.note = notes.append  # type: ignore[method-assign]
-    run("environment.fake.target=\"~\"", "run.num_steps=2", progress=progress)
+    run('environment.fake.target="~"', "run.num_steps=2", progress=progress)
     records = read_metrics(tmp_path / "runs" / "run")
     assert [record["updates"] for record in records[1:]] == [0, 0]
     assert records[-1]["weight_version"] == 0
@@ -164,7 +164,7 @@ def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path)
 
 def test_all_rewards_equal_ends_the_run_where_the_recipe_says_so(run: Run) -> None:
     with pytest.raises(RewardError, match="training.on_no_signal"):
-        run("environment.fake.target=\"~\"", 'training.on_no_signal="error"')
+        run('environment.fake.target="~"', 'training.on_no_signal="error"')
 
 
 def test_disagreement_of_generator_and_trainer_ends_the_run(run: Run) -> None:

@@ -33,7 +33,8 @@ class RolloutBatch:
 
     batch: TokenBatch
     """Whole conversations. loss_mask is True where the policy generated the token; the token columns `generation_logprobs`
-    and `weight_versions` and the sequence column `group_ids` are there. For demonstrations loss_mask is True on the completion and the token columns are absent."""
+    and `weight_versions` and the sequence column `group_ids` are there. For demonstrations loss_mask is True on the
+    completion and the token columns are absent."""
     rewards: Float32Array
     """float32 [N], finite; 0.0 where `valid` is False and for demonstrations."""
     group_ids: Int32Array

@@ -1,0 +1,163 @@
+"""The main job on small models: a warm start, GRPO from it, and what the two leave behind."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from attrs import frozen
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlcore.testing.models import ARCHITECTURES, Architecture, make_model
+
+from .system_support import DIGITS, Workplace, checkpoints, close, read_metrics  # type: ignore[import-not-found]
+
+SMALL_SUMS = (
+    "environment.arithmetic.max_operand=4",
+    "environment.arithmetic.num_train=12",
+    "environment.arithmetic.num_evaluation=4",
+    "environment.arithmetic.partial_credit=0.0",
+    "data.evaluation.source=environment",
+    "rollout.max_response_tokens=2",
+)
+"""Sums of two digits up to 4, whose answers have one digit."""
+EVALUATION = ("evaluation.samples_per_prompt=16", "evaluation.temperature=1.0")
+
+
+@frozen
+class Story:
+    """A warm start, and GRPO from the model that it exported."""
+
+    workplace: Workplace
+    sft: Path
+    grpo: Path
+    grpo_recipe: Path
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Story:
+    workplace = Workplace.make(tmp_path_factory.mktemp("story"), model)
+    with contextlib.chdir(workplace.folder):
+        options = ("checkpoint.export=hf", "logging.curve=true")
+        sft = workplace.train("sft.toml", *SMALL_SUMS, *options, "run.num_steps=25", "training.prompts_per_step=12")
+        (workplace.folder / "second.toml").write_text(
+            'extends = ["grpo.toml"]\n[run]\nname = "second"\nnum_steps = 30\n[model]\npath = "runs/sft/model"\n'
+            "[training]\nprompts_per_step = 12\n[trainer.fsdp2.optimizer]\nlearning_rate = 3e-3\n"
+        )
+        grpo = workplace.train("second.toml", *SMALL_SUMS, *options, *EVALUATION, "rollout.samples_per_prompt=8")
+    return Story(workplace, sft, grpo, workplace.folder / "second.toml")
+
+
+def test_demonstrations_teach(story: Story) -> None:
+    losses = [record["loss"] for record in read_metrics(story.sft)]
+    assert losses[0] > 2.0, "of 17 characters none is likelier than another"
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_rewards_teach(story: Story) -> None:
+    records = read_metrics(story.grpo)
+    rewards = [record["reward_mean"] for record in records[1:]]
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.25
+    assert all(record["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-4) for record in records[1:] if record["updates"])
+    assert (story.grpo / "curve.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((story.grpo / "summary.json").read_text())
+    assert summary["accuracy_before"] == records[0]["evaluation/pass@1"]
+    assert summary["accuracy_after"] == records[-1]["evaluation/pass@1"]
+    assert checkpoints(story.grpo) == ["step-000028", "step-000030"]
+
+
+def test_rollouts_are_a_table(story: Story) -> None:
+    samples = pandas.read_parquet(story.grpo / "rollouts" / "step-000030.parquet")
+    assert len(samples) == 12 * 8
+    tokenizer = AutoTokenizer.from_pretrained(story.sft / "model")
+    for _, sample in samples.iterrows():
+        left, right = sample["prompt"].removesuffix("=").split("+")
+        assert sample["reward"] == float(sample["response"] == str(int(left) + int(right))) == float(sample["success"])
+        assert tokenizer.decode(sample["tokens"][~sample["loss_mask"]]) == sample["prompt"]
+        assert tokenizer.decode(sample["tokens"][sample["loss_mask"]], skip_special_tokens=True) == sample["response"]
+        assert set(sample["weight_versions"][sample["loss_mask"]]) == {int(read_metrics(story.grpo)[29]["weight_version"])}
+
+
+def test_the_exported_model_is_what_was_trained(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' own forward pass on it gives the log-probabilities that trainer and generator work with."""
+    monkeypatch.chdir(story.workplace.folder)
+    options = (f"model.path={story.grpo / 'model'}", "run.num_steps=1", "run.name=again", "logging.rollouts_every_n_steps=1")
+    again = story.workplace.train("second.toml", *SMALL_SUMS, *options, "evaluation.at_start=false", "checkpoint.at_end=false")
+    assert read_metrics(again)[0]["token_mult_prob_error"] == close(1.0)
+    policy = AutoModelForCausalLM.from_pretrained(story.grpo / "model", dtype=torch.float32)
+    samples = pandas.read_parquet(again / "rollouts" / "step-000001.parquet")
+    for _, sample in samples.iterrows():
+        tokens = torch.tensor(sample["tokens"].astype(np.int64))
+        with torch.no_grad():
+            logits = policy(tokens[None]).logits[0, :-1]
+        logprobs = logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0].numpy()
+        mask = sample["loss_mask"][1:]
+        np.testing.assert_allclose(sample["generation_logprobs"][1:][mask], logprobs[mask], atol=1e-4)
+
+
+def test_eval_measures_the_export_and_the_checkpoint_alike(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(story.workplace.folder)
+    last = read_metrics(story.grpo)[-1]
+    expected = {name: value for name, value in last.items() if name.startswith("evaluation/")}
+    places = (("--model", story.grpo / "model"), ("--checkpoint", story.grpo / "checkpoints" / "step-000030"))
+    for option, path in places:
+        result = story.workplace.rlcore("eval", "second.toml", *SMALL_SUMS, *EVALUATION, option, path, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout) == pytest.approx(expected)
+    untrained = story.workplace.rlcore("eval", "grpo.toml", *SMALL_SUMS, *EVALUATION, "--json")
+    assert json.loads(untrained.stdout)["evaluation/pass@1"] < expected["evaluation/pass@1"]
+
+
+def test_the_resolved_recipe_runs_again_to_the_same_metrics(story: Story) -> None:
+    result = story.workplace.rlcore(
+        "train", story.grpo / "recipe.toml", "--name", "copy", "--directory", story.workplace.folder
+    )
+    assert result.exit_code == 0, result.stderr
+    assert read_metrics(story.workplace.folder / "copy") == read_metrics(story.grpo)
+    assert (story.workplace.folder / "copy" / "recipe.toml").read_text() == (
+        (story.grpo / "recipe.toml")
+        .read_text()
+        .replace('name = "second"', 'name = "copy"')
+        .replace('directory = "runs"', f'directory = "{story.workplace.folder}"')
+    )
+
+
+def test_overrides_win_over_the_recipe_and_it_over_what_it_extends(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(story.workplace.folder)
+    result = story.workplace.rlcore("config", "second.toml", "training.prompts_per_step=7", "run.seed=3", "run.seed=4")
+    import tomllib
+
+    resolved = tomllib.loads(result.stdout)
+    assert resolved["training"]["prompts_per_step"] == 7
+    assert resolved["run"] == {"directory": "runs", "name": "second", "seed": 4, "num_steps": 30, "device": "auto"}
+    assert resolved["rollout"]["samples_per_prompt"] == 4
+    assert resolved["trainer"]["fsdp2"]["optimizer"]["learning_rate"] == 3e-3
+    assert resolved["model"]["path"] == str(story.workplace.folder / "runs" / "sft" / "model")
+
+
+def test_seeds_decide(workplace: Workplace) -> None:
+    first, again, other = (
+        workplace.train("grpo.toml", f"run.name={name}", f"run.seed={seed}") for name, seed in [("a", 1), ("b", 1), ("c", 2)]
+    )
+    assert read_metrics(first) == read_metrics(again) != read_metrics(other)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_trains(workplace: Workplace, architecture: Architecture) -> None:
+    path = make_model(workplace.folder / "model", architecture, alphabet=DIGITS, max_length=64, hidden_size=16, tied=False)
+    options = (
+        f"model.path={path}",
+        "algorithm.grpo.kl_coefficient=0.05",
+        "training.updates_per_step=2",
+        "checkpoint.export=hf",
+    )
+    run = workplace.train("grpo.toml", *options, "logging.tensorboard=true")
+    records = read_metrics(run)
+    assert all(record["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-3) for record in records[1:] if record["updates"])
+    assert any(record["kl"] > 0 for record in records[1:] if record["updates"])
+    exported = AutoModelForCausalLM.from_pretrained(run / "model")
+    assert exported.config.architectures == AutoModelForCausalLM.from_pretrained(path).config.architectures
+    assert list((run / "tensorboard").iterdir())
