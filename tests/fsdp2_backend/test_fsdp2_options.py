@@ -70,6 +70,15 @@ def test_every_option_out_of_range_is_reported_at_once(context):
     ]
 
 
+def test_compiling_needs_a_compiler(context, monkeypatch):
+    config = Fsdp2Config(compile_layers=True)
+    monkeypatch.setattr(shutil, "which", {"clang++": "/usr/bin/clang++"}.get)
+    assert list(check(context, config)) == []
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert [problem.path for problem in check(context, config)] == ["trainer.fsdp2.compile_layers"]
+    assert list(check(context, Fsdp2Config())) == []
+
+
 def test_model_problems(context, model_directory, tmp_path):
     long = [str(problem) for problem in check(evolve(context, max_sequence_length=513), Fsdp2Config())]
     assert len(long) == 1

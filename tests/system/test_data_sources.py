@@ -62,11 +62,11 @@ def test_the_same_rows_from_every_source_give_the_same_run(workplace: Workplace,
     (workplace.folder / "hub").mkdir()
     write_jsonl(workplace.folder / "hub" / "train.jsonl", ROWS)
     fields = ("data.train.prompt_field=question", "data.train.completion_field=solution", "data.train.limit=17")
-    runs = [
-        workplace.train(recipe, f"data.train.source={source}", f"data.train.path={path}", *fields, f"run.name={source}")
-        for source, path in (("jsonl", "rows.jsonl"), ("parquet", "rows.parquet"), ("huggingface", "./hub"))
-    ]
-    first, *others = [read_metrics(run) for run in runs]
+    for source, path in (("jsonl", "rows.jsonl"), ("parquet", "rows.parquet"), ("huggingface", "./hub")):
+        source_is = (f"data.train.source={source}", f"data.train.path={path}", f"run.name={source}")
+        result = workplace.rlcore("train", recipe, *source_is, *fields)
+        assert result.exit_code == 0, result.stderr
+    first, *others = [read_metrics(workplace.run(name)) for name in ("jsonl", "parquet", "huggingface")]
     assert all(other == first for other in others)
     assert first[-1]["step"] == 4
 

@@ -366,8 +366,13 @@ def test_a_disk_that_refuses_the_exported_model(workplace: Workplace) -> None:
     with largest_file(100_000):
         options = ("checkpoint.export=hf", "checkpoint.at_end=false", "checkpoint.every_n_steps=0")
         result = workplace.rlcore("train", "grpo.toml", *options)
-    expect_failure(result, 11, os.strerror(errno.EFBIG))
-    assert not (workplace.run("run") / "model").exists()
+    expect_failure(result, 11, os.strerror(errno.EFBIG), "All steps are done; --resume writes what is missing")
+    run = workplace.run("run")
+    assert not [path.name for path in run.iterdir() if "model" in path.name]
+    records = read_metrics(run)
+    workplace.train("grpo.toml", "checkpoint.export=hf", "--resume")
+    assert (run / "model" / "model.safetensors").exists()
+    assert read_metrics(run) == records
 
 
 @pytest.mark.parametrize("kind", [OSError, SafetensorError])

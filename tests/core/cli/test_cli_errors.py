@@ -37,6 +37,16 @@ def test_an_error_ends_in_its_message_and_code(invoke, calls, cls: type[RlcoreEr
     assert result.stdout == ""
 
 
+def test_notes_follow_the_message(invoke, calls) -> None:
+    def fail() -> None:
+        error = errors.NonFiniteError("the loss is nan")
+        error.add_note("raised in train_step of trainer 'x'")
+        raise error
+
+    calls.on_prepare = fail
+    assert invoke("check", "r.toml").stderr == "error: the loss is nan\n  raised in train_step of trainer 'x'\n"
+
+
 def test_exit_codes_are_documented_and_each_means_one_thing() -> None:
     rows = re.findall(r"^\| (\d+) \| .* \| (?:`(\w+)`)? ?\|$", DOCS.read_text(), re.MULTILINE)
     documented = {int(code): name for code, name in rows}

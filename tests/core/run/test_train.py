@@ -24,6 +24,10 @@ from .conftest import read_metrics  # type: ignore[import-not-found]
 Run = Callable[..., dict[str, Any]]
 
 
+class Killed(BaseException):
+    """Nothing handles it, as nothing handles a kill."""
+
+
 class DiesAfter(SilentProgress):
     """Ends the process's work, as a kill would, once a step's metrics are written."""
 
@@ -32,7 +36,7 @@ class DiesAfter(SilentProgress):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == self.last:
-            raise MemoryError("killed")
+            raise Killed
 
 
 class PressesCtrlC(SilentProgress):
@@ -96,7 +100,7 @@ def test_the_resolved_recipe_runs_again_to_the_same_metrics(run: Run, tmp_path: 
 @pytest.mark.parametrize("killed_after", [1, 2, 3, 5])
 def test_a_killed_run_resumes_to_the_metrics_of_an_undisturbed_one(run: Run, tmp_path: Path, killed_after: int) -> None:
     run("run.name=whole")
-    with pytest.raises(MemoryError):
+    with pytest.raises(Killed):
         run("run.name=killed", progress=DiesAfter(killed_after))
     run("run.name=killed", resume=True)
     assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "whole")

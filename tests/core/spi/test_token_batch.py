@@ -128,3 +128,9 @@ def test_gathering_ragged_rows_equals_concatenating_them(lengths, data):
     expected = [list(range(offsets[index], offsets[index + 1])) for index in indices]
     assert positions.tolist() == [position for row in expected for position in row]
     assert np.diff(gathered).tolist() == [len(row) for row in expected]
+
+
+@pytest.mark.parametrize("kind", ["token_columns", "sequence_columns"])
+def test_columns_are_numpy_arrays(kind):
+    with pytest.raises(ContractError, match="column odd: found list; expected a numpy array"):
+        evolve(GOOD, **{kind: {"odd": [1.0] * 6}})

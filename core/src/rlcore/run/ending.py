@@ -27,8 +27,9 @@ def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
     """Save a checkpoint where the state is whole, and say how to go on."""
     step = loop.position.step
     if loop.guard.torn:
+        torn = step if loop.position.unlogged is not None else step + 1
         return InterruptedRun(
-            f"stopped at once, in the middle of step {step + 1}; nothing of it was saved. "
+            f"stopped at once, in the middle of step {torn}; nothing of it was saved. "
             "--resume continues from the newest checkpoint."
         )
     try:

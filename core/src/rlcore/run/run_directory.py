@@ -109,8 +109,11 @@ class RunDirectory:
         with storage_errors("rollouts", self.rollouts):
             self.rollouts.mkdir(exist_ok=True)
             partial = self.rollouts / f".step-{step:06d}.partial"
-            pq.write_table(rollout_table(step, collected, prompts), partial)
-            partial.replace(self.rollouts / f"step-{step:06d}.parquet")
+            try:
+                pq.write_table(rollout_table(step, collected, prompts), partial)
+                partial.replace(self.rollouts / f"step-{step:06d}.parquet")
+            finally:
+                partial.unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -68,12 +68,15 @@ class RunSaver:
         """The Hugging Face directory `model`, replacing an earlier one only once it is whole."""
         final = self.directory.path / "model"
         partial = self.directory.path / ".model.partial"
-        with storage_errors("the exported model", self.directory.path):
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with storage_errors("the exported model", self.directory.path):
+                partial.mkdir(parents=True)
+                self.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                shutil.rmtree(final, ignore_errors=True)
+                partial.rename(final)
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            self.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
         return final
 
     def _write(self, partial: Path) -> None:

@@ -35,6 +35,7 @@ from rlcore.spi import (
     Problem,
     RankSpec,
     SamplingParams,
+    StorageError,
     TrainerContext,
 )
 
@@ -62,7 +63,11 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
             for warning in prepared.registry.warnings:
                 progress.note(warning)
             run_to_end(loop, saver)
-            summary = _finish(loop, saver, prepared, time.perf_counter() - start)
+            try:
+                summary = _finish(loop, saver, prepared, time.perf_counter() - start)
+            except StorageError as error:
+                error.add_note("All steps are done; --resume writes what is missing.")
+                raise
     progress.finished(summary)
     return summary
 
@@ -284,6 +289,7 @@ def _restore(loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
 
 
 def _finish(loop: Loop, saver: RunSaver, prepared: Prepared, total_s: float) -> dict[str, object]:
+    """What follows the last step: the exported model, the curve, summary.json."""
     recipe, directory = prepared.recipe, saver.directory
     model = saver.export_model() if recipe.checkpoint.export == "hf" else None
     records = directory.read_metrics()

@@ -4,6 +4,7 @@ Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -44,7 +45,7 @@ def token_logprobs(
         hidden = hidden.to(torch.get_autocast_dtype(device))
     if chunk_tokens is None:
         chunk_tokens = max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // weight.shape[0])
-    apply: Any = _TokenLogprobs.apply
+    apply: Any = _FusedTokenLogprobs.apply if _has_kernels(hidden) else _TokenLogprobs.apply
     logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
     return logprobs, entropies
 
@@ -103,6 +104,68 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
         return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+
+
+class _FusedTokenLogprobs(torch.autograd.Function):
+    """The same on CUDA, where kernels read each chunk's logits once and leave the gradient in their place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]:
+        from rlcore.torchkit.softmax_kernels import normalise
+
+        head = weight.to(hidden.dtype)
+        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        logsumexps, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs) if entropy != "none" else None
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            wanted = None if entropies is None else entropies[rows]
+            normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
+        ctx.save_for_backward(hidden, weight, targets, logsumexps, entropies if entropy == "loss" else None)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        if entropies is not None and entropy == "metric":
+            ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
+        from rlcore.torchkit.softmax_kernels import gradient_
+
+        hidden, weight, targets, logsumexps, entropies = ctx.saved_tensors
+        grad_entropy = grad_entropy if entropies is not None else None
+        rows = _rows_with_gradient(grad_logprobs, grad_entropy)
+        if rows is None:
+            return (None,) * 6
+        head = weight.to(hidden.dtype)
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
+        scale = -1.0 / ctx.temperature
+        scaled = torch.zeros_like(logsumexps) if grad_logprobs is None else grad_logprobs * scale
+        reached = None if grad_entropy is None else grad_entropy * scale
+        shift = None if reached is None else entropies * reached + scaled
+        for chunk in torch.split(rows, ctx.chunk_tokens):
+            states = hidden.index_select(0, chunk)
+            grad_logits = gradient_(
+                states @ head.T,
+                logsumexps[chunk],
+                targets[chunk],
+                ctx.temperature,
+                scaled[chunk],
+                None if reached is None else reached[chunk],
+                None if shift is None else shift[chunk],
+            )
+            if grad_hidden is not None:
+                grad_hidden.index_copy_(0, chunk, grad_logits @ head)
+            if grad_weight is not None:
+                grad_weight.add(grad_logits, states)
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+
+
+def _has_kernels(hidden: Tensor) -> bool:
+    """Whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
+    return hidden.is_cuda and hidden.dtype != torch.float64 and hidden.shape[0] > 0 and find_spec("triton") is not None
 
 
 def _grad_of_logprobs(logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:

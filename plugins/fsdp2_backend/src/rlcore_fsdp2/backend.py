@@ -123,8 +123,9 @@ class Fsdp2Backend:
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
         del self._policy, self._reference, self._optimizer, self._exporter, self._residency
+        if self._is_sharded or self._config.compile_layers:
+            gc.collect()  # FSDP's records and compiled layers refer to themselves
         if self._is_sharded:
-            gc.collect()  # FSDP's records refer to each other
             process_group.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

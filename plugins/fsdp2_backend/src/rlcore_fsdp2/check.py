@@ -1,6 +1,7 @@
 """What can be found wrong with the trainer's options and model before anything is allocated."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from rlcore.torchkit.models import check_model
 from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig, ScheduleConfig
 
 SECTION = "trainer.fsdp2"
+COMPILERS = ("g++", "clang++", "c++")
+"""What torch.compile builds its kernels' launchers with."""
 
 
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
@@ -18,6 +21,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *_model_problems(context),
         *_optimizer_problems(config.optimizer),
         *_schedule_problems(config.schedule),
+        *_compiler_problems(config),
         *_range(f"{SECTION}.collective_timeout_s", config.collective_timeout_s, lambda value: value > 0, "more than 0"),
     ]
 
@@ -38,6 +42,16 @@ def _model_problems(context: CheckContext) -> Iterator[Problem]:
             found=f"max_position_embeddings = {limit}",
             expected=f"at least {context.max_sequence_length}, the longest sequence of the recipe",
             remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
+        )
+
+
+def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:
+    if config.compile_layers and not any(map(shutil.which, COMPILERS)):
+        yield Problem(
+            path=f"{SECTION}.compile_layers",
+            found="true, but no C++ compiler",
+            expected=f"one of {', '.join(COMPILERS)} on the PATH",
+            remedy="Install one, or set it to false",
         )
 
 

@@ -34,9 +34,11 @@ def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) 
     missing = [name for name in token_columns if name not in batch.token_columns]
     if missing:
         raise ContractError(f"microbatch: found token columns {sorted(batch.token_columns)}; expected {missing} too")
+    packed = PackedSequences.from_offsets(batch.offsets, device)
+    _ = packed.predicting  # copied now: later the copy would wait for all that the device has queued by then
     return Microbatch(
         tokens=_tensor(batch.tokens, device),
-        packed=PackedSequences.from_offsets(batch.offsets, device),
+        packed=packed,
         offsets=_tensor(batch.offsets, device),
         loss_mask=_tensor(batch.loss_mask, device),
         token_columns={name: _tensor(batch.token_columns[name], device) for name in token_columns},
