@@ -25,6 +25,7 @@ from fsdp2_support import (
 
 from rlcore.spi import (
     CloseRequest,
+    ContractError,
     LoadStateRequest,
     LogprobsRequest,
     LossSpec,
@@ -127,6 +128,30 @@ for _options in (
     {"activation_checkpointing": True},
 ):
     add_gradient_cases("qwen3", 1, _options)
+
+
+@case("mixed-precision")
+def bfloat16_layers_follow_float32_weights(ranks: Ranks) -> None:
+    backend = ranks.backend("mixed-precision", dtype="bfloat16")
+    reference, batch = Reference(ranks.models / "qwen3"), make_batch()
+    for version in range(2):
+        result = backend.train_step(step_request(shares(batch, 0, ranks.rank), batch.counts(), version))
+        loss, norm = reference.step(batch)
+        assert result.loss == pytest.approx(loss, rel=0.05)
+        assert result.grad_norm == pytest.approx(norm, rel=0.1)
+    assert all(parameter.dtype == torch.float32 for parameter in backend._policy.parameters())
+    backend.close(CloseRequest())
+
+
+@case("fails-midway")
+def a_step_that_fails_midway_needs_a_new_trainer(ranks: Ranks) -> None:
+    backend, batch = ranks.backend("fails-midway"), make_batch()
+    with pytest.raises(ZeroDivisionError):
+        backend.train_step(step_request([batch], batch.counts(), 0, LossSpec(path="fsdp2_support:raising_loss", config=None)))
+    with pytest.raises(ContractError, match="build the trainer anew"):
+        backend.train_step(step_request([batch], batch.counts()))
+    backend.close(CloseRequest())
+    assert not torch.distributed.is_initialized()
 
 
 @case("logprobs")

@@ -115,16 +115,12 @@ def test_overlap_of_parts():
     assert lower.overlap(upper) is None
 
 
-def test_close_frees_the_model_and_the_process_group(model_directory):
+def test_close_frees_the_model(model_directory):
     import weakref
-
-    import torch.distributed as dist
 
     for dtype in ("float32", "bfloat16"):
         trainer = make_backend(model_directory(), dtype=dtype, needs_reference=True)
         step(trainer, 0)
-        assert dist.is_initialized() == (dtype == "bfloat16")
         kept = [weakref.ref(tensor) for tensor in trainer._policy.parameters()]
         trainer.close(CloseRequest())
-        assert not dist.is_initialized()
         assert not any(ref() is not None for ref in kept)

@@ -37,7 +37,7 @@ from rlcore_fsdp2.gradients import Figures, Totals, accumulate, non_finite_names
 from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.optimizer import clip, make_optimizer
-from rlcore_fsdp2.policy import make_policy, make_reference
+from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.residency import RESIDENT, Residency, num_bytes
 from rlcore_fsdp2.schedule import learning_rate
 
@@ -53,8 +53,8 @@ class Fsdp2Backend:
         self.layout = TrainerLayout(data_parallel_rank=place.rank, data_parallel_size=place.world_size)
         self._context, self._config = context, config
         self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
-        # A whole float32 model gains nothing from FSDP but copies of its parameters.
-        self._is_sharded = place.world_size > 1 or context.model.dtype != "float32"
+        # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
+        self._is_sharded = place.world_size > 1
         mesh = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -62,6 +62,10 @@ class Fsdp2Backend:
             process_group.join(place, config.collective_timeout_s)
             mesh = init_device_mesh(place.device, (place.world_size,))
         self._policy, self._exporter = make_policy(context.model, config, mesh, self._device)
+        self._working = None
+        if not self._is_sharded and context.model.dtype != "float32":
+            self._working = make_working_copy(context.model, config, self._policy, self._device)
+        self._computing = self._policy if self._working is None else self._working.model
         self._reference = make_reference(context.model, config, mesh, self._device) if context.needs_reference else None
         self._optimizer = make_optimizer(self._policy, config.optimizer)
         self._residency = Residency(self._device)
@@ -91,7 +95,7 @@ class Fsdp2Backend:
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
         self._check("get_logprobs", request.weight_version)
-        model = self._policy if request.model == "policy" else self._reference
+        model = self._computing if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
         logprobs, entropies = compute_logprobs(model, request, self._device)
@@ -100,7 +104,7 @@ class Fsdp2Backend:
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
         self._check("export_weights", request.weight_version)
-        return self._exporter.export(request, self.layout.data_parallel_size)
+        return self._export(request)
 
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
@@ -116,15 +120,17 @@ class Fsdp2Backend:
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
         with self._resident():
             self._weight_version = checkpoint.load(request.directory, self._policy, self._optimizer)
+            self._refresh()
         return LoadStateResult(weight_version=self._weight_version)
 
     @hookimpl
     def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
-        del self._policy, self._reference, self._optimizer, self._exporter, self._residency
-        if self._is_sharded or self._config.compile_layers:
-            gc.collect()  # FSDP's records and compiled layers refer to themselves
+        refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
+        del self._policy, self._working, self._computing, self._reference, self._optimizer, self._exporter, self._residency
+        if refers_to_itself:
+            gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
         if self._is_sharded:
             process_group.leave()
         if self._device.type == "cuda":
@@ -141,7 +147,7 @@ class Fsdp2Backend:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         try:
             return accumulate(
-                self._policy,
+                self._computing,
                 microbatches,
                 request.loss,
                 request.counts,
@@ -176,10 +182,21 @@ class Fsdp2Backend:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        self._refresh()
         return rate
 
+    def _refresh(self) -> None:
+        if self._working is not None:
+            self._working.refresh()
+
+    def _export(self, request: ExportWeightsRequest) -> WeightExport:
+        is_narrow = self._working is not None and request.dtype == self._context.model.dtype
+        parameters = dict((self._computing if is_narrow else self._policy).named_parameters())
+        return self._exporter.export(request, parameters, self.layout.data_parallel_size)
+
     def _models(self) -> list[nn.Module]:
-        return [self._policy] if self._reference is None else [self._policy, self._reference]
+        models = [self._policy, *([] if self._working is None else [self._working.model])]
+        return models if self._reference is None else [*models, self._reference]
 
     def _move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device."""
@@ -209,9 +226,8 @@ class Fsdp2Backend:
 
     def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
         model = self._context.model
-        export = self._exporter.export(
-            ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES),
-            self.layout.data_parallel_size,
+        export = self._export(
+            ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
         )
         if self._context.place.rank == 0:
             return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)

@@ -33,10 +33,9 @@ class Exporter:
         self._model = model
         self._sources = [_source(model, name, parameter) for name, parameter in model.named_parameters()]
 
-    def export(self, request: ExportWeightsRequest, world_size: int) -> WeightExport:
-        """Every rank iterates; with one rank and the master weights' dtype nothing is copied."""
+    def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], world_size: int) -> WeightExport:
+        """Every rank iterates; with one rank and `parameters` already in the dtype asked for nothing is copied."""
         dtype = getattr(torch, request.dtype)
-        parameters = dict(self._model.named_parameters())
         is_own = world_size == 1 and all(
             source.is_itself and parameters[source.parameter].dtype == dtype for source in self._sources
         )

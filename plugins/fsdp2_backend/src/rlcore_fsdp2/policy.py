@@ -13,19 +13,24 @@ from rlcore.torchkit.rms_norm import fuse_norms
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.sharding import shard
+from rlcore_fsdp2.working_copy import WorkingCopy
 
 
 def make_policy(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
     model = load_model(spec, dtype=torch.float32)
     exporter = Exporter(model)
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for layer in model.model.layers:
-            # transformers checkpoints layers in training mode only; what is below them stays in eval, without dropout.
-            layer.training = True
+    _checkpoint(model, config)
     _place(model, spec, config, mesh, device)
     return model, exporter
+
+
+def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device) -> WorkingCopy:
+    """What computes in the compute dtype for `master`, on a single rank."""
+    model = load_model(spec, dtype=getattr(torch, spec.dtype))
+    _checkpoint(model, config)
+    _place(model, spec, config, None, device)
+    return WorkingCopy(master, model)
 
 
 def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> Any:
@@ -33,6 +38,15 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None
     model = load_model(spec, dtype=getattr(torch, spec.dtype)).requires_grad_(False)
     _place(model, spec, config, mesh, device)
     return model
+
+
+def _checkpoint(model: Any, config: Fsdp2Config) -> None:
+    if not config.activation_checkpointing:
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.model.layers:
+        # transformers checkpoints layers in training mode only; what is below them stays in eval, without dropout.
+        layer.training = True
 
 
 def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> None:
