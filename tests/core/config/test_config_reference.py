@@ -34,7 +34,7 @@ def every_class() -> list[type]:
             found.append(tp)
             for field in describe.fields(tp).values():
                 queue += [field.type, *getattr(field.type, "__args__", ())]
-    return [cls for cls in found if cls is not Recipe]
+    return sorted((cls for cls in found if cls is not Recipe), key=lambda cls: (cls.__module__, cls.__qualname__))
 
 
 @pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__qualname__)
