@@ -119,6 +119,7 @@ def test_loading_is_quiet_and_restores_settings(
 
     settings = logging.get_verbosity(), logging.is_progress_bar_enabled()
     spec = ModelSpec(path=str(model_directory("qwen2")))
+    capfd.readouterr()  # what making the model may have printed
     model = load_model(spec, dtype=torch.float32)
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == settings

@@ -90,5 +90,18 @@ def make_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.generation_config.eos_token_id = 0
-    model.save_pretrained(directory)
+    _save_quietly(model, directory)
     return directory
+
+
+def _save_quietly(model: Any, directory: Path) -> None:
+    """Without a progress bar, which would stand between a test's or a demo's own lines."""
+    from transformers.utils import logging
+
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
