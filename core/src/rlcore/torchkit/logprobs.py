@@ -5,7 +5,7 @@ Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -45,32 +45,42 @@ def token_logprobs(
         hidden = hidden.to(torch.get_autocast_dtype(device))
     if chunk_tokens is None:
         chunk_tokens = max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // weight.shape[0])
-    apply: Any = _FusedTokenLogprobs.apply if _has_kernels(hidden) else _TokenLogprobs.apply
+    apply: Any = _TokenLogprobs.apply
     logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
     return logprobs, entropies
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Gradients of row t, with p the softmax and z the scaled logits: ∂logp/∂z = onehot - p, ∂H/∂z = -p (log p + H)."""
+    """Gradients of row t, with p the softmax and z the scaled logits: ∂logp/∂z = onehot - p, ∂H/∂z = -p (log p + H).
+
+    On CUDA kernels read each chunk's logits once and leave the gradient in their place; elsewhere torch's operations do.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         head = weight.to(hidden.dtype)
-        num_rows, wide = hidden.shape[0], _wide(hidden.dtype)
-        logprobs = torch.empty(num_rows, dtype=wide, device=hidden.device)
+        num_rows, fused = hidden.shape[0], _has_kernels(hidden)
+        logprobs = torch.empty(num_rows, dtype=_wide(hidden.dtype), device=hidden.device)
         entropies = torch.empty_like(logprobs) if entropy != "none" else None
+        logsumexps = torch.empty_like(logprobs) if fused else None
         log_softmax = None
         for start in range(0, num_rows, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            log_softmax = torch.log_softmax(_scaled_logits(hidden[rows], head, temperature), 1, dtype=wide)
+            wanted = None if entropies is None else entropies[rows]
+            if logsumexps is not None:
+                from rlcore.torchkit.softmax_kernels import normalise
+
+                normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
+                continue
+            log_softmax = torch.log_softmax(_scaled_logits(hidden[rows], head, temperature), 1, dtype=logprobs.dtype)
             logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
-            if entropies is not None:
-                entropies[rows] = log_softmax.exp().mul_(log_softmax).sum(1).neg_()
+            if wanted is not None:
+                wanted.copy_(log_softmax.exp().mul_(log_softmax).sum(1).neg_())
         # One chunk is small by definition: keeping it saves the backward a matrix product.
         kept = log_softmax if num_rows <= chunk_tokens else None
-        ctx.save_for_backward(hidden, weight, targets, entropies if entropy == "loss" else None, kept)
+        ctx.save_for_backward(hidden, weight, targets, entropies if entropy == "loss" else None, kept, logsumexps)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         if entropies is not None and entropy == "metric":
             ctx.mark_non_differentiable(entropies)
@@ -79,7 +89,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
-        hidden, weight, targets, entropies, kept = ctx.saved_tensors
+        hidden, weight, targets, entropies, kept, logsumexps = ctx.saved_tensors
         grad_entropy = grad_entropy if entropies is not None else None
         rows = _rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
@@ -89,83 +99,50 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
         scale = -1.0 / ctx.temperature
         scaled = torch.zeros_like(targets, dtype=_wide(hidden.dtype)) if grad_logprobs is None else grad_logprobs * scale
-        for chunk in torch.split(rows, ctx.chunk_tokens):
-            states, chosen = hidden.index_select(0, chunk), targets[chunk, None]
-            logits = _scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
-            if grad_entropy is None:
-                grad_logits = _grad_of_logprobs(logits, kept is not None, chosen, scaled[chunk, None], hidden.dtype)
-            else:
-                reached = grad_entropy[chunk, None] * scale
-                shift = entropies[chunk, None] * reached + scaled[chunk, None]
-                grad_logits = _grad_with_entropy(logits, kept is not None, chosen, scaled[chunk, None], reached, shift)
-            grad_logits = grad_logits.to(hidden.dtype)
-            if grad_hidden is not None:
-                grad_hidden.index_copy_(0, chunk, grad_logits @ head)
-            if grad_weight is not None:
-                grad_weight.add(grad_logits, states)
-        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
-
-
-class _FusedTokenLogprobs(torch.autograd.Function):
-    """The same on CUDA, where kernels read each chunk's logits once and leave the gradient in their place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
-    ) -> tuple[Tensor, Tensor | None]:
-        from rlcore.torchkit.softmax_kernels import normalise
-
-        head = weight.to(hidden.dtype)
-        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        logsumexps, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs) if entropy != "none" else None
-        for start in range(0, hidden.shape[0], chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            wanted = None if entropies is None else entropies[rows]
-            normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
-        ctx.save_for_backward(hidden, weight, targets, logsumexps, entropies if entropy == "loss" else None)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        if entropies is not None and entropy == "metric":
-            ctx.mark_non_differentiable(entropies)
-        ctx.set_materialize_grads(False)
-        return logprobs, entropies
-
-    @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
-        from rlcore.torchkit.softmax_kernels import gradient_
-
-        hidden, weight, targets, logsumexps, entropies = ctx.saved_tensors
-        grad_entropy = grad_entropy if entropies is not None else None
-        rows = _rows_with_gradient(grad_logprobs, grad_entropy)
-        if rows is None:
-            return (None,) * 6
-        head = weight.to(hidden.dtype)
-        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
-        scale = -1.0 / ctx.temperature
-        scaled = torch.zeros_like(logsumexps) if grad_logprobs is None else grad_logprobs * scale
         reached = None if grad_entropy is None else grad_entropy * scale
         shift = None if reached is None else entropies * reached + scaled
         for chunk in torch.split(rows, ctx.chunk_tokens):
-            states = hidden.index_select(0, chunk)
-            grad_logits = gradient_(
-                states @ head.T,
-                logsumexps[chunk],
-                targets[chunk],
-                ctx.temperature,
-                scaled[chunk],
-                None if reached is None else reached[chunk],
-                None if shift is None else shift[chunk],
-            )
+            states, upstream = hidden.index_select(0, chunk), _Upstream.of(scaled, reached, shift, chunk)
+            if logsumexps is not None:
+                from rlcore.torchkit.softmax_kernels import gradient_
+
+                grad_logits = gradient_(states @ head.T, logsumexps[chunk], targets[chunk], ctx.temperature, *upstream)
+            else:
+                logits = _scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
+                grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
         return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+
+
+class _Upstream(NamedTuple):
+    """Gradients of a chunk's log-probabilities and entropies, divided by -temperature: [C] each."""
+
+    scaled: Tensor
+    """Of the log-probabilities."""
+    reached: Tensor | None
+    """Of the entropies H; None where they have none."""
+    shift: Tensor | None
+    """H · reached + scaled."""
+
+    @classmethod
+    def of(cls, scaled: Tensor, reached: Tensor | None, shift: Tensor | None, chunk: Tensor) -> "_Upstream":
+        return cls(scaled[chunk], None if reached is None else reached[chunk], None if shift is None else shift[chunk])
 
 
 def _has_kernels(hidden: Tensor) -> bool:
     """Whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
     return hidden.is_cuda and hidden.dtype != torch.float64 and hidden.shape[0] > 0 and find_spec("triton") is not None
+
+
+def _grad_logits(logits: Tensor, normalised: bool, chosen: Tensor, upstream: _Upstream, dtype: torch.dtype) -> Tensor:
+    """[C, V] in `dtype`, by torch's operations. `logits` are the scaled logits, or where `normalised` their log-softmax."""
+    scaled, reached, shift = upstream
+    if reached is None or shift is None:
+        return _grad_of_logprobs(logits, normalised, chosen, scaled[:, None], dtype)
+    return _grad_with_entropy(logits, normalised, chosen, scaled[:, None], reached[:, None], shift[:, None]).to(dtype)
 
 
 def _grad_of_logprobs(logits: Tensor, normalised: bool, chosen: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
