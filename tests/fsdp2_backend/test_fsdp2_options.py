@@ -16,19 +16,14 @@ from rlcore_fsdp2.schedule import learning_rate
 
 
 def test_provider_imports_nothing_heavy():
-    code = "import sys, rlcore_fsdp2.provider as p; p.PROVIDER.unavailable(); print(*(n in sys.modules for n in p.REQUIRED))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.split() == ["False", "False"]
+    code = (
+        "import sys, rlcore_fsdp2.provider as p; p.PROVIDER.unavailable(); print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_usable_here_and_otherwise_the_reason_is_given(monkeypatch):
-    assert provider.unavailable() is None
-    monkeypatch.setattr(provider, "version", lambda name: {"torch": "2.9.1+cpu", "transformers": "5.19.0"}[name])
-    assert provider.unavailable() == "torch 2.9.1+cpu is installed; expected >=2.11: pip install 'torch>=2.11'"
-    monkeypatch.setattr(provider, "version", lambda name: {"torch": "2.11.0", "transformers": "6.0.0"}[name])
-    assert "transformers 6.0.0 is installed; expected >=5.16,<5.20" in provider.unavailable()
-    monkeypatch.setattr(provider.importlib.util, "find_spec", lambda name: None)
-    assert provider.unavailable() == "torch is not installed: pip install torch"
+def test_usable_here():
+    assert provider.PROVIDER.unavailable() is None
 
 
 def rates(schedule: ScheduleConfig, num_steps: int) -> list[float]:

@@ -61,11 +61,6 @@ def test_the_provider_declares_known_capabilities():
     assert provider.PROVIDER.unavailable() is None
 
 
-def test_a_missing_package_makes_it_unavailable(monkeypatch):
-    monkeypatch.setattr(provider.importlib.util, "find_spec", lambda name: None if name == "transformers" else object())
-    assert provider.unavailable() == "transformers is not installed: pip install transformers"
-
-
 def test_a_model_that_fits_has_no_problems(any_checkpoint):
     assert list(problems_of(any_checkpoint, max_sequence_length=512)) == []
 

@@ -1,34 +1,8 @@
 """The entry point: describes the trainer without importing torch."""
 
-import importlib.util
-from importlib.metadata import PackageNotFoundError, version
-
 from rlcore.spi import Provider, capabilities
+from rlcore.torchkit.requirements import missing_requirement
 from rlcore_fsdp2.config import Fsdp2Config
-
-REQUIRED = {"torch": ((2, 11), None), "transformers": ((5, 16), (5, 20))}
-"""Distribution to (first version that serves, first that does not), as in pyproject.toml."""
-
-
-def _release(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-def unavailable() -> str | None:
-    """Why the trainer cannot run here, or None."""
-    for name, (first, beyond) in REQUIRED.items():
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install {name}"
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            return f"{name} can be imported but has no metadata: install it anew with pip install {name}"
-        expected = f">={first[0]}.{first[1]}" + (f",<{beyond[0]}.{beyond[1]}" if beyond else "")
-        if _release(found) < first or (beyond is not None and _release(found) >= beyond):
-            return f"{name} {found} is installed; expected {expected}: pip install '{name}{expected}'"
-    return None
-
 
 PROVIDER = Provider(
     name="fsdp2",
@@ -42,7 +16,7 @@ PROVIDER = Provider(
         capabilities.REFIT_IN_PROCESS,
     },
     config=Fsdp2Config,
-    unavailable=unavailable,
+    unavailable=missing_requirement,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",
     check="rlcore_fsdp2.check:check",
 )

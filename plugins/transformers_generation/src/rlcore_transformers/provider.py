@@ -1,18 +1,8 @@
 """The entry point: describes the generator without importing torch."""
 
-import importlib.util
-
 from rlcore.spi import Provider, capabilities
+from rlcore.torchkit.requirements import missing_requirement
 from rlcore_transformers.config import TransformersConfig
-
-
-def unavailable() -> str | None:
-    """Why the generator cannot run here, or None."""
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install {name}"
-    return None
-
 
 PROVIDER = Provider(
     name="transformers",
@@ -28,7 +18,7 @@ PROVIDER = Provider(
         capabilities.REFIT_IN_PROCESS,
     },
     config=TransformersConfig,
-    unavailable=unavailable,
+    unavailable=missing_requirement,
     backend="rlcore_transformers.backend:TransformersBackend",
     check="rlcore_transformers.check:check",
 )
