@@ -137,7 +137,7 @@ def save_png(path: Path, panels: Sequence[Panel], *, title: str = "") -> None:
         axes.set_title(panel.title, fontsize=11)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="upper left", framealpha=0.8)
+        axes.legend(fontsize=8, loc="best", framealpha=0.8)
     if title:
         figure.suptitle(title)
     figure.savefig(path, dpi=120, format="png")
