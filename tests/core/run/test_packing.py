@@ -38,3 +38,28 @@ def test_planning_is_linear_enough_for_large_steps() -> None:
     lengths = np.random.default_rng(0).integers(200, 1400, 65_536)
     plan = plan_microbatches(lengths, max_tokens=16_384)
     assert len(plan) <= 1.1 * lengths.sum() / 16_384 + 1
+
+
+def first_fit_decreasing(lengths: np.ndarray, max_tokens: int) -> int:
+    """Bins that the textbook's packing by tokens alone needs."""
+    bins: list[int] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        place = next((index for index, filled in enumerate(bins) if filled + length <= max_tokens), None)
+        if place is None:
+            bins.append(length)
+        else:
+            bins[place] += length
+    return len(bins)
+
+
+@pytest.mark.parametrize("max_tokens", [1024, 2048, 8192])
+@pytest.mark.parametrize("seed", range(10))
+def test_no_more_microbatches_than_first_fit_decreasing(seed: int, max_tokens: int) -> None:
+    random = np.random.default_rng(seed)
+    for lengths in (
+        random.integers(1, 1000, 200),
+        np.clip(random.lognormal(6, 1, 200), 1, 1024),
+        random.integers(400, 1024, 50),
+    ):
+        lengths = lengths.astype(np.int64)
+        assert len(plan_microbatches(lengths, max_tokens=max_tokens)) <= first_fit_decreasing(lengths, max_tokens)

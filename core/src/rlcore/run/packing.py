@@ -5,6 +5,7 @@ decoder of width h a layer takes about 24·h² FLOPs a token in its linear maps 
 """
 
 import heapq
+from bisect import bisect_left, insort
 
 import numpy as np
 
@@ -17,16 +18,34 @@ def plan_microbatches(lengths: Int64Array, *, max_tokens: int) -> list[Int64Arra
     """Microbatches in order of falling cost, each an ascending int64 array of sequence numbers.
 
     `lengths` is int64 [N], tokens per sequence, N at least 1. No microbatch exceeds `max_tokens`, except that a longer sequence
-    gets one of its own. Longest-processing-time-first into the least loaded microbatch with room, within 4/3 of the best
-    balance (Graham 1969); one more is opened as long as the tokens do not fit.
+    gets one of its own. There are as many as best-fit decreasing needs, or fewer. Where the tokens leave the room, they are
+    balanced by longest processing time first, within 4/3 of the best (Graham 1969); where they do not, best-fit decreasing
+    itself decides, since a microbatch more costs more than an uneven one.
     """
     costs = lengths * (1.0 + lengths / ATTENTION_CROSSOVER_TOKENS)
     order = np.argsort(-costs, kind="stable").tolist()
-    num_bins = min(len(lengths), -(-int(lengths.sum()) // max_tokens))
-    while (bins := _fill(lengths.tolist(), costs.tolist(), order, num_bins, max_tokens)) is None:
-        num_bins = min(len(lengths), num_bins + 1 + num_bins // 16)
+    tightest = _best_fit(lengths.tolist(), order, max_tokens)
+    counts = {min(len(tightest), -(-int(lengths.sum()) // max_tokens)), len(tightest)}
+    balanced = (_fill(lengths.tolist(), costs.tolist(), order, count, max_tokens) for count in sorted(counts))
+    bins = next((found for found in balanced if found is not None), tightest)
     bins.sort(key=lambda members: -float(costs[members].sum()))
     return [np.sort(np.asarray(members, np.int64)) for members in bins]
+
+
+def _best_fit(lengths: list[int], order: list[int], max_tokens: int) -> list[list[int]]:
+    """Best-fit decreasing: each sequence goes where the least room is left over, or opens another bin."""
+    members: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # tokens left and bin, ascending
+    for sequence in order:
+        place = bisect_left(room, (lengths[sequence], -1))
+        if place == len(room):
+            left, index = max_tokens, len(members)
+            members.append([])
+        else:
+            left, index = room.pop(place)
+        members[index].append(sequence)
+        insort(room, (left - lengths[sequence], index))
+    return members
 
 
 def _fill(lengths: list[int], costs: list[float], order: list[int], num_bins: int, max_tokens: int) -> list[list[int]] | None:
