@@ -189,8 +189,7 @@ class Loop:
         if needs.reference_logprobs:
             with self.clock.phase("logprobs"):
                 batch = batch.with_token_column(REFERENCE_LOGPROBS, self.trainer.logprobs(batch, "reference", version))
-        minibatches = [batch.select(indices) for indices in self._minibatches(batch, step)]
-        minibatches = [minibatch for minibatch in minibatches if minibatch.loss_mask.any()]
+        minibatches = [minibatch for minibatch in self._minibatches(batch, step) if minibatch.loss_mask.any()]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):
                 # The first needs none: its own forward pass sees the very weights that are meant.
@@ -199,11 +198,11 @@ class Loop:
                     minibatches[index] = minibatch.with_token_column(PREVIOUS_LOGPROBS, previous)
         return minibatches
 
-    def _minibatches(self, batch: TokenBatch, step: int) -> list["np.ndarray[tuple[int], np.dtype[np.int64]]"]:
-        """Sequence numbers of each update: whole groups, shuffled where there are several updates."""
+    def _minibatches(self, batch: TokenBatch, step: int) -> list[TokenBatch]:
+        """The batch of each update: whole groups, shuffled where there are several updates."""
         num_updates = self.recipe.training.updates_per_step
         if num_updates == 1:
-            return [np.arange(batch.num_sequences, dtype=np.int64)]
+            return [batch]
         groups = batch.sequence_columns.get(GROUP_IDS)
         if groups is None:
             raise ContractError(
@@ -211,7 +210,7 @@ class Loop:
             )
         random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
         order = random.permutation(np.unique(groups))
-        return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]
+        return [batch.select(np.flatnonzero(np.isin(groups, part))) for part in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
         if self.refitter is None or self.position.generator_version == self.position.weight_version:
