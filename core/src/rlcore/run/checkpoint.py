@@ -32,8 +32,8 @@ class LoopState:
     """Steps done."""
     weight_version: int
     """Optimizer steps done."""
-    architecture: str
-    """Digest of the model's config.json, or the Hub name: a checkpoint of another model is refused."""
+    model: str
+    """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
     unlogged: Mapping[str, float] | None = None
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 

@@ -14,11 +14,27 @@ from rlcore.run.run_directory import RunDirectory, prompt_texts, storage_errors
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
 
+SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
 
-def architecture_digest(model_path: str) -> str:
-    """SHA-256 of a local model's config.json, or the name itself for a model on the Hub."""
+
+def model_digest(model_path: str) -> str:
+    """SHA-256 of a local model's config.json and of samples of its weights, or the name itself for a model on the Hub.
+
+    Each weight file gives its name, its size and SAMPLES_PER_FILE blocks spread evenly over it, its first and last among them:
+    enough to tell models apart, at a cost that does not grow with them.
+    """
     config = Path(model_path) / "config.json"
-    return hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else model_path
+    if not config.is_file():
+        return model_path
+    digest = hashlib.sha256(config.read_bytes())
+    for path in sorted(config.parent.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES_PER_FILE):
+                file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES_PER_FILE - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 @frozen(kw_only=True, eq=False)
@@ -29,7 +45,8 @@ class RunSaver:
     trainer: TrainerHandle
     generator: GeneratorHandle | None
     tokenizer: Tokenizer
-    architecture: str
+    model: str
+    """`model_digest` of the recipe's model."""
     keep: int
 
     def save(self, position: LoopPosition, *, prune: bool) -> None:
@@ -37,7 +54,7 @@ class RunSaver:
         state = LoopState(
             step=position.step,
             weight_version=position.weight_version,
-            architecture=self.architecture,
+            model=self.model,
             unlogged=position.unlogged,
         )
         save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep if prune else None)
@@ -49,10 +66,10 @@ class RunSaver:
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
         """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's."""
-        if state.architecture != self.architecture:
+        if state.model != self.model:
             raise CheckpointError(
-                f"{checkpoint} belongs to another model: its config.json has digest {state.architecture:.12}; this recipe's "
-                f"model has {self.architecture:.12}. Resume with the recipe that wrote it, or start a run of another name"
+                f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; this recipe's "
+                f"model has {self.model:.12}. Resume with the recipe that wrote it, or start a run of another name"
             )
         found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
         if found != state.weight_version:

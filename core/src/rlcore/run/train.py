@@ -21,7 +21,7 @@ from rlcore.run.progress import Progress
 from rlcore.run.refit import Refitter
 from rlcore.run.rollouts import RolloutCollector
 from rlcore.run.run_directory import RunDirectory, storage_errors
-from rlcore.run.saving import RunSaver, architecture_digest
+from rlcore.run.saving import RunSaver, model_digest
 from rlcore.run.setup import Prepared
 from rlcore.run.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
 from rlcore.run.summary import summarize
@@ -268,7 +268,7 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: R
         trainer=backends.trainer,
         generator=backends.generator,
         tokenizer=inputs.tokenizer,
-        architecture=architecture_digest(prepared.recipe.model.path),
+        model=model_digest(prepared.recipe.model.path),
         keep=prepared.recipe.checkpoint.keep,
     )
 
