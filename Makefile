@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
-PACKAGES := core plugins/fsdp2_backend plugins/transformers_generation plugins/grpo plugins/sft plugins/math_environment
+PACKAGES := core plugins/fsdp2_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
 EDITABLE := -e core[torch,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 

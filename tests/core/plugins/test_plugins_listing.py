@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from rlcore.cli.plugins import plugins_command, plugins_json
 from rlcore.plugins.discovery import discover
+from rlcore.spi import SPI_VERSION
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_json_holds_every_column(installed):
     }
     assert "ZeroDivisionError" in rows["broken"]["reason"]
     assert rows["broken"]["spi"] is None
-    assert listing["spi"] == [1, 0]
+    assert listing["spi"] == list(SPI_VERSION)
     assert listing["device"] == "cpu"
     assert [observer["name"] for observer in listing["observers"]] == ["watch"]
 

@@ -393,3 +393,31 @@ class LoadedStateClaimsWeights(FakeGenerator):
     @hookimpl
     def load_state(self, request):
         return LoadStateResult(weight_version=0)
+
+
+@killed_by("test_each_sample_is_handed_out_once")
+class HandsOutNothing(ChangedRequest):
+    def changed(self, request):
+        return evolve(request, on_finished=None)
+
+
+@killed_by("test_each_sample_is_handed_out_once")
+class HandsOutTwice(ChangedRequest):
+    def changed(self, request):
+        if request.on_finished is None:
+            return request
+
+        def twice(sample, result):
+            request.on_finished(sample, result)
+            request.on_finished(sample, result)
+
+        return evolve(request, on_finished=twice)
+
+
+@killed_by("test_each_sample_is_handed_out_once")
+class HandsOutUnderAnotherNumber(ChangedRequest):
+    def changed(self, request):
+        if request.on_finished is None:
+            return request
+        last = len(request.seeds) - 1
+        return evolve(request, on_finished=lambda sample, result: request.on_finished(last - sample, result))

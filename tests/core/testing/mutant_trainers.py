@@ -5,7 +5,7 @@ from contextlib import suppress
 import numpy as np
 from attrs import evolve
 
-from rlcore.spi import CheckpointError, NonFiniteError, hookimpl
+from rlcore.spi import BoundError, CheckpointError, NonFiniteError, hookimpl
 from rlcore.testing.fakes.policy import Contexts, Forward
 from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
 
@@ -372,6 +372,58 @@ class NonFiniteGradientTaken(FakeTrainer):
     def accumulate(self, request):
         loss, metrics, grads = super().accumulate(request)
         return loss, metrics, {name: np.nan_to_num(grad, posinf=1.0, neginf=-1.0) for name, grad in grads.items()}
+
+
+@killed_by("test_step_over_a_bound_is_refused_and_leaves_the_state")
+class BoundsIgnored(FakeTrainer):
+    def check_bounds(self, metrics, bounds):
+        return
+
+
+@killed_by("test_step_over_a_bound_is_refused_and_leaves_the_state")
+class RefusedByItsBoundsYetStepped(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        if any(value > request.bounds.get(name, np.inf) for name, value in metrics.items()):
+            self.apply_gradients(grads, 1.0)
+        return loss, metrics, grads
+
+
+@killed_by("test_step_over_a_bound_is_refused_and_leaves_the_state")
+class RefusedByItsBoundsYetOptimizerMoved(FakeTrainer):
+    def check_bounds(self, metrics, bounds):
+        try:
+            super().check_bounds(metrics, bounds)
+        except BoundError:
+            self.num_updates += 1
+            self.moments = {name: (0.9 * first, 0.999 * second) for name, (first, second) in self.moments.items()}
+            raise
+
+
+@killed_by("test_step_over_a_bound_is_refused_and_leaves_the_state")
+class BoundsOfTheLastMicrobatch(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        self.last = super().accumulate(evolve(request, microbatches=request.microbatches[-1:]))[1]
+        return loss, metrics, grads
+
+    def check_bounds(self, metrics, bounds):
+        super().check_bounds(self.last, bounds)
+
+
+@killed_by("test_step_over_a_bound_is_refused_and_leaves_the_state")
+class BoundNotNamed(FakeTrainer):
+    def check_bounds(self, metrics, bounds):
+        try:
+            super().check_bounds(metrics, bounds)
+        except BoundError as error:
+            raise BoundError("a bound was exceeded", error.metrics) from None
+
+
+@killed_by("test_bounds_that_hold_change_nothing")
+class BoundOfWhatIsNotReported(FakeTrainer):
+    def check_bounds(self, metrics, bounds):
+        super().check_bounds({name: metrics.get(name, 0.0) for name in bounds}, bounds)
 
 
 class ChangedSave(FakeTrainer):

@@ -48,6 +48,7 @@ class _Noted:
         self._inner = inner
         self._meta = meta
         self.phase = inner.phase
+        self.samples = inner.samples
         self.step = inner.step
         self.note = inner.note
         self.finished = inner.finished
@@ -91,6 +92,9 @@ class PlainProgress:
 
     def phase(self, name: str) -> None:
         """Lines come by step, not by phase."""
+
+    def samples(self, num_finished: int, num_samples: int) -> None:
+        """Lines come by step, not by sample."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line."""
@@ -162,6 +166,10 @@ class LiveProgress:
     def phase(self, name: str) -> None:
         """Show the phase beside the bar."""
         self._bar.update(self._task, description=f"{name:<10}")
+
+    def samples(self, num_finished: int, num_samples: int) -> None:
+        """Show how many samples are there."""
+        self._bar.update(self._task, description=f"generation {num_finished}/{num_samples}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Advance the bar and show the step's figures; those of the last evaluation stay."""

@@ -142,10 +142,23 @@ class TrainingConfig:
 class RefitConfig:
     """`[refit]`: how weights get from the trainer to the generator."""
 
-    channel: Literal["auto", "in_process"] = "auto"
+    channel: Literal["auto", "in_process", "shared_memory", "cuda_ipc", "nccl", "directory"] = "auto"
     """"auto" takes the cheapest that both sides declare for where they run."""
     max_bucket_mib: int = 256
     """Most MiB that travel at once."""
+    max_attempts: int = 2
+    """How often a refit, or a generation whose worker died, is tried before the run ends; workers are restarted in between."""
+
+
+@frozen(kw_only=True)
+class ResidencyConfig:
+    """`[residency]`: trainer and generator that share a GPU take turns in its memory; nothing moves elsewhere."""
+
+    generator_sleeps: bool = True
+    """While the trainer works, the generator's weights and KV cache leave the device."""
+    offload_trainer: Literal["none", "state", "all"] = "none"
+    """What of the trainer leaves the device while the generator works: nothing, optimizer state and gradients, or its weights
+    too."""
 
 
 @frozen(kw_only=True)
@@ -219,6 +232,7 @@ class Recipe:
     rollout: RolloutConfig = field(factory=RolloutConfig)
     training: TrainingConfig = field(factory=TrainingConfig)
     refit: RefitConfig = field(factory=RefitConfig)
+    residency: ResidencyConfig = field(factory=ResidencyConfig)
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     logging: LoggingConfig = field(factory=LoggingConfig)

@@ -93,7 +93,7 @@ _at_least(1, "run.num_steps", "rollout.samples_per_prompt", "rollout.max_prompt_
 _at_least(
     1, "rollout.max_turns", "training.prompts_per_step", "training.updates_per_step", "training.max_tokens_per_microbatch"
 )
-_at_least(1, "refit.max_bucket_mib", "evaluation.samples_per_prompt", "checkpoint.keep")
+_at_least(1, "refit.max_bucket_mib", "refit.max_attempts", "evaluation.samples_per_prompt", "checkpoint.keep")
 _at_least(0, "run.seed")
 _at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tokens.")
 _at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")

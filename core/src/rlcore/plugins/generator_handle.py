@@ -1,5 +1,8 @@
 """The typed handle of a generator."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +14,9 @@ from rlcore.plugins.handle import BackendHandle
 from rlcore.plugins.weight_streams import compare_digests, recorded
 from rlcore.spi import capabilities
 from rlcore.spi.arrays import AnyArray, BoolArray
-from rlcore.spi.errors import ContractError, RefitError
+from rlcore.spi.errors import ContractError, RefitError, WorkerError
 from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, RefitRequest, RefitResult
+from rlcore.spi.lifecycle import SetResidencyRequest, SetResidencyResult
 
 
 class GeneratorHandle(BackendHandle):
@@ -23,6 +27,9 @@ class GeneratorHandle(BackendHandle):
     def __init__(self, entry: Entry, hooks: Any, max_sequence_length: int) -> None:
         super().__init__(entry, hooks)
         self._max_sequence_length = max_sequence_length
+        self._lock = threading.Lock()
+        self._num_generating = 0
+        self._newest_version = -1
 
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses at the version that the last refit brought."""
@@ -31,12 +38,21 @@ class GeneratorHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: generate without an accepted refit; it holds no weights that count")
         self._state.require_version("generate", request.weight_version)
         self._require_sampling(request)
-        return self._call("generate", request, GenerateResult, lambda result: self._check_samples(request, result))
+        if request.on_finished is not None:
+            self._require_capability("generate", capabilities.STREAMING)
+        with self._generating():
+            try:
+                return self._call("generate", request, GenerateResult, lambda result: self._check_samples(request, result))
+            except WorkerError:
+                self._state.weight_version = None
+                raise
 
     def refit(self, request: RefitRequest) -> RefitResult:
         """Bring the generator to an export's weights. RefitError, naming the tensors, where it does not hold them after."""
         self._require_legal("refit", request, RefitRequest)
         self._require_capability("refit", f"refit.{request.channel}")
+        if self._num_generating:
+            self._require_capability("refit", capabilities.IN_FLIGHT_REFIT)
         if request.weights.weight_version != request.weight_version:
             found = f"{request.weights.weight_version}, the request {request.weight_version}"
             raise ContractError(f"{self.entry.label}: refit: the export has weight version {found}")
@@ -44,8 +60,27 @@ class GeneratorHandle(BackendHandle):
         watched = evolve(request, weights=recorded(request.weights, sent))
         self._state.weight_version = None
         result = self._call("refit", watched, RefitResult, lambda result: _check_refit(request, sent, result))
-        self._state.weight_version = result.weight_version
+        self._state.weight_version = self._newest_version = result.weight_version
         return result
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what the generator holds; with `discard_weights` it holds none that count until the next refit."""
+        if isinstance(request, SetResidencyRequest) and request.discard_weights:
+            self._require_capability("set_residency", capabilities.DISCARD_WEIGHTS)
+        result = super().set_residency(request)
+        if request.discard_weights:
+            self._state.weight_version = None
+        return result
+
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        with self._lock:
+            self._num_generating += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_generating -= 1
 
     def _loaded(self, weight_version: int) -> None:
         """A loaded state cannot vouch for weights: only those that a refit brought, and that are still held, count."""
@@ -68,10 +103,24 @@ class GeneratorHandle(BackendHandle):
     def _check_samples(self, request: GenerateRequest, result: GenerateResult) -> None:
         check_range("logprobs", result.logprobs, upper=TOLERANCE)
         check_range("tokens", result.tokens, lower=0)
-        check_range("weight_versions", result.weight_versions, lower=0, upper=request.weight_version)
+        # A refit in flight brings versions after the request's; without one, a result of older weights is no error here.
+        newest = max(self._newest_version, request.weight_version)
+        check_range("weight_versions", result.weight_versions, lower=0, upper=newest)
+        _check_spans(result)
         _check_lengths(request, result, self._max_sequence_length)
         if request.sampling.stop_token_ids:
             _check_stops(request, result)
+
+
+def _check_spans(result: GenerateResult) -> None:
+    """Within a sample, later tokens come from the same weights or newer ones."""
+    falls = np.flatnonzero(np.diff(result.weight_versions) < 0) + 1
+    within = falls[~np.isin(falls, result.offsets)]
+    if len(within):
+        position = int(within[0])
+        sample = int(np.searchsorted(result.offsets, position, side="right")) - 1
+        found = f"{result.weight_versions[position - 1]} before {result.weight_versions[position]}"
+        raise ContractError(f"weight_versions: found {found} in sample {sample}; expected versions that never fall")
 
 
 def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResult) -> None:

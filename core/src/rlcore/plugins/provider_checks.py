@@ -47,8 +47,10 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"unavailable is {_kind(provider.unavailable)}; expected a function that returns a reason or None"
     if not provider.devices or not provider.devices <= DEVICES:
         yield f"devices are {sorted(map(str, provider.devices))}; expected some of {sorted(DEVICES)}"
-    for field, path in (("backend", provider.backend), ("check", provider.check)):
-        if path is None and field == "check":
+    if not callable(provider.without):
+        yield f"without is {_kind(provider.without)}; expected a function of the config that returns capabilities"
+    for field, path in (("backend", provider.backend), ("check", provider.check), ("serve", provider.serve)):
+        if path is None and field != "backend":
             continue
         if not isinstance(path, str) or not _PATH.fullmatch(path):
             yield f"{field} is {path!r}; expected 'package.module:Name'"

@@ -10,7 +10,8 @@
 | close | any | any | legal in a failed backend too, and again |
 
 A failed backend allows only close. It fails when train_step, set_residency or load_state raises (its state is then unknown)
-or returns what it must not; a NonFiniteError or ContractError that train_step raises itself means that nothing was changed.
+or returns what it must not; a NonFiniteError, BoundError or ContractError that train_step raises itself means that nothing was
+changed.
 A refit that fails leaves a generator without weights that count, until the next one is accepted. The other calls read
 only, and leave a backend usable whatever they raise.
 """

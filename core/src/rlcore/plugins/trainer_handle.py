@@ -1,5 +1,6 @@
 """The typed handle of a trainer."""
 
+import math
 from typing import Any, ClassVar
 
 from rlcore.plugins.checks import TOLERANCE, check_figure, check_figures, check_int, check_record, check_token_arrays
@@ -8,7 +9,7 @@ from rlcore.plugins.handle import BackendHandle
 from rlcore.plugins.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
 from rlcore.spi.batch import PREVIOUS_LOGPROBS, TokenBatch
-from rlcore.spi.errors import ContractError, NonFiniteError
+from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
     LogprobsRequest,
@@ -30,11 +31,14 @@ class TrainerHandle(BackendHandle):
         self.layout = layout
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite."""
+        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a metric
+        exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
         self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)
         if request.loss.entropy != "none":
             self._require_capability("train_step", capabilities.ENTROPY)
+        if request.bounds:
+            self._require_capability("train_step", capabilities.METRIC_BOUNDS)
         self._require_columns(request)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
         self._state.weight_version = result.weight_version
@@ -61,7 +65,7 @@ class TrainerHandle(BackendHandle):
         return checked(export, self.entry.label, request.max_bucket_bytes)
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
-        refused = hook == "train_step" and isinstance(error, NonFiniteError | ContractError)
+        refused = hook == "train_step" and isinstance(error, BoundError | NonFiniteError | ContractError)
         return refused or super()._harmless(hook, error)
 
     def _require_batches(self, hook: str, microbatches: object, temperature: float, weight_version: int) -> None:
@@ -90,6 +94,9 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
     check_figure("learning_rate", result.learning_rate)
     check_figures("metrics", result.metrics)
+    for name, bound in request.bounds.items():
+        if not result.metrics.get(name, -math.inf) <= bound:
+            raise ContractError(f"metrics[{name!r}]: found {result.metrics[name]}; expected at most its bound {bound}, or BoundError")
 
 
 def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:

@@ -5,8 +5,8 @@ they start from, and a refit counts once the generator has acknowledged it.
 """
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 from attrs import define, frozen
@@ -16,7 +16,8 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.metric_loggers import MetricLogger
 from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
 from rlcore.run.progress import Progress
-from rlcore.run.refit import Refitter
+from rlcore.run.refit import Refitter, first_line
+from rlcore.run.residency import Residency
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.seeds import Stream
 from rlcore.run.timing import PhaseClock
@@ -33,7 +34,10 @@ from rlcore.spi import (
     TokenBatch,
     TrainingBatch,
     TrainStepResult,
+    WorkerError,
 )
+
+ResultT = TypeVar("ResultT")
 
 
 class Source(Protocol):
@@ -93,6 +97,8 @@ class Loop:
     source: Source
     refitter: Refitter | None
     """None where nothing generates."""
+    residency: Residency | None
+    """None where trainer and generator share no device's memory."""
     evaluator: Evaluator | None
     saver: Saver
     loggers: Sequence[MetricLogger]
@@ -120,6 +126,8 @@ class Loop:
 
     def save(self, *, prune: bool = True) -> None:
         """Save a checkpoint of the present position."""
+        if self.residency is not None and self.residency.offload_trainer != "none":
+            self._to_training()
         with self.guard.deferred(), self.clock.phase("checkpoint"):
             self.saver.save(self.position, prune=prune)
         self.position.saved_step = self.position.step
@@ -139,13 +147,14 @@ class Loop:
         return otherwise or (every > 0 and self.position.step % every == 0)
 
     def _sample(self, step: int) -> tuple[RolloutBatch, CollectedRollouts | None]:
-        if self.algorithm.needs.source == "rollouts":
-            self._refit()
-        return self.source.sample(step, self.position.weight_version)
+        if self.algorithm.needs.source != "rollouts":
+            return self.source.sample(step, self.position.weight_version)
+        return self._generating(lambda: self.source.sample(step, self.position.weight_version))
 
     def _update(self, step: int, samples: RolloutBatch, collected: CollectedRollouts | None) -> dict[str, float]:
         """Train on the samples; the step's metrics."""
         training = self.algorithm.build_batch(samples)
+        self._to_training()
         results = self._train(training, step)
         if collected is not None:
             self._refit()
@@ -154,6 +163,7 @@ class Loop:
         metrics |= {**training.metrics, **training_metrics(results)}
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
         metrics |= throughput_metrics(samples.batch.num_tokens, collected, times["time/total_s"])
+        metrics |= {} if self.residency is None else self.residency.metrics
         self._check_agreement(metrics, step)
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:
@@ -213,18 +223,45 @@ class Loop:
         return [batch.select(np.flatnonzero(np.isin(groups, part))) for part in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
+        """Let the generator work, with the trainer's weights."""
+        if self.residency is None:
+            self._hand_over()
+        else:
+            self.residency.to_generation(self._hand_over)
+
+    def _hand_over(self) -> None:
         if self.refitter is None or self.position.generator_version == self.position.weight_version:
             return
         with self.clock.phase("refit"):
             self.refitter.refit(self.position.weight_version)
         self.position.generator_version = self.position.weight_version
 
+    def _to_training(self) -> None:
+        """Let the trainer work."""
+        if self.residency is not None and self.residency.to_training():
+            self.position.generator_version = -1
+
+    def _generating(self, generate: Callable[[], ResultT]) -> ResultT:
+        """What `generate` returns at the trainer's weights. A worker that dies in it costs one more attempt: the seeds are the
+        same, and so are the samples."""
+        for attempt in range(1, self.recipe.refit.max_attempts + 1):
+            self._refit()
+            try:
+                return generate()
+            except WorkerError as error:
+                self.position.generator_version = -1
+                if attempt == self.recipe.refit.max_attempts or self.refitter is None or not self.refitter.generator.is_usable:
+                    raise
+                self.progress.note(f"generation failed and is tried again: {first_line(error)}")
+        raise AssertionError("unreachable: refit.max_attempts is at least 1")
+
     def _evaluate(self) -> dict[str, float]:
         if self.evaluator is None:
             return {}
+        evaluator, version = self.evaluator, self.position.weight_version
         self._refit()
         start = time.perf_counter()
-        metrics = self.evaluator.evaluate(self.position.weight_version)
+        metrics = self._generating(lambda: evaluator.evaluate(version))
         self.progress.phase("evaluation")
         self.clock.totals["evaluation"] += time.perf_counter() - start
         return metrics

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives a run's events, in the driver's thread and in this order: started, then the rest, finished last.
+    """Receives a run's events, in the driver's thread (but for `samples`) and in this order: started, the rest, finished last.
 
     A run that fails or is interrupted has no `finished`. Implementations must not raise and must be quick: they are called
     inside the step.
@@ -17,6 +17,9 @@ class Progress(Protocol):
 
     def phase(self, name: str) -> None:
         """What happens from now on: "generation", "rewards", "logprobs", "train", "refit", "evaluation", "checkpoint", ..."""
+
+    def samples(self, num_finished: int, num_samples: int) -> None:
+        """How far the present generation is. Called from any thread, and only by generators that can tell."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""
@@ -35,6 +38,9 @@ class SilentProgress:
         """Nothing to show."""
 
     def phase(self, name: str) -> None:
+        """Nothing to show."""
+
+    def samples(self, num_finished: int, num_samples: int) -> None:
         """Nothing to show."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

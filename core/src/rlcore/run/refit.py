@@ -5,11 +5,15 @@ from typing import Literal
 from attrs import frozen
 
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
-from rlcore.spi import DtypeName, ExportWeightsRequest, RefitRequest
+from rlcore.run.progress import Progress
+from rlcore.spi import DtypeName, ExportWeightsRequest, RefitChannel, RefitError, RefitRequest, WorkerError
 
-Channel = Literal["in_process"]
-CHANNELS: tuple[Channel, ...] = ("in_process",)
-"""Cheapest first."""
+CHANNELS: dict[Literal["cpu", "cuda"], tuple[RefitChannel, ...]] = {
+    # Mapping the sender's memory costs as little as handing it over, and leaves the generator an interpreter of its own.
+    "cuda": ("cuda_ipc", "nccl", "in_process", "directory"),
+    "cpu": ("in_process", "shared_memory", "directory"),
+}
+"""By device, cheapest first."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -18,15 +22,33 @@ class Refitter:
 
     trainer: TrainerHandle
     generator: GeneratorHandle
-    channel: Channel
+    channel: RefitChannel
     dtype: DtypeName
     max_bucket_bytes: int
+    max_attempts: int
+    progress: Progress
 
     def refit(self, weight_version: int) -> None:
-        """Raises RefitError where the generator does not hold what the trainer exported."""
+        """Raises RefitError or WorkerError where the generator does not hold what the trainer exported, in no attempt."""
+        for attempt in range(1, self.max_attempts + 1):
+            try:
+                self._attempt(weight_version)
+            except (RefitError, WorkerError) as error:
+                if attempt == self.max_attempts or not self.generator.is_usable:
+                    raise
+                self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
+            else:
+                return
+
+    def _attempt(self, weight_version: int) -> None:
         export = self.trainer.export_weights(
             ExportWeightsRequest(weight_version=weight_version, dtype=self.dtype, max_bucket_bytes=self.max_bucket_bytes)
         )
         # The loop refits after every update and before it generates again, so the generator may share the trainer's tensors.
         request = RefitRequest(weight_version=weight_version, channel=self.channel, weights=export, may_alias=True)
         self.generator.refit(request)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return str(error).partition("\n")[0]

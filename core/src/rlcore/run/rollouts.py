@@ -1,6 +1,7 @@
 """From prompts to rewarded samples: turns between generator and environment, packed into one batch."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ from attrs import field, frozen
 
 from rlcore.plugins.handles import GeneratorHandle
 from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.progress import Progress
 from rlcore.run.prompts import encode_prompts
 from rlcore.run.timing import PhaseClock
 from rlcore.run.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ from rlcore.spi import (
     SamplingParams,
     TokenBatch,
     Turn,
+    capabilities,
 )
 from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, gather_ragged
 
@@ -75,6 +78,7 @@ class RolloutCollector:
     max_response_tokens: int
     max_turns: int
     clock: PhaseClock
+    progress: Progress
 
     def collect(self, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
         """`samples_per_prompt` episodes of each row, adjacent. `seed` is a key of numpy's SeedSequence."""
@@ -168,9 +172,22 @@ class _Collection:
             max_tokens=self.budget[active].astype(np.int32),
             sampling=self.c.sampling,
             weight_version=self.weight_version,
+            on_finished=self._counter(len(active)) if self.c.generator.has(capabilities.STREAMING) else None,
         )
         with self.c.clock.phase("generation"):
             return self.c.generator.generate(request)
+
+    def _counter(self, num_samples: int) -> Callable[[int, GenerateResult], None]:
+        """Tells the display how many samples have ended."""
+        lock, num_finished = threading.Lock(), 0
+
+        def count(sample: int, result: GenerateResult) -> None:  # noqa: ARG001 - what a generator hands out
+            nonlocal num_finished
+            with lock:
+                num_finished += 1
+                self.c.progress.samples(num_finished, num_samples)
+
+        return count
 
     def _step(self, active: Int64Array, result: GenerateResult) -> list[tuple[int, Int32Array]]:
         """Score a turn of each active episode; returns those that go on, with the tokens they read next."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.config.convert import convert, selected_options
 from rlcore.config.load import read_raw
@@ -14,7 +14,7 @@ from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO_ROLES, select
 from rlcore.run.metric_loggers import check_tensorboard
-from rlcore.run.refit import CHANNELS, Channel
+from rlcore.run.refit import CHANNELS
 from rlcore.spi import (
     ROLES,
     Algorithm,
@@ -28,6 +28,7 @@ from rlcore.spi import (
     ModelSpec,
     PluginError,
     Problem,
+    RefitChannel,
     Role,
     capabilities,
 )
@@ -47,7 +48,7 @@ class Prepared:
     model: ModelSpec
     algorithm: Algorithm
     environment: Environment | None
-    channel: Channel | None
+    channel: RefitChannel | None
     """How weights travel; None where nothing generates."""
 
     @property
@@ -85,6 +86,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
     if recipe.logging.tensorboard:
         check_tensorboard()
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
+    registry = _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}
     chosen["algorithm"] = select(registry, "algorithm", recipe.algorithm.name, device=device, needs={})
     if recipe.environment is not None:
@@ -97,9 +99,9 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
             raise generator
         chosen["generator"] = generator
     chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=trainer_needs(recipe, algorithm))
-    channel = choose_channel(recipe, chosen)
+    channel = choose_channel(recipe, chosen, device)
     model = model_spec(recipe, device)
-    _check(recipe, chosen, algorithm, model, device)
+    _check(recipe, chosen, algorithm, model, device, channel)
     environment = None
     if "environment" in chosen:
         context = EnvironmentContext(seed=recipe.run.seed)
@@ -191,23 +193,43 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     return needs
 
 
-def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry]) -> Channel | None:
-    """The cheapest channel that trainer and generator both declare; None where nothing generates."""
+def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device) -> RefitChannel | None:
+    """The cheapest channel of the device that trainer and generator both declare; None where nothing generates."""
     if "generator" not in chosen:
         return None
     providers = [entry.provider for role in AUTO_ROLES if (entry := chosen[role]).provider is not None]
-    wanted = CHANNELS if recipe.refit.channel == "auto" else (recipe.refit.channel,)
+    wanted = CHANNELS[device] if recipe.refit.channel == "auto" else (recipe.refit.channel,)
     for channel in wanted:
-        if all(f"refit.{channel}" in provider.capabilities for provider in providers):
+        if channel in CHANNELS[device] and all(f"refit.{channel}" in provider.capabilities for provider in providers):
             return channel
     declared = "; ".join(
         f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
         for provider in providers
     )
     raise PluginError(
-        f"no channel brings weights from trainer to generator. Wanted: {', '.join(wanted)}. Declared: {declared}. "
+        f"no channel brings weights from trainer to generator on {device}. Wanted: {', '.join(wanted)}. Declared, as "
+        f"configured: {declared}. On {device} there are {', '.join(CHANNELS[device])}. "
         "Choose another generator, or set refit.channel to one that both declare."
     )
+
+
+def _as_configured(recipe: Recipe, registry: Registry) -> Registry:
+    """The registry with each backend's capabilities less those that its section of the recipe takes away."""
+    return evolve(registry, entries=tuple(_without(recipe, entry) for entry in registry.entries))
+
+
+def _without(recipe: Recipe, entry: Entry) -> Entry:
+    provider = entry.provider
+    if entry.role not in AUTO_ROLES or provider is None or entry.error is not None:
+        return entry
+    options = getattr(recipe, entry.role).options.get(entry.name)
+    if options is None:
+        return entry
+    try:
+        lost = frozenset(provider.without(options))
+    except Exception as error:
+        raise PluginError(f"{entry.label}: its function `without` raised {type(error).__name__}: {error}") from error
+    return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
 
 
 def _generator(recipe: Recipe, registry: Registry, device: Device) -> Entry | PluginError | None:
@@ -237,10 +259,19 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
     return build_algorithm(entry, context, plugin_config(recipe, entry))
 
 
-def _check(recipe: Recipe, chosen: Mapping[Role, Entry], algorithm: Algorithm, model: ModelSpec, device: Device) -> None:
+def _check(
+    recipe: Recipe,
+    chosen: Mapping[Role, Entry],
+    algorithm: Algorithm,
+    model: ModelSpec,
+    device: Device,
+    channel: RefitChannel | None,
+) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
     problems = list(_impossible(recipe, algorithm))
-    context = CheckContext(model=model, device=device, world_size=1, max_sequence_length=_max_sequence_length(recipe))
+    context = CheckContext(
+        model=model, device=device, world_size=1, max_sequence_length=_max_sequence_length(recipe), channel=channel
+    )
     for entry in chosen.values():
         found = run_check(entry, context, plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]

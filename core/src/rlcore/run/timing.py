@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rlcore.run.progress import Progress
 
-STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit")
+STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit", "residency")
 """Parts of a step; what remains of its total is `other`."""
 
 

@@ -19,6 +19,7 @@ from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogg
 from rlcore.run.plots import run_panels, save_png
 from rlcore.run.progress import Progress
 from rlcore.run.refit import Refitter
+from rlcore.run.residency import Residency
 from rlcore.run.rollouts import RolloutCollector
 from rlcore.run.run_directory import RunDirectory, storage_errors
 from rlcore.run.saving import RunSaver, model_digest
@@ -37,6 +38,7 @@ from rlcore.spi import (
     SamplingParams,
     StorageError,
     TrainerContext,
+    capabilities,
 )
 
 
@@ -52,7 +54,7 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     with load_inputs(prepared, tokenizer) as inputs:
         if not resume:
             _begin(prepared, directory)
-        with _backends(prepared) as backends:
+        with _backends(prepared, directory.make_logs()) as backends:
             saver = _saver(prepared, inputs, backends, directory)
             loop = _build_loop(prepared, inputs, backends, saver, progress)
             if resume:
@@ -80,14 +82,15 @@ def evaluate(
     if prepared.environment is None or recipe.data.evaluation is None:
         raise _nothing_to_evaluate()
     clock = PhaseClock(progress)
-    with load_inputs(prepared, tokenizer) as inputs, _backends(prepared) as backends:
+    with load_inputs(prepared, tokenizer) as inputs, _backends(prepared, None) as backends:
         version = 0
         if checkpoint is not None:
             _check_intact(checkpoint)
             state = read_loop_state(checkpoint)
             _saver(prepared, inputs, backends, RunDirectory(path=checkpoint.parent.parent)).load(checkpoint, state)
             version = state.weight_version
-        refitter, evaluator = _refitter(prepared, backends), _evaluator(prepared, inputs, backends, clock)
+        refitter = _refitter(prepared, backends, progress)
+        evaluator = _evaluator(prepared, inputs, backends, clock, progress)
         if refitter is None or evaluator is None:
             raise _nothing_to_evaluate()
         refitter.refit(version)
@@ -114,7 +117,7 @@ class _Backends:
 
 
 @contextmanager
-def _backends(prepared: Prepared) -> Iterator[_Backends]:
+def _backends(prepared: Prepared, log_directory: Path | None) -> Iterator[_Backends]:
     """Trainer and generator, closed at the end whatever happens."""
     recipe, place = prepared.recipe, RankSpec(device=prepared.device)
     observers = prepared.registry.observers
@@ -135,6 +138,8 @@ def _backends(prepared: Prepared) -> Iterator[_Backends]:
                 place=place,
                 seed=recipe.run.seed,
                 max_sequence_length=prepared.max_sequence_length,
+                channel=prepared.channel or "in_process",
+                log_directory=log_directory,
             )
             entry = prepared.chosen["generator"]
             generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
@@ -188,9 +193,10 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: 
             max_tokens_per_microbatch=recipe.training.max_tokens_per_microbatch,
             temperature=recipe.rollout.temperature,
         ),
-        source=_source(prepared, inputs, backends, clock),
-        refitter=_refitter(prepared, backends),
-        evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress)) if prepared.evaluates else None,
+        source=_source(prepared, inputs, backends, clock, progress),
+        refitter=_refitter(prepared, backends, progress),
+        residency=_residency(prepared, backends, clock),
+        evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress), progress) if prepared.evaluates else None,
         saver=saver,
         loggers=loggers,
         progress=progress,
@@ -200,11 +206,13 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: 
     )
 
 
-def _source(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock) -> RolloutSource | DemonstrationSource:
+def _source(
+    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress
+) -> RolloutSource | DemonstrationSource:
     if inputs.demonstrations is not None:
         return DemonstrationSource(demonstrations=inputs.demonstrations, stream=inputs.stream)
     return RolloutSource(
-        collector=_collector(prepared, inputs, backends, clock, evaluation=False),
+        collector=_collector(prepared, inputs, backends, clock, progress, evaluation=False),
         rows=inputs.train_rows,
         kept=inputs.train_kept,
         stream=inputs.stream,
@@ -212,11 +220,13 @@ def _source(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: Phas
     )
 
 
-def _evaluator(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock) -> HeldOutEvaluator | None:
+def _evaluator(
+    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress
+) -> HeldOutEvaluator | None:
     if backends.generator is None or inputs.evaluation_rows is None:
         return None
     return HeldOutEvaluator(
-        collector=_collector(prepared, inputs, backends, clock, evaluation=True),
+        collector=_collector(prepared, inputs, backends, clock, progress, evaluation=True),
         rows=inputs.evaluation_rows,
         kept=inputs.evaluation_kept[: prepared.recipe.evaluation.max_prompts],
         seed=prepared.recipe.run.seed,
@@ -224,7 +234,7 @@ def _evaluator(prepared: Prepared, inputs: Inputs, backends: _Backends, clock: P
 
 
 def _collector(
-    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, *, evaluation: bool
+    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress, *, evaluation: bool
 ) -> RolloutCollector:
     recipe = prepared.recipe
     rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout
@@ -247,10 +257,11 @@ def _collector(
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
         clock=clock,
+        progress=progress,
     )
 
 
-def _refitter(prepared: Prepared, backends: _Backends) -> Refitter | None:
+def _refitter(prepared: Prepared, backends: _Backends, progress: Progress) -> Refitter | None:
     if backends.generator is None or prepared.channel is None:
         return None
     return Refitter(
@@ -259,6 +270,22 @@ def _refitter(prepared: Prepared, backends: _Backends) -> Refitter | None:
         channel=prepared.channel,
         dtype=prepared.model.dtype,
         max_bucket_bytes=prepared.recipe.refit.max_bucket_mib * 2**20,
+        max_attempts=prepared.recipe.refit.max_attempts,
+        progress=progress,
+    )
+
+
+def _residency(prepared: Prepared, backends: _Backends, clock: PhaseClock) -> Residency | None:
+    """Where the two share a GPU's memory and the recipe wants them to take turns."""
+    options, trainer, generator = prepared.recipe.residency, backends.trainer, backends.generator
+    if generator is None or prepared.device == "cpu" or prepared.channel == "nccl":
+        return None
+    sleeps = options.generator_sleeps and generator.has(capabilities.RESIDENCY)
+    offloads = options.offload_trainer if trainer.has(capabilities.RESIDENCY) else "none"
+    if not sleeps and offloads == "none":
+        return None
+    return Residency(
+        trainer=trainer, generator=generator, generator_sleeps=sleeps, offload_trainer=offloads, clock=clock, metrics={}
     )
 
 

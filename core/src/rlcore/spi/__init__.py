@@ -24,6 +24,7 @@ from rlcore.spi.context import (
 )
 from rlcore.spi.environment import Environment, Message, Observation, ResetResult, Row, StepResult, Turn
 from rlcore.spi.errors import (
+    BoundError,
     CheckpointError,
     ConfigError,
     ContractError,
@@ -37,6 +38,7 @@ from rlcore.spi.errors import (
     RewardError,
     RlcoreError,
     StorageError,
+    WorkerError,
 )
 from rlcore.spi.generator import (
     FinishReason,
@@ -60,6 +62,7 @@ from rlcore.spi.lifecycle import (
 )
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
+from rlcore.spi.serve import ServeRequest
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
     LogprobsRequest,
@@ -70,7 +73,7 @@ from rlcore.spi.trainer import (
     TrainStepResult,
 )
 from rlcore.spi.version import SPI_VERSION
-from rlcore.spi.weights import DtypeName, NamedTensor, TensorSpec, WeightBucket, WeightExport, tensor_digest
+from rlcore.spi.weights import DtypeName, NamedTensor, RefitChannel, TensorSpec, WeightBucket, WeightExport, tensor_digest
 
 __all__ = [
     "ADVANTAGES",
@@ -86,6 +89,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmContext",
     "AlgorithmNeeds",
+    "BoundError",
     "CheckContext",
     "CheckpointError",
     "CloseRequest",
@@ -122,6 +126,7 @@ __all__ = [
     "Provider",
     "RaggedTokens",
     "RankSpec",
+    "RefitChannel",
     "RefitError",
     "RefitRequest",
     "RefitResult",
@@ -134,6 +139,7 @@ __all__ = [
     "SamplingParams",
     "SaveStateRequest",
     "SaveStateResult",
+    "ServeRequest",
     "SetResidencyRequest",
     "SetResidencyResult",
     "StepResult",
@@ -149,6 +155,7 @@ __all__ = [
     "Turn",
     "WeightBucket",
     "WeightExport",
+    "WorkerError",
     "capabilities",
     "hookimpl",
     "tensor_digest",

@@ -12,6 +12,9 @@ ENTROPY = "entropy"
 SAVE_HF = "save_hf"
 """save_state(kind="hf"): a directory that transformers loads."""
 
+METRIC_BOUNDS = "metric_bounds"
+"""TrainStepRequest.bounds: a step whose metrics exceed them is refused before anything changes."""
+
 # generators
 TOP_K = "top_k"
 TOP_P = "top_p"
@@ -20,6 +23,13 @@ PER_SAMPLE_SEEDS = "per_sample_seeds"
 """A sample depends on its prompt, seed and weights alone, not on the batch around it (same device, same dtype)."""
 EXACT_LOGPROBS = "exact_logprobs"
 """In float32 the sampled log-probabilities equal a plain forward pass within 1e-4, so nothing need recompute them."""
+
+STREAMING = "streaming"
+"""GenerateRequest.on_finished: each sample is handed out as soon as it ends."""
+IN_FLIGHT_REFIT = "in_flight_refit"
+"""refit while generate runs in another thread: tokens sampled after it carry the new version, and generation goes on."""
+DISCARD_WEIGHTS = "discard_weights"
+"""SetResidencyRequest.discard_weights: device memory is freed without a copy on the host."""
 
 # environments
 CHEAP_RESET = "cheap_reset"
@@ -30,6 +40,14 @@ RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 REFIT_IN_PROCESS = "refit.in_process"
 """Weights handed over within one process; with RefitRequest.may_alias, without a copy."""
+REFIT_CUDA_IPC = "refit.cuda_ipc"
+"""Between processes on one GPU: the receiver maps the sender's memory."""
+REFIT_NCCL = "refit.nccl"
+"""Between GPUs: buckets are broadcast to every receiver at once."""
+REFIT_SHARED_MEMORY = "refit.shared_memory"
+"""Between processes on the CPUs of one machine."""
+REFIT_DIRECTORY = "refit.directory"
+"""Through safetensors files in a folder that both sides see."""
 
 KNOWN: frozenset[str] = frozenset(
     {
@@ -42,7 +60,15 @@ KNOWN: frozenset[str] = frozenset(
         PER_SAMPLE_SEEDS,
         EXACT_LOGPROBS,
         RESIDENCY,
+        METRIC_BOUNDS,
+        STREAMING,
+        IN_FLIGHT_REFIT,
+        DISCARD_WEIGHTS,
         REFIT_IN_PROCESS,
+        REFIT_CUDA_IPC,
+        REFIT_NCCL,
+        REFIT_SHARED_MEMORY,
+        REFIT_DIRECTORY,
         CHEAP_RESET,
     }
 )

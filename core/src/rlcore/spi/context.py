@@ -1,10 +1,11 @@
 """What the core gives a backend when it builds it: `Backend(context, config)`."""
 
+from pathlib import Path
 from typing import Literal
 
 from attrs import frozen
 
-from rlcore.spi.weights import DtypeName
+from rlcore.spi.weights import DtypeName, RefitChannel
 
 
 @frozen(kw_only=True)
@@ -57,6 +58,11 @@ class GeneratorContext:
     seed: int
     max_sequence_length: int
     """Prompt and response together, in tokens."""
+    channel: RefitChannel = "in_process"
+    """How weights will come. With "in_process" the trainer's tensors are handed over as they are, so what holds the weights
+    lives in the driver's own process."""
+    log_directory: Path | None = None
+    """An existing folder for the output of processes that the backend starts; None where they have to find one themselves."""
 
 
 @frozen(kw_only=True)
@@ -86,3 +92,5 @@ class CheckContext:
     device: Literal["cpu", "cuda"]
     world_size: int
     max_sequence_length: int
+    channel: RefitChannel | None = None
+    """How weights will travel; None where nothing generates."""

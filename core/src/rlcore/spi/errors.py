@@ -1,6 +1,6 @@
 """Every error that rlcore raises on purpose, each with the exit code that the command line ends with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from attrs import frozen
@@ -92,6 +92,23 @@ class RefitError(RlcoreError):
     """The generator does not hold the weights that the trainer exported."""
 
     exit_code = 10
+
+
+class BoundError(RlcoreError):
+    """A metric of a step exceeds its bound; the step is refused and the state before it kept."""
+
+    exit_code = 13
+
+    def __init__(self, message: str, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.metrics = dict(metrics or {})
+        """The metrics that exceed their bounds."""
+
+
+class WorkerError(RlcoreError):
+    """A process that a backend had started died, hung, or did not start; the message ends with its last lines."""
+
+    exit_code = 12
 
 
 class StorageError(RlcoreError):

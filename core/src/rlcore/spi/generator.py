@@ -1,8 +1,8 @@
 """The generator's hooks and their records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from attrs import field, frozen
@@ -21,7 +21,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyRequest,
     SetResidencyResult,
 )
-from rlcore.spi.weights import WeightExport
+from rlcore.spi.weights import RefitChannel, WeightExport
 
 
 class FinishReason(IntEnum):
@@ -65,7 +65,10 @@ class GenerateRequest:
     """int32 [S], at least 1: most tokens to generate."""
     sampling: SamplingParams
     weight_version: int
-    """The version that the generator must hold."""
+    """The version that the generator must hold when generation begins."""
+    on_finished: "Callable[[int, GenerateResult], None] | None" = None
+    """Called with a sample's number and a result of that one sample as soon as it ends, once a sample, from any thread. Needs
+    the capability `streaming`."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -87,7 +90,7 @@ class GenerateResult:
     """float32 [T]: of each token under the distribution actually sampled from, after temperature, top-k and top-p;
     at temperature 0, under the untempered, untruncated distribution."""
     weight_versions: Int32Array
-    """int32 [T]: version of the weights that sampled the token."""
+    """int32 [T]: version of the weights that sampled the token; never falls within a sample."""
     finish_reasons: UInt8Array
     """uint8 [S]: FinishReason."""
 
@@ -105,8 +108,8 @@ class RefitRequest:
 
     weight_version: int
     """The version that the generator holds afterwards."""
-    channel: Literal["in_process"]
-    """How the weights travel; one that both sides declare as capability `refit.<channel>`."""
+    channel: RefitChannel
+    """How the weights travel: the channel that the generator was built for."""
     weights: WeightExport
     may_alias: bool
     """Whether the generator may keep a persistent export's tensors themselves instead of a copy. Then the next

@@ -16,6 +16,9 @@ class SetResidencyRequest:
     """Model weights (for a trainer also the reference policy's)."""
     state: Place
     """What else is large: a trainer's optimizer state and gradients, a generator's KV cache (discarded on "host")."""
+    discard_weights: bool = False
+    """With weights="host", a generator need keep no copy: it holds no weights that count until the next refit. Needs the
+    capability `discard_weights`."""
 
 
 @frozen(kw_only=True)

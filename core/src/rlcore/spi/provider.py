@@ -1,7 +1,7 @@
 """What an entry point names: a light description of a plugin, from which the core chooses before importing anything heavy."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 
@@ -15,6 +15,10 @@ OBSERVER_GROUP = "rlcore.observers"
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
+
+
+def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.without
+    return frozenset()
 
 
 @frozen(kw_only=True)
@@ -45,5 +49,10 @@ class Provider:
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
+    without: Callable[[Any], frozenset[str]] = _nothing
+    """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""
+    serve: str | None = None
+    """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
+    stopped."""
     check: str | None = None
     """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem] before allocation."""

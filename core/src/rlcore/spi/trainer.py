@@ -44,6 +44,9 @@ class TrainStepRequest:
     """Logits are divided by it before the log-softmax, as the sampler did; positive."""
     weight_version: int
     """The version that the trainer must hold before the step."""
+    bounds: Mapping[str, float] = field(factory=dict)
+    """Greatest value of each of these metrics. A step that exceeds one raises BoundError and leaves everything as it was.
+    Needs the capability `metric_bounds`."""
 
 
 @frozen(kw_only=True)

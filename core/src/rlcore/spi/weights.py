@@ -10,6 +10,9 @@ from rlcore.spi.arrays import AnyArray
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
+RefitChannel: TypeAlias = Literal["in_process", "shared_memory", "cuda_ipc", "nccl", "directory"]
+"""How weights travel. Each is a capability `refit.<channel>` of both sides, described in rlcore.spi.capabilities."""
+
 
 @frozen(kw_only=True)
 class TensorSpec:

@@ -110,8 +110,12 @@ class TransformersBackend:
 
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move the weights; free the cache on "host". It is allocated again by the next generate."""
+        """Move the weights, or let go of them; free the cache on "host". It is allocated again by the next generate."""
         self._require()
+        if request.discard_weights:
+            self._version = NO_WEIGHTS
+            self._decoder.unbind()
+            self._weights.drop()
         self._resident = {"weights": request.weights == "device", "state": request.state == "device"}
         if self._device.type != "cpu":
             self._weights.move(self._device if request.weights == "device" else torch.device("cpu"))

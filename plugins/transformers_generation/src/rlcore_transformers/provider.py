@@ -6,7 +6,7 @@ from rlcore_transformers.config import TransformersConfig
 
 PROVIDER = Provider(
     name="transformers",
-    spi=(1, 0),
+    spi=(1, 1),
     priority=20,
     capabilities={
         capabilities.TOP_K,
@@ -15,6 +15,7 @@ PROVIDER = Provider(
         capabilities.PER_SAMPLE_SEEDS,
         capabilities.EXACT_LOGPROBS,
         capabilities.RESIDENCY,
+        capabilities.DISCARD_WEIGHTS,
         capabilities.REFIT_IN_PROCESS,
     },
     config=TransformersConfig,

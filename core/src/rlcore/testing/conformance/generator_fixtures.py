@@ -19,6 +19,7 @@ from rlcore.spi import (
     Provider,
     RaggedTokens,
     RankSpec,
+    RefitChannel,
     RefitRequest,
     SamplingParams,
     WeightExport,
@@ -34,6 +35,7 @@ from rlcore.testing.conformance.reference import (
 from rlcore.testing.conformance.tensors import make_export, values_of
 
 WeightSets: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any]]
+OnFinished: TypeAlias = Callable[[int, GenerateResult], None]
 OpenGenerator: TypeAlias = Callable[[], "GeneratorUnderTest"]
 MAX_SEQUENCE_LENGTH = 96
 PROMPT_LENGTHS = (3, 1, 17, 40, 6)
@@ -51,7 +53,9 @@ class Question:
     seeds: NDArray[np.int64]
     max_tokens: NDArray[np.int32]
 
-    def request(self, sampling: SamplingParams, weight_version: int) -> GenerateRequest:
+    def request(
+        self, sampling: SamplingParams, weight_version: int, on_finished: "OnFinished | None" = None
+    ) -> GenerateRequest:
         """The generator's request."""
         return GenerateRequest(
             prompts=self.prompts,
@@ -60,6 +64,7 @@ class Question:
             max_tokens=self.max_tokens,
             sampling=sampling,
             weight_version=weight_version,
+            on_finished=on_finished,
         )
 
     def ungrouped(self, order: Sequence[int]) -> "Question":
@@ -77,6 +82,7 @@ class GeneratorUnderTest:
     """A generator's handle, with the calls that the checks repeat."""
 
     handle: GeneratorHandle
+    channel: RefitChannel
 
     def refit(self, weights: Mapping[str, Any], weight_version: int, **options: Any) -> None:
         """Bring it to copies of `weights`."""
@@ -85,12 +91,18 @@ class GeneratorUnderTest:
     def refit_export(self, export: WeightExport, *, may_alias: bool = False) -> None:
         """Bring it to an export's weights."""
         self.handle.refit(
-            RefitRequest(weight_version=export.weight_version, channel="in_process", weights=export, may_alias=may_alias)
+            RefitRequest(weight_version=export.weight_version, channel=self.channel, weights=export, may_alias=may_alias)
         )
 
-    def generate(self, question: Question, weight_version: int = 0, sampling: SamplingParams | None = None) -> GenerateResult:
+    def generate(
+        self,
+        question: Question,
+        weight_version: int = 0,
+        sampling: SamplingParams | None = None,
+        on_finished: OnFinished | None = None,
+    ) -> GenerateResult:
         """Ask."""
-        return self.handle.generate(question.request(sampling or SamplingParams(), weight_version))
+        return self.handle.generate(question.request(sampling or SamplingParams(), weight_version, on_finished))
 
 
 def samples_of(result: GenerateResult) -> list[Int32Array]:
@@ -149,9 +161,18 @@ class GeneratorFixtures(BackendFixtures):
         return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     @pytest.fixture
-    def open_generator(self, provider: Provider, config: Any, model: ModelSpec, device: Device) -> Iterator[OpenGenerator]:
+    def channel(self) -> RefitChannel:
+        """How weights reach it."""
+        return "in_process"
+
+    @pytest.fixture
+    def open_generator(
+        self, provider: Provider, config: Any, model: ModelSpec, device: Device, channel: RefitChannel
+    ) -> Iterator[OpenGenerator]:
         """Opens a fresh generator, without weights that count; the one before is closed."""
-        context = GeneratorContext(model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH)
+        context = GeneratorContext(
+            model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
+        )
         opened: list[GeneratorHandle] = []
 
         def close() -> None:
@@ -161,7 +182,7 @@ class GeneratorFixtures(BackendFixtures):
         def build() -> GeneratorUnderTest:
             close()
             opened.append(build_generator(entry_of("generator", provider, device), context, config))
-            return GeneratorUnderTest(handle=opened[-1])
+            return GeneratorUnderTest(handle=opened[-1], channel=channel)
 
         yield build
         close()

@@ -75,7 +75,7 @@ class GeneratorWeights(GeneratorFixtures):
     def test_refit_acknowledges_what_it_holds(self, fresh: GeneratorUnderTest, weights: WeightSets) -> None:
         """A digest for every tensor."""
         export = make_export(weights[1], 4)
-        result = fresh.handle.refit(RefitRequest(weight_version=4, channel="in_process", weights=export, may_alias=False))
+        result = fresh.handle.refit(RefitRequest(weight_version=4, channel=fresh.channel, weights=export, may_alias=False))
         assert result.weight_version == 4
         assert result.digests == {name: tensor_digest(bytes_of(value)) for name, value in weights[1].items()}
 

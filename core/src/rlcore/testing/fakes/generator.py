@@ -68,6 +68,11 @@ class FakeGenerator:
             return self.sample_instantly(request, limits)
         tokens, logprobs, lengths, reasons = self.sample(request, limits)
         taken = np.arange(tokens.shape[1]) < lengths[:, None]
+        if request.on_finished is not None:
+            for sample in np.argsort(lengths, kind="stable").tolist():
+                part = slice(sample, sample + 1)
+                row, own = tokens[sample][taken[sample]].astype(np.int32), logprobs[sample][taken[sample]]
+                request.on_finished(sample, self.result(row, lengths[part], own, reasons[part]))
         return self.result(tokens[taken].astype(np.int32), lengths, logprobs[taken], reasons)
 
     @hookimpl
@@ -100,6 +105,8 @@ class FakeGenerator:
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Count the bytes that would be left on the device; there is no cache."""
+        if request.discard_weights:
+            self.weights, self.weight_version = {}, -1
         return count_residency(
             self.place, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
         )

@@ -30,7 +30,9 @@ FAKE_GENERATOR = Provider(
         capabilities.STOP_STRINGS,
         capabilities.PER_SAMPLE_SEEDS,
         capabilities.EXACT_LOGPROBS,
+        capabilities.STREAMING,
         capabilities.RESIDENCY,
+        capabilities.DISCARD_WEIGHTS,
         capabilities.REFIT_IN_PROCESS,
     },
 )

@@ -1,0 +1,65 @@
+"""Trainer and generator on one device: whoever works has the memory."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import define
+
+from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.timing import PhaseClock
+from rlcore.spi import SetResidencyRequest, capabilities
+
+RESIDENT = SetResidencyRequest(weights="device", state="device")
+GIB = 2**30
+
+
+@define(kw_only=True, eq=False)
+class Residency:
+    """Whose turn it is. The generator wakes in two stages, since the weights that it receives have to be somewhere before the
+    memory for its cache is free."""
+
+    trainer: TrainerHandle
+    generator: GeneratorHandle
+    generator_sleeps: bool
+    offload_trainer: Literal["none", "state", "all"]
+    clock: PhaseClock
+    turn: Literal["training", "generation"] = "generation"
+    metrics: dict[str, float]
+    """What each leaves on the device while the other works, in GiB."""
+
+    def to_training(self) -> bool:
+        """Give the device to the trainer. True where that cost the generator its weights."""
+        if self.turn == "training":
+            return False
+        discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
+        with self.clock.phase("residency"):
+            if self.generator_sleeps:
+                asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
+                left = self.generator.set_residency(asleep).device_bytes
+                self.metrics["memory/generator_asleep_gib"] = left / GIB
+            if self.offload_trainer != "none":
+                self.trainer.set_residency(RESIDENT)
+        self.turn = "training"
+        return discards
+
+    def to_generation(self, refit: Callable[[], None]) -> None:
+        """Give the device to the generator; `refit` is called when the weights of both are there."""
+        if self.turn == "generation":
+            refit()
+            return
+        with self.clock.phase("residency"):
+            if self.offload_trainer != "none":
+                self._offload(weights="device")
+            if self.generator_sleeps:
+                self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
+        refit()
+        with self.clock.phase("residency"):
+            if self.offload_trainer == "all":
+                self._offload(weights="host")
+            if self.generator_sleeps:
+                self.generator.set_residency(RESIDENT)
+        self.turn = "generation"
+
+    def _offload(self, weights: Literal["device", "host"]) -> None:
+        left = self.trainer.set_residency(SetResidencyRequest(weights=weights, state="host")).device_bytes
+        self.metrics["memory/trainer_offloaded_gib"] = left / GIB

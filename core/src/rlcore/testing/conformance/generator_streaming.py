@@ -1,0 +1,112 @@
+"""Checks of what happens while a generator generates: samples handed out one by one, and weights that change under way."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from rlcore.spi import GenerateResult, Provider, RlcoreError, SamplingParams, SetResidencyRequest, capabilities
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.generator_fixtures import (
+    MAX_SEQUENCE_LENGTH,
+    GeneratorFixtures,
+    GeneratorUnderTest,
+    Question,
+    WeightSets,
+    load_reference,
+    logprob_errors,
+    samples_of,
+)
+from rlcore.testing.conformance.reference import Reference, ReferencePolicy
+
+PLAIN = SamplingParams()
+ATTEMPTS = 5
+"""A generator may be done before new weights reach it; one that always is has not taken them in flight."""
+
+
+class GeneratorStreaming(GeneratorFixtures):
+    """Samples as they end, refits in flight, and weights that need not be kept."""
+
+    def test_each_sample_is_handed_out_once(
+        self, provider: Provider, generator: GeneratorUnderTest, question: Question
+    ) -> None:
+        """As the whole result holds it."""
+        require(provider, capabilities.STREAMING)
+        handed: list[tuple[int, GenerateResult]] = []
+        result = generator.generate(question, on_finished=lambda sample, one: handed.append((sample, one)))
+        assert sorted(sample for sample, _ in handed) == list(range(len(question.seeds))), "expected each sample exactly once"
+        tokens, logprobs = samples_of(result), np.split(result.logprobs, result.offsets[1:-1])
+        for sample, one in handed:
+            np.testing.assert_array_equal(one.tokens, tokens[sample])
+            np.testing.assert_array_equal(one.logprobs, logprobs[sample])
+            np.testing.assert_array_equal(one.offsets, [0, len(tokens[sample])])
+            assert one.finish_reasons.tolist() == [result.finish_reasons[sample]]
+
+    def test_weights_that_change_in_flight(
+        self,
+        provider: Provider,
+        generator: GeneratorUnderTest,
+        reference: Reference,
+        weights: WeightSets,
+        question: Question,
+        tolerance: float,
+    ) -> None:
+        """Each token's log-probability is that of the weights whose version it carries, with all tokens before it."""
+        require(provider, capabilities.IN_FLIGHT_REFIT)
+        require(provider, capabilities.STREAMING)
+        long = evolve(question, max_tokens=np.full(len(question.seeds), MAX_SEQUENCE_LENGTH, np.int32))
+        long.max_tokens[0] = 1
+        policies = [load_reference(reference, one) for one in weights]
+        for attempt in range(ATTEMPTS):
+            old = attempt
+            result = generate_and_refit(generator, long, old, lambda v=old + 1: generator.refit(weights[v % 2], v))  # type: ignore[misc]
+            assert set(np.unique(result.weight_versions)) <= {old, old + 1}
+            of_new = result.weight_versions == old + 1
+            errors = [logprob_errors(policy, long, result, PLAIN) for policy in policies]
+            found = np.where(of_new, errors[(old + 1) % 2], errors[old % 2])
+            assert found.max() <= tolerance, f"log-probabilities are off by up to {found.max():.3g} nats"
+            if of_new.any():
+                other = np.where(of_new, errors[old % 2], errors[(old + 1) % 2])
+                assert other[of_new].max() > 10 * tolerance, "the two sets of weights are too alike to tell them apart"
+                return
+        pytest.fail("no token carries the new version: refit waits for generate to end")
+
+    def test_discarded_weights_do_not_count(
+        self,
+        provider: Provider,
+        generator: GeneratorUnderTest,
+        policy: ReferencePolicy,
+        weights: WeightSets,
+        question: Question,
+        tolerance: float,
+    ) -> None:
+        """Nothing is generated from them; a refit after they are back in place makes the generator fit again."""
+        require(provider, capabilities.DISCARD_WEIGHTS)
+        generator.generate(question)
+        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        with pytest.raises(RlcoreError):
+            generator.generate(question)
+        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
+        generator.refit(weights[0], 1)
+        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        errors = logprob_errors(policy, question, generator.generate(question, 1), PLAIN)
+        assert errors.max() <= tolerance, f"log-probabilities are off by {errors.max():.3g} nats"
+
+
+def generate_and_refit(
+    generator: GeneratorUnderTest, question: Question, version: int, refit: Callable[[], None]
+) -> GenerateResult:
+    """The answer to a question, with a refit as soon as its first sample has ended."""
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generator.generate, question, version, on_finished=lambda sample, one: ended.set())  # noqa: ARG005
+        while not ended.wait(0.1) and not answer.done():
+            pass
+        refit()
+        return answer.result()
