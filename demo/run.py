@@ -37,7 +37,7 @@ def main() -> None:
         seed=arguments.seed,
         hidden_size=64,
         num_layers=2,
-        num_heads=4,
+        num_heads=2,
         num_kv_heads=2,
         alphabet=ALPHABET,
         max_length=64,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from fsdp2_support import (
     TEMPERATURE,
     WEIGHTED,
@@ -24,6 +24,7 @@ from fsdp2_support import (
 )
 
 from rlcore.spi import (
+    BoundError,
     CloseRequest,
     ContractError,
     LoadStateRequest,
@@ -213,6 +214,26 @@ def every_rank_refuses_a_step_that_one_rank_spoils(ranks: Ranks) -> None:
     assert_same(exported(backend), before, 0.0)
     assert backend.train_step(step_request([batch], batch.counts())).weight_version == 1
     backend.close(CloseRequest())
+
+
+@case("bound_on_one_rank")
+def every_rank_refuses_a_step_that_exceeds_a_bound_on_one(ranks: Ranks) -> None:
+    backend, untouched = ranks.backend("bound"), ranks.backend("bound-untouched")
+    batch = make_batch()
+    parts = shares(batch, 0, ranks.rank)
+    longest = [max(part.lengths.max() for part in shares(batch, 0, rank)) for rank in range(WORLD_SIZE)]
+    assert longest[0] != longest[1]
+    request = step_request(parts, batch.counts())
+    with pytest.raises(BoundError, match="longest is") as raised:
+        backend.train_step(evolve(request, bounds={"longest": min(longest), "tokens": 1.5}))
+    assert raised.value.metrics == {"longest": max(longest)}
+    with pytest.raises(BoundError, match="tokens is 1, above 0.9"):
+        backend.train_step(evolve(request, bounds={"tokens": 0.9}))
+    assert_same(exported(backend), exported(untouched), 0.0)
+    assert backend.train_step(evolve(request, bounds={"longest": max(longest)})) == untouched.train_step(request)
+    assert_same(exported(backend, 1), exported(untouched, 1), 0.0)
+    for one in (backend, untouched):
+        one.close(CloseRequest())
 
 
 @case("bfloat16")

@@ -1,14 +1,17 @@
 """Exported weights and Hugging Face directories against save_pretrained."""
 
+from typing import get_args
+
 import pytest
 import torch
 from fsdp2_support import Reference, assert_same, exported, make_batch, step_request
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlcore.spi import ExportWeightsRequest, SaveStateRequest
+from rlcore.spi import ExportWeightsRequest, RefitChannel, SaveStateRequest
 from rlcore.testing.models import ARCHITECTURES
 from rlcore.torchkit.digest import tensor_digest
+from rlcore_fsdp2.provider import PROVIDER
 
 
 def request(**changes) -> ExportWeightsRequest:
@@ -67,3 +70,12 @@ def test_hf_directory_loads_with_the_trained_weights(architecture, model_directo
     assert set(result.files) == {path.name for path in tmp_path.iterdir()}
     assert "tokenizer.json" in result.files
     assert_same(Reference(tmp_path).saved(tmp_path / "again"), exported(trainer, 1), tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_channel_is_declared_and_finds_whole_torch_tensors_of_one_device(dtype, backend):
+    declared = {name for name in PROVIDER.capabilities if name.startswith("refit.")}
+    assert declared == {f"refit.{channel}" for channel in get_args(RefitChannel)}
+    export = backend().export_weights(request(dtype=dtype))
+    tensors = [named.tensor for bucket in export.buckets for named in bucket.tensors]
+    assert {(type(tensor), tensor.device.type, tensor.is_contiguous()) for tensor in tensors} == {(torch.Tensor, "cpu", True)}

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from fsdp2_support import TEMPERATURE, WEIGHTED, Reference, assert_same, exported, make_batch, make_config, split, step_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import ContractError, ExportWeightsRequest, LossSpec, ModelSpec, NonFiniteError
+from rlcore.spi import BoundError, ContractError, ExportWeightsRequest, LossSpec, ModelSpec, NonFiniteError
 from rlcore.testing.models import ARCHITECTURES
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.microbatch import move
@@ -99,6 +100,22 @@ def test_non_finite_step_is_refused_and_the_state_kept(loss, message, dtype, bac
     assert_same(exported(trainer, 1), exported(untouched, 1), tolerance=0.0)
     results = [one.train_step(step_request([batch], batch.counts(), 1)) for one in (trainer, untouched)]
     assert results[0] == results[1]
+    assert_same(exported(trainer, 2), exported(untouched, 2), tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_over_a_bound_is_refused_and_the_state_kept(dtype, backend):
+    trainer, untouched = backend(dtype=dtype), backend(dtype=dtype)
+    batch = make_batch()
+    requests = [step_request([batch], batch.counts(), version) for version in range(2)]
+    for one in (trainer, untouched):
+        one.train_step(requests[0])
+    with pytest.raises(BoundError, match="weight version 1: the metric entropy is [0-9.]+, above 0.5") as raised:
+        trainer.train_step(evolve(requests[1], bounds={"entropy": 0.5, "longest": 1e3, "absent": 0.0}))
+    assert_same(exported(trainer, 1), exported(untouched, 1), tolerance=0.0)
+    results = [one.train_step(requests[1]) for one in (trainer, untouched)]
+    assert results[0] == results[1]
+    assert raised.value.metrics == {"entropy": results[1].metrics["entropy"]}
     assert_same(exported(trainer, 2), exported(untouched, 2), tolerance=0.0)
 
 

@@ -229,6 +229,18 @@ def test_exact_generation_logprobs_need_no_correction(make_batch, make_inputs):
     assert outputs[0].sums["generation_kl_error"].item() == 0.0
 
 
+@pytest.mark.parametrize("nats", [200.0, -200.0])
+def test_figures_of_weights_that_have_nothing_in_common_are_finite(make_batch, make_inputs, nats):
+    """So that the step is told by its figure; an infinite one would hide what is wrong."""
+    batch, logprobs, entropy = make_batch(6, LENGTHS)
+    generation = np.where(batch.loss_mask, logprobs - nats, 0).astype(np.float32)
+    batch = batch.with_token_column(GENERATION_LOGPROBS, generation)
+    inputs = make_inputs(batch, logprobs, entropy, dtype=torch.float32, without=(PREVIOUS_LOGPROBS,))
+    output = run(inputs, CONFIGS["plain"])
+    assert not [name for name, value in output.sums.items() if not np.isfinite(value.item())]
+    assert output.sums["token_mult_prob_error"].item() > 1e6
+
+
 def test_metrics_match_their_definitions(make_batch, make_inputs):
     batch, logprobs, entropy = make_batch(8, [20, 15, 10, 25, 20, 30])
     config = evolve(CONFIGS["corrected"], kl_coefficient=0.1, dual_clip=1.5)

@@ -52,7 +52,7 @@ name = "sft"
 at_start = false
 at_end = false
 """
-SITE_MODULES = ("acme_judge", "acme_poison", "acme_kit")
+SITE_MODULES = ("acme_judge", "acme_poison", "acme_kit", "acme_liar")
 """Modules that tests install; removed from this process after each."""
 BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")
 """Beginnings of the metrics that depend on the clock."""

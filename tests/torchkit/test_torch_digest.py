@@ -39,7 +39,7 @@ def expected_digest(tensor: Tensor) -> int:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_the_definition(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "_CHUNK_ROWS", {"cpu": 2, "cuda": 2})
+    monkeypatch.setattr(digest, "_CHUNK_ROWS", 2)
     row = digest._ROW_WORDS
     for seed, num_elements in enumerate((0, 1, 3, 5, row, row + 1, 5 * row - 1, 7 * row + 3)):
         tensor = random_bytes(num_elements, dtype, seed).to(device)
@@ -69,8 +69,10 @@ def test_every_changed_bit_changes_it(place: int, bit: int) -> None:
     assert tensor_digest(changed) != tensor_digest(words)
 
 
-def test_many_tensors_at_once() -> None:
-    tensors = [torch.randn(n) for n in (3, 0, 9000, 1)]
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_tensors_at_once(device: str) -> None:
+    tensors = [torch.randn(n).to(device) for n in (3, 0, 9000, 1, 2**17 + 5)]
+    tensors += [random_bytes(2**18 + 3, torch.int8, 0).to(device), tensors[-1][1:], torch.zeros(0, device=device)]
     assert tensor_digests(tensors) == [expected_digest(tensor) for tensor in tensors]
     assert tensor_digests([]) == []
 

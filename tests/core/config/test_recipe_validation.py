@@ -41,6 +41,7 @@ from rlcore.spi import ConfigError
         "training.updates_per_step=0",
         "training.updates_per_step=33",
         "training.max_tokens_per_microbatch=0",
+        "training.warn_token_mult_prob_error=0.9",
         "training.max_token_mult_prob_error=1.0",
         "refit.max_bucket_mib=0",
         "evaluation.every_n_steps=-1",
@@ -74,6 +75,7 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
     [
         ("training.updates_per_step=32",),
         ("training.max_token_mult_prob_error=inf",),
+        ("training.warn_token_mult_prob_error=inf", "training.max_token_mult_prob_error=1.01"),
         ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
         ("evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
         ("data.evaluation={}", "evaluation.every_n_steps=5"),

@@ -25,6 +25,7 @@ from rlcore.spi import (
     TensorSpec,
     WeightBucket,
     WeightExport,
+    WorkerError,
     capabilities,
     tensor_digest,
 )
@@ -334,3 +335,64 @@ def test_a_state_names_its_owner():
     state.fail("refit")
     with pytest.raises(ContractError, match="generator 'x': generate after it failed in refit"):
         state.require("generate")
+
+
+def test_versions_of_a_refit_in_flight_are_accepted_if_they_never_fall(make_generator):
+    held = {}
+
+    def generate(self, request):
+        held["generator"].refit(refit_request(version=4))
+        return samples([5, 5], [5, 5, 5], reasons=[LENGTH] * 2, weight_versions=np.array(held["versions"], np.int32))
+
+    generator = held["generator"] = make_generator(generate=generate)
+    generator.refit(refit_request())
+    held["versions"] = [3, 4, 3, 4, 4]
+    assert generator.generate(generate_request()).weight_versions.tolist() == [3, 4, 3, 4, 4]
+    assert generator.weight_version == 4
+    held["versions"] = [4, 4, 4, 3, 4]
+    generator.refit(refit_request())
+    with pytest.raises(ContractError, match="found 4 before 3 in sample 1; expected versions that never fall"):
+        generator.generate(generate_request())
+
+
+@pytest.mark.parametrize("capability", [capabilities.IN_FLIGHT_REFIT, capabilities.STREAMING, capabilities.DISCARD_WEIGHTS])
+def test_what_is_not_declared_is_refused(make_generator, capability):
+    held = {}
+
+    def generate(self, request):
+        held["generator"].refit(refit_request(version=4))
+
+    calls = {
+        capabilities.IN_FLIGHT_REFIT: lambda generator: generator.generate(generate_request()),
+        capabilities.STREAMING: lambda generator: generator.generate(
+            attrs.evolve(generate_request(), on_finished=lambda sample, result: None)
+        ),
+        capabilities.DISCARD_WEIGHTS: lambda generator: generator.set_residency(
+            SetResidencyRequest(weights="host", state="host", discard_weights=True)
+        ),
+    }
+    generator = held["generator"] = make_generator(declared=capabilities.KNOWN - {capability}, generate=generate)
+    generator.refit(refit_request())
+    with pytest.raises(ContractError, match=f"needs the capability '{capability}', which it does not declare"):
+        calls[capability](generator)
+
+
+def test_discarded_weights_do_not_count(make_ready):
+    generator = make_ready()
+    generator.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+    generator.set_residency(SetResidencyRequest(weights="device", state="device"))
+    with pytest.raises(ContractError, match="generate without an accepted refit"):
+        generator.generate(generate_request())
+
+
+def test_a_dead_worker_leaves_no_weights_that_count(make_generator):
+    def generate(self, request):
+        raise WorkerError("engine 0 died")
+
+    generator = make_generator(generate=generate)
+    generator.refit(refit_request())
+    with pytest.raises(WorkerError):
+        generator.generate(generate_request())
+    assert generator.weight_version is None
+    assert generator.is_usable
+    generator.refit(refit_request())

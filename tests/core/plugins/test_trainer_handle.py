@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import (
+    BoundError,
     ContractError,
     ExportWeightsRequest,
     GlobalCounts,
@@ -121,7 +122,9 @@ def test_versions_are_followed_through_steps(make_trainer, batch):
     assert trainer.train_step(step_request(batch, version=1)).weight_version == 2
 
 
-@pytest.mark.parametrize("error", [NonFiniteError("the loss is nan"), ContractError("wrong version")])
+@pytest.mark.parametrize(
+    "error", [NonFiniteError("the loss is nan"), ContractError("wrong version"), BoundError("the kl is 0.2", {"kl": 0.2})]
+)
 def test_a_step_that_the_trainer_refuses_leaves_it_usable(make_trainer, batch, error):
     answers = iter([error, GOOD])
 
@@ -137,6 +140,24 @@ def test_a_step_that_the_trainer_refuses_leaves_it_usable(make_trainer, batch, e
     assert raised.value is error
     assert raised.value.__notes__ == ["raised in train_step of trainer 'fake' (in-process 0)"]
     assert trainer.train_step(step_request(batch)).weight_version == 1
+
+
+def test_bounds_need_the_capability(make_trainer, batch):
+    calls = []
+    declared = capabilities.KNOWN - {capabilities.METRIC_BOUNDS}
+    trainer = make_trainer(declared=declared, train_step=lambda self, request: calls.append(request) or GOOD)
+    with pytest.raises(ContractError, match="this train_step needs the capability 'metric_bounds'"):
+        trainer.train_step(step_request(batch, bounds={"kl": 1.0}))
+    assert calls == []
+    assert trainer.train_step(step_request(batch)).weight_version == 1
+
+
+def test_bounds_that_the_trainer_ignores_fail_it(make_trainer, batch):
+    trainer = make_trainer()
+    trainer.train_step(step_request(batch, bounds={"kl": 0.1, "absent": 0.0}))
+    with pytest.raises(ContractError, match=r"metrics\['kl'\]: found 0.1, above its bound 0.05; expected the step refused"):
+        trainer.train_step(step_request(batch, version=1, bounds={"kl": 0.05}))
+    assert not trainer.is_usable
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])

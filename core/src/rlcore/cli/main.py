@@ -10,6 +10,7 @@ from rlcore.cli.errors import ReportingGroup
 COMMANDS = {
     "train": "rlcore.cli.train:train_command",
     "eval": "rlcore.cli.evaluate:eval_command",
+    "serve": "rlcore.cli.serve:serve_command",
     "check": "rlcore.cli.check:check_command",
     "config": "rlcore.cli.config:config_command",
     "plugins": "rlcore.cli.plugins:plugins_command",

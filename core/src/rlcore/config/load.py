@@ -60,11 +60,22 @@ def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
     Raises ConfigError with every unreadable file, syntax error, cycle of `extends` and malformed override.
     """
     problems: list[Problem] = []
-    tables: dict[str, Any] = {}
-    origins: dict[Key, Origin] = {}
     layers = [*_file_layers(path, (), problems), *_override_layers(overrides, problems)]
+    return _merged(path, layers, problems)
+
+
+def raw_from(values: Mapping[str, Any], overrides: Sequence[str]) -> RawRecipe:
+    """`read_raw` of a recipe that is in no file but in `values`."""
+    problems: list[Problem] = []
+    layers = [(dict(values), Origin(label="the command line", directory=Path.cwd())), *_override_layers(overrides, problems)]
+    return _merged(Path(), layers, problems)
+
+
+def _merged(path: Path, layers: Sequence[tuple[dict[str, Any], Origin]], problems: Sequence[Problem]) -> RawRecipe:
     if problems:
         raise ConfigError(problems)
+    tables: dict[str, Any] = {}
+    origins: dict[Key, Origin] = {}
     for layer, origin in layers:
         _merge(tables, origins, layer, origin, ())
     _resolve_paths(tables, origins)

@@ -134,8 +134,11 @@ class TrainingConfig:
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own."""
     on_no_signal: Literal["skip", "error"] = "skip"
     """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end."""
+    warn_token_mult_prob_error: float = 1.05
+    """When a step's mean exp(|generation - trainer log-probability|) rises above this, a note says so and the worst samples are
+    written to `disagreement/`; inf never."""
     max_token_mult_prob_error: float = 2.0
-    """A step whose mean exp(|generation - trainer log-probability|) exceeds this ends the run: the two disagree."""
+    """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree."""
 
 
 @frozen(kw_only=True)

@@ -116,12 +116,13 @@ within(
 within("evaluation.temperature", "a number of at least 0", lambda value: value >= 0 and math.isfinite(value))
 for _section in ("rollout", "evaluation"):
     within(f"{_section}.top_p", "a number above 0 and at most 1", lambda value: 0 < value <= 1, "1.0 samples from all tokens.")
-within(
-    "training.max_token_mult_prob_error",
-    "a number above 1",
-    lambda value: value > 1,
-    "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
-)
+for _level in ("warn", "max"):
+    within(
+        f"training.{_level}_token_mult_prob_error",
+        "a number above 1",
+        lambda value: value > 1,
+        "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
+    )
 within(
     "run.name",
     "the name of one folder",

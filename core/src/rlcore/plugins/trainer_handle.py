@@ -1,6 +1,5 @@
 """The typed handle of a trainer."""
 
-import math
 from typing import Any, ClassVar
 
 from rlcore.plugins.checks import TOLERANCE, check_figure, check_figures, check_int, check_record, check_token_arrays
@@ -31,8 +30,8 @@ class TrainerHandle(BackendHandle):
         self.layout = layout
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a metric
-        exceeds its bound."""
+        """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
+        metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
         self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)
         if request.loss.entropy != "none":
@@ -95,8 +94,9 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
     check_figure("learning_rate", result.learning_rate)
     check_figures("metrics", result.metrics)
     for name, bound in request.bounds.items():
-        if not result.metrics.get(name, -math.inf) <= bound:
-            raise ContractError(f"metrics[{name!r}]: found {result.metrics[name]}; expected at most its bound {bound}, or BoundError")
+        if name in result.metrics and result.metrics[name] > bound:
+            found = f"{result.metrics[name]}, above its bound {bound}"
+            raise ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
 
 
 def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from rlcore.config.recipe import Recipe
+from rlcore.run.agreement import Agreement, DisagreementWriter
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.metric_loggers import MetricLogger
 from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
@@ -28,7 +29,6 @@ from rlcore.spi import (
     REFERENCE_LOGPROBS,
     Algorithm,
     ContractError,
-    RefitError,
     RewardError,
     RolloutBatch,
     TokenBatch,
@@ -54,7 +54,7 @@ class Evaluator(Protocol):
         """`evaluation/…` metrics."""
 
 
-class Saver(Protocol):
+class Saver(DisagreementWriter, Protocol):
     """Writes what lasts longer than a step."""
 
     def save(self, position: "LoopPosition", *, prune: bool) -> None:
@@ -106,6 +106,18 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
+    agreement: Agreement = field(init=False)
+
+    @agreement.default
+    def _agreement(self) -> Agreement:
+        options = self.recipe.training
+        return Agreement(
+            trainer=self.trainer,
+            writer=self.saver,
+            progress=self.progress,
+            warn_above=options.warn_token_mult_prob_error,
+            end_above=options.max_token_mult_prob_error,
+        )
 
     def run(self) -> None:
         """From the present position to the last step."""
@@ -164,7 +176,6 @@ class Loop:
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
         metrics |= throughput_metrics(samples.batch.num_tokens, collected, times["time/total_s"])
         metrics |= {} if self.residency is None else self.residency.metrics
-        self._check_agreement(metrics, step)
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:
             self.saver.save_rollouts(step, collected)
@@ -177,11 +188,17 @@ class Loop:
             reason = "no token takes part in the loss"
         if reason is not None:
             return self._without_signal(reason, step)
-        results = []
+        results: list[TrainStepResult] = []
         for minibatch in self._with_logprobs(training, step):
+            version = self.position.weight_version
             with self.clock.phase("train"):
-                results.append(self.trainer.train_step(minibatch, training.loss, self.position.weight_version))
+                if results:
+                    results.append(self.trainer.train_step(minibatch, training.loss, version))
+                else:
+                    results.append(self.agreement.first_update(step, minibatch, training.loss, version))
             self.position.weight_version = results[-1].weight_version
+            if len(results) == 1:
+                self.agreement.after_first_update(step, minibatch, results[0])
         return results
 
     def _without_signal(self, reason: str, step: int) -> list[TrainStepResult]:
@@ -265,15 +282,6 @@ class Loop:
         self.progress.phase("evaluation")
         self.clock.totals["evaluation"] += time.perf_counter() - start
         return metrics
-
-    def _check_agreement(self, metrics: dict[str, float], step: int) -> None:
-        bound, found = self.recipe.training.max_token_mult_prob_error, metrics.get("token_mult_prob_error", 1.0)
-        if found > bound:
-            raise RefitError(
-                f"step {step}: generator and trainer disagree on the sampled tokens: token_mult_prob_error is {found:.4g}; "
-                f"expected at most {bound} (training.max_token_mult_prob_error). Either the generator holds other weights, "
-                "or the two compute with different numerics. The step is not saved."
-            )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         for logger in self.loggers:

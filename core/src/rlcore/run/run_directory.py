@@ -4,6 +4,7 @@ recipe.toml        the resolved recipe          metrics.jsonl      one line a st
 environment.json   versions of everything       summary.json       the run's final figures
 rollouts/          step-000010.parquet          checkpoints/       step-000010/
 model/             the Hugging Face export      curve.png          reward and pass@1
+disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
 """
 
@@ -75,12 +76,9 @@ class RunDirectory:
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
-    def make_logs(self) -> Path:
-        """The folder for the output of processes that backends start."""
-        logs = self.path / "logs"
-        with storage_errors("the run directory", self.path):
-            logs.mkdir(parents=True, exist_ok=True)
-        return logs
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
 
     def begin(self, recipe_toml: str, distributions: Sequence[str]) -> None:
         """Make the directory and write down what runs in it."""

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.checkpoint import LoopState, save_checkpoint
+from rlcore.run.disagreement import WorstSamples, save_disagreement
 from rlcore.run.loop import LoopPosition
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.run_directory import RunDirectory, prompt_texts, storage_errors
@@ -80,6 +81,10 @@ class RunSaver:
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step, as Parquet."""
         self.directory.write_rollouts(step, collected, prompt_texts(collected, self.tokenizer))
+
+    def save_disagreement(self, step: int, heading: str, worst: WorstSamples) -> Path:
+        """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""
+        return save_disagreement(self.directory.path / "disagreement", step, heading, worst, self.tokenizer)
 
     def export_model(self) -> Path:
         """The Hugging Face directory `model`, replacing an earlier one only once it is whole."""

@@ -54,7 +54,7 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     with load_inputs(prepared, tokenizer) as inputs:
         if not resume:
             _begin(prepared, directory)
-        with _backends(prepared, directory.make_logs()) as backends:
+        with _backends(prepared, directory.logs) as backends:
             saver = _saver(prepared, inputs, backends, directory)
             loop = _build_loop(prepared, inputs, backends, saver, progress)
             if resume:

@@ -1,5 +1,6 @@
 """The trainer as the loop sees it: whole batches in, whole results out, whatever workers stand behind it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlcore.spi import (
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
+    capabilities,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array, gather_ragged
 
@@ -27,8 +29,16 @@ class InProcessTrainer:
     max_tokens_per_microbatch: int
     temperature: float
 
-    def train_step(self, batch: TokenBatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
-        """One optimizer step on the whole batch; it holds at least one loss token."""
+    @property
+    def can_refuse(self) -> bool:
+        """Whether `train_step` takes bounds."""
+        return self.handle.has(capabilities.METRIC_BOUNDS)
+
+    def train_step(
+        self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> TrainStepResult:
+        """One optimizer step on the whole batch, which holds at least one loss token. BoundError, and nothing changed, where a
+        metric exceeds its bound."""
         kept = {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS}
         batch = evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})
         request = TrainStepRequest(
@@ -37,6 +47,7 @@ class InProcessTrainer:
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
+            bounds=bounds or {},
         )
         return self.handle.train_step(request)
 

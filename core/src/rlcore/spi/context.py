@@ -62,7 +62,8 @@ class GeneratorContext:
     """How weights will come. With "in_process" the trainer's tensors are handed over as they are, so what holds the weights
     lives in the driver's own process."""
     log_directory: Path | None = None
-    """An existing folder for the output of processes that the backend starts; None where they have to find one themselves."""
+    """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
+    one themselves."""
 
 
 @frozen(kw_only=True)

@@ -20,3 +20,5 @@ class ServeRequest:
     """What clients call the model."""
     max_sequence_length: int | None
     """Prompt and response together, in tokens; None takes the model's own limit."""
+    chat_template: str | None = None
+    """A Jinja chat template in place of the tokenizer's own."""

@@ -45,8 +45,8 @@ class TrainStepRequest:
     weight_version: int
     """The version that the trainer must hold before the step."""
     bounds: Mapping[str, float] = field(factory=dict)
-    """Greatest value of each of these metrics. A step that exceeds one raises BoundError and leaves everything as it was.
-    Needs the capability `metric_bounds`."""
+    """Greatest value of each of these metrics, where the loss reports it. A step that exceeds one raises BoundError and leaves
+    everything as it was. Needs the capability `metric_bounds`."""
 
 
 @frozen(kw_only=True)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 _ROW_WORDS = 2**12
-_CHUNK_ROWS = {"cpu": 2**7, "cuda": 2**12}
-"""Words are widened to int64 so many rows at a time: what fits a CPU's cache, or keeps a GPU busy."""
+_CHUNK_ROWS = 2**7
+"""Words are widened to int64 so many rows at a time: what fits a CPU's cache."""
 
 
 def tensor_digest(tensor: Tensor) -> int:
@@ -17,15 +17,21 @@ def tensor_digest(tensor: Tensor) -> int:
 
 
 def tensor_digests(tensors: Iterable[Tensor]) -> list[int]:
-    """The digest of each tensor; waits for the device once, after all of them are queued."""
-    sums = [_digest(tensor.detach()) for tensor in tensors]
-    by_device: dict[torch.device, list[int]] = {}
-    for index, value in enumerate(sums):
-        by_device.setdefault(value.device, []).append(index)
-    digests = [0] * len(sums)
-    for indices in by_device.values():
-        for index, value in zip(indices, torch.stack([sums[index] for index in indices]).tolist(), strict=True):
-            digests[index] = value % 2**64
+    """The digest of each tensor; waits for each device once, after everything is queued."""
+    digests: list[int] = []
+    by_device: dict[torch.device, dict[int, Tensor]] = {}
+    for index, tensor in enumerate(tensors):
+        words = _words(tensor.detach())
+        if words.is_cuda:
+            by_device.setdefault(words.device, {})[index] = words
+        digests.append(0 if words.is_cuda else int(_sum(words)) % 2**64)
+    if by_device:
+        from rlcore.torchkit.digest_kernels import digest_sums
+
+        sums = [digest_sums(list(each.values())) for each in by_device.values()]
+        for each, values in zip(by_device.values(), sums, strict=True):
+            for index, value in zip(each, values.tolist(), strict=True):
+                digests[index] = value % 2**64
     return digests
 
 
@@ -45,15 +51,14 @@ def _words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int32)
 
 
-def _digest(tensor: Tensor) -> Tensor:
-    """int64 scalar on the tensor's device. Row r of the words holds factors 2 (r * row + i) + 1 = (2i + 1) + 2 r * row."""
-    words, factors = _words(tensor), _factors(tensor.device)
+def _sum(words: Tensor) -> Tensor:
+    """int64 scalar. Row r of the words holds factors 2 (r * row + i) + 1 = (2i + 1) + 2 r * row."""
+    factors = _factors(words.device)
     num_rows = len(words) // _ROW_WORDS
     whole, rest = words[: num_rows * _ROW_WORDS].view(num_rows, _ROW_WORDS), words[num_rows * _ROW_WORDS :]
     total = (rest * (factors[: len(rest)] + 2 * num_rows * _ROW_WORDS)).sum()
-    chunk_rows = _CHUNK_ROWS.get(tensor.device.type, _CHUNK_ROWS["cuda"])
-    for start in range(0, num_rows, chunk_rows):
-        chunk = whole[start : start + chunk_rows]
+    for start in range(0, num_rows, _CHUNK_ROWS):
+        chunk = whole[start : start + _CHUNK_ROWS]
         bases = torch.arange(start, start + len(chunk), device=chunk.device) * (2 * _ROW_WORDS)
         total += (chunk * factors).sum() + (chunk.sum(1) * bases).sum()
     return total

@@ -16,10 +16,19 @@ BACKWARD_BLOCK = 4096
 
 @triton.jit
 def _forward_kernel(
-    logits, targets, logprobs, logsumexps, entropies, num_columns, temperature, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    targets,
+    logprobs,
+    logsumexps,
+    entropies,
+    stride,
+    num_columns,
+    temperature,
+    HAS_ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    row_logits = logits + row * num_columns
+    row_logits = logits + row * stride
     # Online over blocks: the greatest z so far, and the sums of exp(z - greatest) and of z exp(z - greatest).
     greatest = float("-inf")
     mass = 0.0
@@ -29,8 +38,10 @@ def _forward_kernel(
         inside = columns < num_columns
         z = tl.load(row_logits + columns, mask=inside, other=float("-inf")).to(tl.float32) / temperature
         new_greatest = tl.maximum(greatest, tl.max(z, 0))
-        shrink = tl.exp(greatest - new_greatest)
-        share = tl.exp(z - new_greatest)
+        # While all of them are -inf, as tokens left out by truncated sampling are, their differences would be nan.
+        base = tl.where(new_greatest == float("-inf"), 0.0, new_greatest)
+        shrink = tl.exp(greatest - base)
+        share = tl.exp(z - base)
         mass = mass * shrink + tl.sum(share, 0)
         if HAS_ENTROPY:
             weighted = weighted * shrink + tl.sum(tl.where(share > 0, share * z, 0.0), 0)
@@ -75,7 +86,7 @@ def normalise(
 ) -> None:
     """Write the targets' log-probabilities, the log-sum-exp of z, and the entropy in nats unless None: float32 [C] each.
 
-    `logits` is contiguous [C, V] with C at least 1, `targets` int64 [C].
+    `logits` is [C, V] with C at least 1 and contiguous rows, in which -inf may stand; `targets` int64 [C].
     """
     num_rows, num_columns = logits.shape
     _forward_kernel[(num_rows,)](
@@ -84,6 +95,7 @@ def normalise(
         logprobs,
         logsumexps,
         logprobs if entropies is None else entropies,
+        logits.stride(0),
         num_columns,
         temperature,
         HAS_ENTROPY=entropies is not None,

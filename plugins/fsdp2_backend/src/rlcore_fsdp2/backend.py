@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlcore.spi import (
+    BoundError,
     CloseRequest,
     CloseResult,
     ContractError,
@@ -80,6 +81,7 @@ class Fsdp2Backend:
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
             figures = reduce(totals, list(gradients.values()), self.layout.data_parallel_size)
             self._check_finite(figures, gradients)
+            self._check_bounds(figures, request.bounds)
             rate = self._update(list(gradients.values()), figures.grad_norm)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -173,6 +175,14 @@ class Fsdp2Backend:
         for name, value in figures.metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"{where}: the metric {name} is {value}; the step is refused and the state before it kept")
+
+    def _check_bounds(self, figures: Figures, bounds: Mapping[str, float]) -> None:
+        """Every rank sees the same figures, so all of them raise. A metric that the loss does not report has no bound."""
+        exceeded = {name: value for name, value in figures.metrics.items() if value > bounds.get(name, math.inf)}
+        if exceeded:
+            shown = ", ".join(f"the metric {name} is {value:.6g}, above {bounds[name]:.6g}" for name, value in exceeded.items())
+            where = f"train_step at weight version {self._weight_version}"
+            raise BoundError(f"{where}: {shown}; the step is refused and the state before it kept", exceeded)
 
     def _update(self, gradients: Sequence[Tensor], norm: float) -> float:
         """Clip and step; returns the learning rate used."""

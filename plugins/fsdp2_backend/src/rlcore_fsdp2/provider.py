@@ -6,14 +6,19 @@ from rlcore_fsdp2.config import Fsdp2Config
 
 PROVIDER = Provider(
     name="fsdp2",
-    spi=(1, 0),
+    spi=(1, 1),
     priority=50,
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
         capabilities.SAVE_HF,
+        capabilities.METRIC_BOUNDS,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,
+        capabilities.REFIT_SHARED_MEMORY,
+        capabilities.REFIT_CUDA_IPC,
+        capabilities.REFIT_NCCL,
+        capabilities.REFIT_DIRECTORY,
     },
     config=Fsdp2Config,
     unavailable=missing_requirement,

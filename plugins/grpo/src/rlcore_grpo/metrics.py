@@ -8,6 +8,9 @@ from rlcore.spi import GlobalCounts
 from rlcore_grpo.correction import importance_ratio
 from rlcore_grpo.objective import ClippedObjective
 
+MAX_DIFFERENCE = 50.0
+"""In nats; e⁵⁰ times any number of tokens is finite in float32."""
+
 
 @frozen(eq=False)
 class MaskedMean:
@@ -43,8 +46,11 @@ def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str,
     - `token_mult_prob_error`: mean exp(|generation - trainer|); 1 is equality;
     - `generation_kl_error`: KL(generation ‖ trainer) by k3, mean e^δ - 1 - δ with δ = trainer - generation;
     - `importance_ratio`: mean e^δ.
+
+    The δ of the first two is held within ±MAX_DIFFERENCE, so that weights with nothing in common are told by a large number and
+    not by an infinite one.
     """
-    delta = trainer - generation
+    delta = (trainer - generation).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
     return {
         "token_mult_prob_error": mean(torch.exp(delta.abs())),
         "generation_kl_error": mean(torch.expm1(delta) - delta),

@@ -17,6 +17,7 @@ from rlcore.spi import (
     capabilities,
     tensor_digest,
 )
+from rlcore.spi.arrays import AnyArray
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
     GeneratorFixtures,
@@ -127,7 +128,7 @@ class GeneratorWeights(GeneratorFixtures):
     ) -> None:
         """Arrays that were handed out keep their values."""
         held = generator.generate(question)
-        arrays = (held.tokens, held.offsets, held.logprobs, held.weight_versions, held.finish_reasons)
+        arrays: tuple[AnyArray, ...] = (held.tokens, held.offsets, held.logprobs, held.weight_versions, held.finish_reasons)
         before = [array.copy() for array in arrays]
         generator.refit(weights[1], 1)
         generator.generate(question.ungrouped(range(len(question.seeds))), 1)

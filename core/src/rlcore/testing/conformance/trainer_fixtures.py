@@ -1,6 +1,6 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -60,6 +60,7 @@ class TrainerUnderTest:
         temperature: float = 1.0,
         loss: LossSpec | None = None,
         counts: GlobalCounts | None = None,
+        bounds: Mapping[str, float] | None = None,
     ) -> TrainStepResult:
         """One update; the counts are those of the batches unless given."""
         found = [batch.counts() for batch in batches]
@@ -74,6 +75,7 @@ class TrainerUnderTest:
                 loss=loss or self.loss,
                 temperature=temperature,
                 weight_version=weight_version,
+                bounds=bounds or {},
             )
         )
 

@@ -1,5 +1,6 @@
 """Checks of what a trainer keeps: through refused steps, checkpoints, moves to the host, and its end."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from rlcore.spi import (
     ADVANTAGES,
+    BoundError,
     CheckpointError,
     LoadStateRequest,
     LossSpec,
@@ -18,8 +20,9 @@ from rlcore.spi import (
     TokenBatch,
     capabilities,
 )
-from rlcore.testing.conformance.batches import make_batch
+from rlcore.testing.conformance.batches import arrange, make_batch
 from rlcore.testing.conformance.fixtures import Device, require
+from rlcore.testing.conformance.probe import LARGEST_SURPRISE, TOKEN_SHARE
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
 from rlcore.testing.conformance.trainer_fixtures import (
     OpenTrainer,
@@ -75,6 +78,44 @@ class TrainerLifecycle(TrainerFixtures):
             for name, expected in before.items():
                 np.testing.assert_array_equal(after[name], expected, err_msg=name)
             assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], after)
+
+    @pytest.mark.parametrize("metric", [TOKEN_SHARE, LARGEST_SURPRISE])
+    def test_step_over_a_bound_is_refused_and_leaves_the_state(
+        self,
+        provider: Provider,
+        open_trainer: OpenTrainer,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+        metric: str,
+    ) -> None:
+        """By the figure of the whole step, a sum or a maximum over microbatches; the error names metric and value."""
+        require(provider, capabilities.METRIC_BOUNDS)
+        value = undisturbed[1].result.metrics[metric]
+        bounds = {TOKEN_SHARE: 2.0, LARGEST_SURPRISE: 1e6, "probe/not_reported": 0.0, metric: 0.95 * value}
+        with open_trainer() as trainer:
+            before = trainer.outcome((batch,), 0).weights
+            with pytest.raises(BoundError) as raised:
+                trainer.step(arrange(other_batch, "apart"), 1, bounds=bounds)
+            assert raised.value.metrics == {metric: pytest.approx(value, rel=1e-4)}
+            shown = [float(number) for number in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", str(raised.value))]
+            assert metric in str(raised.value), f"the message does not name {metric}: {raised.value}"
+            assert pytest.approx(value, rel=1e-2) in shown, f"the message does not name {value}: {raised.value}"
+            after = trainer.weights(1)
+            for name, expected in before.items():
+                np.testing.assert_array_equal(after[name], expected, err_msg=name)
+            assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], after)
+
+    def test_bounds_that_hold_change_nothing(
+        self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch, undisturbed: list[StepOutcome]
+    ) -> None:
+        """The step is the one without bounds; a metric that the loss does not report has none."""
+        require(provider, capabilities.METRIC_BOUNDS)
+        bounds = {name: value + 1e-3 * abs(value) for name, value in undisturbed[0].result.metrics.items()}
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            found = trainer.outcome((batch,), 0, bounds={**bounds, "probe/not_reported": -1.0})
+        assert_same_step(found, undisturbed[0], before)
 
     def test_state_loaded_continues_exactly(
         self,

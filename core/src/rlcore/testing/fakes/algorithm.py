@@ -16,6 +16,7 @@ from rlcore.spi import (
     TrainingBatch,
 )
 from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig
+from rlcore.testing.fakes.policy import Float64Array
 
 
 @frozen(kw_only=True)
@@ -77,9 +78,9 @@ class FakeAlgorithm:
         )
 
 
-def group_advantages(rollouts: RolloutBatch) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def group_advantages(rollouts: RolloutBatch) -> Float64Array:
     """float64 [N]: reward less the mean of the group's valid samples; 0.0 where not valid."""
     valid = rollouts.valid.astype(np.float64)
     totals = np.bincount(rollouts.group_ids, rollouts.rewards * valid)
     means = totals / np.maximum(np.bincount(rollouts.group_ids, valid), 1.0)
-    return (rollouts.rewards - means[rollouts.group_ids]) * valid
+    return np.asarray((rollouts.rewards - means[rollouts.group_ids]) * valid)

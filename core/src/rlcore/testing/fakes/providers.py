@@ -15,6 +15,7 @@ FAKE_TRAINER = Provider(
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
+        capabilities.METRIC_BOUNDS,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,
     },

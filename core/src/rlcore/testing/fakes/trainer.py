@@ -3,8 +3,8 @@
 import json
 import pkgutil
 import zipfile
-from collections.abc import Iterator
-from math import isfinite, sqrt
+from collections.abc import Iterator, Mapping
+from math import inf, isfinite, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from rlcore.spi import (
+    BoundError,
     CheckpointError,
     CloseRequest,
     CloseResult,
@@ -90,6 +91,7 @@ class FakeTrainer:
         norm = 0.0 if grads is None else sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
+        self.check_bounds(metrics, request.bounds)
         if grads is not None:
             self.apply_gradients(grads, norm)
         self.weight_version += 1
@@ -186,6 +188,13 @@ class FakeTrainer:
             raise ContractError(
                 f"{hook}: found weight version {version} in the request; expected {self.weight_version}, the one held"
             )
+
+    def check_bounds(self, metrics: Mapping[str, float], bounds: Mapping[str, float]) -> None:
+        """Raise BoundError where a metric that the loss reports exceeds its bound."""
+        exceeded = {name: value for name, value in metrics.items() if value > bounds.get(name, inf)}
+        if exceeded:
+            shown = ", ".join(f"{name} {value:.6g}; expected at most {bounds[name]:.6g}" for name, value in exceeded.items())
+            raise BoundError(f"train_step: found {shown}. State kept", exceeded)
 
     def evaluate(self, weights: Weights, batch: TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
         """Log-probabilities and entropies of a batch, float64 [T] each."""

@@ -1,0 +1,260 @@
+"""`rlcore serve`: what a name stands for, which plugin serves it, and what is said when nothing can."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from click.testing import CliRunner, Result
+
+import rlcore.run.serving
+from rlcore.cli.main import cli
+from rlcore.plugins.discovery import Registry
+from rlcore.run.progress import SilentProgress
+from rlcore.run.setup import prepare
+from rlcore.run.train import train
+from rlcore.spi import Provider, SaveStateRequest, SaveStateResult, ServeRequest, capabilities, hookimpl
+from rlcore.testing.fakes import (
+    FAKE_ALGORITHM,
+    FAKE_ENVIRONMENT,
+    FAKE_GENERATOR,
+    FAKE_TRAINER,
+    FakeTokenizer,
+)
+from rlcore.testing.fakes.trainer import FakeTrainer
+
+RECIPE = """
+[run]
+num_steps = 2
+[model]
+path = "none"
+chat_template = "{{ messages }}"
+[algorithm]
+name = "fake"
+[environment]
+name = "fake"
+[generator]
+name = "fake"
+[training]
+prompts_per_step = 4
+[rollout]
+max_prompt_tokens = 16
+max_response_tokens = 8
+[logging]
+curve = false
+[checkpoint]
+every_n_steps = 1
+"""
+
+
+class ExportingTrainer(FakeTrainer):
+    """The fake trainer with save_state(kind="hf"): a config.json with the first weight."""
+
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        if request.kind == "resume":
+            return FakeTrainer.save_state(self, request)
+        first = float(next(iter(self.weights.values())).ravel()[0])
+        (request.directory / "config.json").write_text(json.dumps({"version": self.weight_version, "first": first}))
+        return SaveStateResult(files=("config.json",))
+
+
+SERVED: list[tuple[ServeRequest, object]] = []
+
+
+def record(request: ServeRequest, config: object) -> None:
+    """A server that ends at once, as by Ctrl-C."""
+    SERVED.append((request, config))
+    raise KeyboardInterrupt
+
+
+TRAINER = evolve(
+    FAKE_TRAINER,
+    backend=f"{__name__}:ExportingTrainer",
+    capabilities=FAKE_TRAINER.capabilities | {capabilities.SAVE_HF},
+)
+
+
+def server(name: str, priority: int, **options: Any) -> Provider:
+    """A generator that serves."""
+    return evolve(FAKE_GENERATOR, name=name, priority=priority, serve=f"{__name__}:record", **options)
+
+
+def registry(*generators: Provider) -> Registry:
+    return Registry.from_providers(
+        {
+            "trainer": [TRAINER],
+            "generator": [FAKE_GENERATOR, *generators],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "recipe.toml").write_text(RECIPE)
+    overrides = [f"run.directory={folder / 'runs'}", "run.name=first"]
+    train(
+        prepare(folder / "recipe.toml", overrides, registry=registry()),
+        resume=False,
+        progress=SilentProgress(),
+        tokenizer=FakeTokenizer(),
+    )
+    return folder / "runs" / "first"
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(finished_run, tmp_path / "first"))
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+Serve = Callable[..., Result]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
+    """Runs `rlcore serve` with the fakes and these generators besides."""
+    SERVED.clear()
+
+    def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = (server("little", 1), server("large", 2))) -> Result:
+        monkeypatch.setattr(rlcore.run.serving, "discover", lambda disabled: registry(*generators))
+        return CliRunner().invoke(cli, ["serve", *map(str, arguments), "--port", str(port)])
+
+    return invoke
+
+
+def test_a_runs_newest_checkpoint_is_exported_once_and_served(serve: Serve, run: Path) -> None:
+    result = serve(run)
+    assert result.exit_code == 0, result.stderr
+    request, config = SERVED[0]
+    exported = run / "exports" / "step-000002"
+    assert request.model.path == str(exported)
+    assert (request.host, request.name, request.max_sequence_length) == ("127.0.0.1", "first", None)
+    assert request.chat_template == "{{ messages }}"
+    assert isinstance(config, FAKE_GENERATOR.config)
+    content = json.loads((exported / "config.json").read_text())
+    assert content["version"] == 2
+    assert "exporting" in result.stderr
+    assert "with large 0 of in-process" in result.stderr
+    again = serve(run, "--name", "mine", "--max-length", "20")
+    assert "exporting" not in again.stderr
+    assert (SERVED[1][0].name, SERVED[1][0].max_sequence_length) == ("mine", 20)
+
+
+def test_a_checkpoint_can_be_named_in_two_ways(serve: Serve, run: Path) -> None:
+    assert serve(run, "--checkpoint", "step-1").exit_code == 0
+    assert serve(run / "checkpoints" / "step-000001").exit_code == 0
+    assert [request.model.path for request, _ in SERVED] == [str(run / "exports" / "step-000001")] * 2
+    first, second = (json.loads((run / "exports" / "step-000001" / "config.json").read_text()) for _ in range(2))
+    assert first == second
+    assert first["version"] == 1
+
+
+def test_an_export_of_a_checkpoint_that_was_written_anew_is_made_anew(serve: Serve, run: Path) -> None:
+    serve(run)
+    manifest = run / "checkpoints" / "step-000002" / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    assert "exporting" in serve(run).stderr
+
+
+def test_a_runs_exported_model_comes_first(serve: Serve, run: Path) -> None:
+    (run / "model").mkdir()
+    (run / "model" / "config.json").write_text("{}")
+    assert serve(run).exit_code == 0
+    assert SERVED[0][0].model.path == str(run / "model")
+    assert not (run / "exports").exists()
+
+
+def test_damaged_checkpoints_are_passed_over_and_named_ones_refused(serve: Serve, run: Path) -> None:
+    next((run / "checkpoints" / "step-000002" / "trainer").iterdir()).write_text("{}")
+    result = serve(run)
+    assert "step-000002 is damaged and passed over" in result.stderr
+    assert SERVED[0][0].model.path.endswith("step-000001")
+    named = serve(run, "--checkpoint", "step-2")
+    assert named.exit_code == 6
+    assert "is no intact checkpoint" in named.stderr
+    shutil.rmtree(run / "checkpoints")
+    assert "holds neither an exported model nor a checkpoint" in serve(run).stderr
+
+
+def test_a_model_directory_and_a_hub_name_are_served_as_they_are(serve: Serve, tmp_path: Path) -> None:
+    model = tmp_path / "little-model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert serve(model, "run.device=cpu", "model.dtype=bfloat16", "model.trust_remote_code=true").exit_code == 0
+    assert serve("someone/model", "model.revision=main").exit_code == 0
+    local, remote = (request for request, _ in SERVED)
+    assert (local.model.path, local.name, local.model.dtype, local.device) == (str(model), "little-model", "bfloat16", "cpu")
+    assert local.model.trust_remote_code
+    assert (remote.model.path, remote.name, remote.model.revision) == ("someone/model", "someone/model", "main")
+
+
+def test_the_generator_is_the_one_named_or_the_recipes_or_the_first(serve: Serve, run: Path) -> None:
+    assert "with little" in serve(run, "--generator", "little").stderr
+    assert "with little" in serve(run, "generator.name=little").stderr
+    assert "with large" in serve(run).stderr
+
+
+def test_without_a_generator_that_serves_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
+    broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
+    result = serve(run, generators=(broken,))
+    assert result.exit_code == 3
+    assert "fake (in-process 0, priority 0): it generates for runs and has no server" in result.stderr
+    assert "broken (in-process 0, priority 9): its library is missing" in result.stderr
+    named = serve(run, "--generator", "fake")
+    assert named.exit_code == 3
+    assert "generator 'fake' is not usable: it generates for runs and has no server" in named.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("{run}", "--checkpoint", "step-7"), 6, "found no step-7 in"),
+        (("{run}", "generator.large.speed=9"), 2, "generator.large.speed: found an unknown key"),
+        (("{run}/checkpoints",), 2, "a directory that is neither; expected a run directory"),
+        (("{run}/recipe.toml",), 2, "a file that is neither"),
+        (("some/model", "--checkpoint", "step-1"), 2, "--checkpoint: found step-1, with some/model"),
+        (("some/model", "--host", "no.such.host.invalid"), 2, "--host: found no.such.host.invalid"),
+        (("some/model", "model.pth=3"), 2, "Did you mean"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_anything_is_loaded(
+    serve: Serve, run: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = serve(*(argument.format(run=run) for argument in arguments))
+    assert result.exit_code == code, result.stderr
+    assert message in result.stderr
+    assert not SERVED
+
+
+def test_a_port_that_is_taken_is_one_clear_message(serve: Serve, run: Path, port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        result = serve(run)
+    assert result.exit_code == 2
+    assert f"--port: found {port} on 127.0.0.1: address already in use; expected a port that is free" in result.stderr
+    assert not (run / "exports").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(serve: Serve, run: Path) -> None:
+    result = serve(run, "model.path=another")
+    assert result.exit_code == 6
+    assert "belongs to another model" in result.stderr
+    assert not (run / "exports").exists()

@@ -1,0 +1,237 @@
+"""Generators that misreport log-probabilities: the update that would learn from them is refused, and the samples are kept."""
+
+import errno
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.plugins.discovery import Registry
+from rlcore.run.disagreement import MAX_SAMPLES, WorstSamples, save_disagreement
+from rlcore.run.progress import SilentProgress
+from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
+from rlcore.testing.fakes.generator import FakeGenerator
+
+from .conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+Lie = Callable[..., None]
+
+
+@pytest.fixture
+def lie(monkeypatch: pytest.MonkeyPatch) -> Lie:
+    """Of every third token, report `nats` too little, while the generator holds one of these weight versions."""
+    honest = FakeGenerator.result
+
+    def lying(nats: float, versions: Collection[int]) -> None:
+        def result(self: FakeGenerator, tokens: Any, lengths: Any, logprobs: Any, reasons: Any) -> Any:
+            wrong = nats * (np.arange(len(tokens)) % 3 == 0) if self.weight_version in versions else 0.0
+            return honest(self, tokens, lengths, logprobs - wrong, reasons)
+
+        monkeypatch.setattr(FakeGenerator, "result", result)
+
+    return lying
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        assert "\n" not in text
+        self.texts.append(text)
+
+
+def without_bounds() -> Registry:
+    """The fakes, with a trainer that cannot refuse."""
+    trainer = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.METRIC_BOUNDS})
+    return Registry.from_providers(
+        {
+            "trainer": [trainer],
+            "generator": [FAKE_GENERATOR],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_the_update_is_refused_and_the_run_goes_on_as_if_it_had_never_been_tried(run: Run, lie: Lie, tmp_path: Path) -> None:
+    whole = tmp_path / "runs" / "whole"
+    run("run.name=whole")
+    lie(2.0, versions={4})  # two updates a step: those that sample step 3
+    with pytest.raises(RefitError) as raised:
+        run("run.name=lied", "checkpoint.every_n_steps=0")
+    directory = tmp_path / "runs" / "lied"
+    message = str(raised.value)
+    assert message.startswith("step 3: generator and trainer disagree on the sampled tokens: token_mult_prob_error is 3.")
+    for part in (
+        "expected at most 2 (training.max_token_mult_prob_error)",
+        str(directory / "disagreement" / "step-000003.parquet"),
+        "step-000003.txt",
+        "docs/train-inference-agreement.md",
+        "The update was refused and changed nothing",
+    ):
+        assert part in message
+    assert files(directory / "checkpoints") == ["step-000002"], "the state before the refused update"
+    lie(0.0, versions=())
+    run("run.name=lied", "checkpoint.every_n_steps=0", resume=True)
+    assert read_metrics(directory) == read_metrics(whole)
+    assert files(directory / "disagreement") == ["step-000003.parquet", "step-000003.txt"], "kept as evidence"
+
+
+def test_the_table_holds_both_sides_at_the_weights_that_generated(run: Run, lie: Lie, tmp_path: Path) -> None:
+    lie(2.0, versions={4})
+    with pytest.raises(RefitError) as raised:
+        run("logging.rollouts_every_n_steps=1")
+    folder = tmp_path / "runs" / "run" / "disagreement"
+    table = pandas.read_parquet(folder / "step-000003.parquet")
+    assert table["rank"].tolist() == list(range(1, MAX_SAMPLES + 1))
+    assert table["token_mult_prob_error"].is_monotonic_decreasing
+    assert (table["trainer_version"] == 4).all()
+    decode = FakeTokenizer().decode
+    for _, row in table.iterrows():
+        mask = row["loss_mask"]
+        assert (row["weight_versions"][mask] == 4).all()
+        assert decode(row["tokens"][~mask]) == row["prompt"]
+        assert decode(row["tokens"][mask]) == row["response"]
+        np.testing.assert_allclose(row["differences"][mask].round(3) % 2.0, 0.0, atol=1e-6)
+        assert (row["differences"][~mask] == 0.0).all()
+        difference = (row["trainer_logprobs"].astype(np.float64) - row["generation_logprobs"])[mask]
+        assert row["token_mult_prob_error"] == pytest.approx(np.exp(np.abs(difference)).mean(), rel=1e-6)
+        assert abs(row["differences"][row["worst_position"]]) == np.abs(row["differences"]).max()
+    text = (folder / "step-000003.txt").read_text()
+    assert text.startswith(str(raised.value).partition(". Worst token")[0])
+    assert "those of weight version 4, before the update" in text
+    assert text.count("sample ") == 3
+    worst = table.iloc[0]
+    position = worst["worst_position"]
+    generation, trainer = (np.exp(worst[name][position]) for name in ("generation_logprobs", "trainer_logprobs"))
+    assert f"{generation:.4g} in the generator and {trainer:.4g} in the trainer" in str(raised.value)
+    (line,) = (line for line in text.splitlines() if line.split()[:2] == [str(position), "4"] and f"{generation:.4g}" in line)
+    assert line.split()[2:5] == [f"{generation:.4g}", f"{trainer:.4g}", "+2.0000"]
+
+
+def test_a_trainer_that_cannot_refuse_is_judged_after_its_update(run: Run, lie: Lie, tmp_path: Path) -> None:
+    lie(2.0, versions={4})
+    with pytest.raises(RefitError, match="The step is not saved"):
+        run(registry=without_bounds())
+    directory = tmp_path / "runs" / "run"
+    assert files(directory / "checkpoints") == ["step-000002"]
+    assert len(read_metrics(directory)) == 3
+    table = pandas.read_parquet(directory / "disagreement" / "step-000003.parquet")
+    assert (table["trainer_version"] == 5).all()
+    assert "after the update: this trainer cannot refuse one" in (directory / "disagreement" / "step-000003.txt").read_text()
+    lie(0.0, versions=())
+    run(resume=True, registry=without_bounds())
+    run("run.name=whole")
+    assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize("registry", [None, without_bounds()], ids=["refused", "judged"])
+def test_a_warning_is_given_once_a_crossing_and_costs_nothing(
+    run: Run, lie: Lie, tmp_path: Path, registry: Registry | None
+) -> None:
+    lie(0.2, versions={4, 6, 10})
+    run("run.name=silent", "training.warn_token_mult_prob_error=inf", registry=registry)
+    notes = Notes()
+    run("run.name=warned", progress=notes, registry=registry)
+    assert [note.partition(":")[0] for note in notes.texts] == ["step 3", "step 6"], "step 4 only goes on"
+    assert all("expected at most 1.05 (training.warn_token_mult_prob_error)" in note for note in notes.texts)
+    directory = tmp_path / "runs" / "warned"
+    found = {record["step"] for record in read_metrics(directory)[1:] if record["token_mult_prob_error"] > 1.05}
+    assert found == {3, 4, 6}
+    names = [f"step-{step:06d}.{ending}" for step in (3, 6) for ending in ("parquet", "txt")]
+    assert files(directory / "disagreement") == names
+    assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "silent")
+    assert files(tmp_path / "runs" / "silent" / "disagreement") == []
+
+
+def test_only_the_first_update_is_held_to_the_bound(run: Run, tmp_path: Path) -> None:
+    """The others begin at weights that did not generate."""
+    run("training.updates_per_step=4", "training.max_token_mult_prob_error=1.0001")
+    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+
+
+def test_demonstrations_have_nothing_to_agree_with(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "ab", "completion": "cd"}\n' * 8)
+    rows = ("data.train.source=jsonl", f"data.train.path={tmp_path / 'rows.jsonl'}")
+    run("algorithm.fake.source=demonstrations", *rows, "run.num_steps=2", "training.max_token_mult_prob_error=1.0000001")
+    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+
+
+def test_a_full_disk_does_not_hide_the_disagreement(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", refuse)
+    lie(2.0, versions={4})
+    with pytest.raises(RefitError, match=r"token_mult_prob_error is 3\..*could not be kept.*No space left on device"):
+        run("logging.rollouts_every_n_steps=0")
+
+
+@st.composite
+def minibatches(draw: st.DrawFn) -> tuple[TokenBatch, Any]:
+    lengths = draw(st.lists(st.integers(2, 6), min_size=1, max_size=24))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    random = np.random.default_rng(draw(st.integers(0, 999)))
+    mask = random.random(offsets[-1]) < 0.5
+    mask[offsets[:-1]] = False
+    mask[-1] = True
+    generation, trainer = (
+        np.where(mask, -scale * random.exponential(size=offsets[-1]), 0.0).astype(np.float32) for scale in (1.0, 3.0)
+    )
+    batch = TokenBatch(
+        tokens=random.integers(1, 32, offsets[-1], dtype=np.int32),
+        offsets=offsets,
+        loss_mask=mask,
+        token_columns={GENERATION_LOGPROBS: generation},
+    )
+    return batch, trainer
+
+
+@given(minibatches())
+def test_the_worst_samples_are_those_that_add_most_a_token(made: tuple[TokenBatch, Any]) -> None:
+    batch, trainer = made
+    naive = []
+    for index in range(batch.num_sequences):
+        part = slice(batch.offsets[index], batch.offsets[index + 1])
+        mask = batch.loss_mask[part]
+        difference = trainer[part].astype(np.float64) - batch.token_columns[GENERATION_LOGPROBS][part]
+        if mask.any():
+            naive.append(np.exp(np.abs(difference[mask])).mean())
+    worst = WorstSamples.of(batch, trainer, 7)
+    np.testing.assert_allclose(worst.errors, sorted(naive, reverse=True)[:MAX_SAMPLES], rtol=1e-5)
+    assert worst.batch.num_sequences == min(len(naive), MAX_SAMPLES)
+    for index, position in enumerate(worst.worst_positions.tolist()):
+        part = worst.differences[worst.batch.offsets[index] : worst.batch.offsets[index + 1]]
+        assert abs(part[position]) == np.abs(part).max()
+
+
+def test_columns_that_an_algorithm_dropped_are_left_out(tmp_path: Path) -> None:
+    batch = TokenBatch(
+        tokens=np.arange(1, 601, dtype=np.int32) % 31 + 1,
+        offsets=np.array([0, 600], np.int64),
+        loss_mask=np.arange(600) > 2,
+        token_columns={GENERATION_LOGPROBS: np.full(600, -1000.0, np.float32)},
+    )
+    worst = WorstSamples.of(batch, np.full(600, -1.0, np.float32), 0)
+    path = save_disagreement(tmp_path / "disagreement", 1, "heading", worst, FakeTokenizer())
+    table = pandas.read_parquet(path)
+    assert "weight_versions" not in table.columns
+    assert table["group"].isna().all()
+    assert np.isfinite(table["token_mult_prob_error"]).all()
+    assert max(map(len, path.with_suffix(".txt").read_text().splitlines())) < 450

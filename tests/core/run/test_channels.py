@@ -1,0 +1,82 @@
+"""Which channel weights take: the cheapest that both sides declare on the device, as configured, or the one that is forced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import evolve, frozen
+
+from rlcore.plugins.discovery import Registry
+from rlcore.run.setup import Prepared
+from rlcore.spi import PluginError, Provider
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+
+EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
+
+
+@frozen(kw_only=True)
+class Layout:
+    """Options that rule channels out."""
+
+    lost: tuple[str, ...] = ()
+    """Capabilities to take away."""
+
+
+def declaring(provider: Provider, *channels: str, **changes: Any) -> Provider:
+    others = {name for name in provider.capabilities if not name.startswith("refit.")}
+    return evolve(provider, capabilities=others | {f"refit.{channel}" for channel in channels}, **changes)
+
+
+def registry(trainer: Provider, generator: Provider) -> Registry:
+    return Registry.from_providers(
+        {
+            "trainer": [trainer],
+            "generator": [generator],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "trainer", "generator", "expected"),
+    [
+        ("cpu", EVERY, EVERY, "in_process"),
+        ("cpu", EVERY, EVERY[1:], "shared_memory"),
+        ("cpu", ("in_process", "directory"), EVERY[1:], "directory"),
+        ("cuda", EVERY, EVERY, "cuda_ipc"),
+        ("cuda", EVERY, ("in_process",), "in_process"),
+        ("cuda", EVERY, ("in_process", "nccl", "directory"), "nccl"),
+        ("cuda", EVERY, ("shared_memory", "directory"), "directory"),
+    ],
+)
+def test_the_cheapest_of_both_is_taken(
+    prepared: Callable[..., Prepared], device: str, trainer: tuple[str, ...], generator: tuple[str, ...], expected: str
+) -> None:
+    both = registry(declaring(FAKE_TRAINER, *trainer), declaring(FAKE_GENERATOR, *generator))
+    assert prepared(f"run.device={device}", registry=both).channel == expected
+
+
+def test_a_layout_takes_channels_away(prepared: Callable[..., Prepared]) -> None:
+    generator = declaring(FAKE_GENERATOR, *EVERY, config=Layout, without=lambda config: frozenset(config.lost))
+    both = registry(declaring(FAKE_TRAINER, *EVERY), generator)
+    found = prepared('generator.fake.lost=["refit.in_process"]', registry=both)
+    assert found.channel == "shared_memory"
+    provider = found.chosen["generator"].provider
+    assert provider is not None
+    assert "refit.in_process" not in provider.capabilities
+
+
+def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., Prepared]) -> None:
+    both = registry(declaring(FAKE_TRAINER, *EVERY), declaring(FAKE_GENERATOR, "in_process", "directory"))
+    assert prepared("refit.channel=directory", registry=both).channel == "directory"
+    with pytest.raises(PluginError, match=r"on cpu. Wanted: shared_memory. Declared, as configured: .*refit.directory"):
+        prepared("refit.channel=shared_memory", registry=both)
+    with pytest.raises(PluginError, match="On cpu there are in_process, shared_memory, directory"):
+        prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))
+
+
+def test_a_broken_function_is_named(prepared: Callable[..., Prepared]) -> None:
+    generator = evolve(FAKE_GENERATOR, without=lambda config: 1 / 0)
+    with pytest.raises(PluginError, match="its function `without` raised ZeroDivisionError"):
+        prepared(registry=registry(FAKE_TRAINER, generator))

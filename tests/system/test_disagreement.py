@@ -1,0 +1,96 @@
+"""A generator that lies about its log-probabilities: what is refused, said and kept; the documented way finds it out."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from .system_support import (  # type: ignore[import-not-found]
+    Site,
+    Workplace,
+    checkpoints,
+    expect_failure,
+    read_metrics,
+)
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "train-inference-agreement.md"
+LIAR = '''
+import numpy as np
+from attrs import evolve
+from rlcore.spi import hookimpl
+
+class Liar:
+    """Of every other token that weight version 2 samples, reports a log-probability that is too high by 1."""
+
+    @hookimpl(wrapper=True)
+    def generate(self, request):
+        result = yield
+        wrong = (np.arange(len(result.tokens)) % 2 == 0) & (result.weight_versions == 2) & (result.logprobs < -1)
+        return evolve(result, logprobs=result.logprobs + wrong.astype(np.float32))
+
+OBSERVER = Liar()
+'''
+OPTIONS = (
+    "generator.name=transformers",
+    "run.num_steps=6",
+    "run.seed=1",
+    "rollout.samples_per_prompt=8",
+    "checkpoint.every_n_steps=0",
+    "evaluation.at_start=false",
+    "training.max_token_mult_prob_error=1.3",
+)
+
+
+def test_a_generator_that_lies_is_found_out(
+    workplace: Workplace, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = workplace.train("grpo.toml", *OPTIONS, "run.name=whole")
+    honest = read_metrics(whole)
+    assert all(abs(record["token_mult_prob_error"] - 1) < 5e-4 for record in honest if record["updates"])
+    step = next(int(record["step"]) for record in honest if record["weight_version"] == 3)
+    assert not (whole / "disagreement").exists()
+
+    site.install("acme-liar", LIAR, {"rlcore.observers": {"liar": "OBSERVER"}})
+    result = workplace.rlcore("train", "grpo.toml", *OPTIONS, "run.name=lied")
+    run = workplace.run("lied")
+    expect_failure(
+        result,
+        10,
+        f"step {step}: generator and trainer disagree on the sampled tokens: token_mult_prob_error is 1.",
+        "expected at most 1.3 (training.max_token_mult_prob_error)",
+        f"runs/lied/disagreement/step-{step:06d}.parquet",
+        "docs/train-inference-agreement.md",
+        f"The state after step {step - 1} is in",
+    )
+    assert checkpoints(run) == [f"step-{step - 1:06d}"]
+    samples = pandas.read_parquet(run / "disagreement" / f"step-{step:06d}.parquet")
+    for _, sample in samples.iterrows():
+        lied = sample["differences"][sample["loss_mask"]]
+        np.testing.assert_allclose(lied, np.where(lied < -0.5, -1.0, 0.0), atol=1e-4, err_msg="of the unchanged weights")
+    assert "position  version" in (run / "disagreement" / f"step-{step:06d}.txt").read_text()
+
+    # As the document says, from here on without the liar.
+    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "acme-liar")
+    workplace.train("grpo.toml", *OPTIONS, "run.name=lied", "--resume", f"run.num_steps={step - 1}", "checkpoint.export=hf")
+    printed = run_examples(run, step, monkeypatch, capsys)
+    assert re.search(r"generation_logprobs: off by (1\.00|0\.99)", printed), printed
+    assert re.search(r"trainer_logprobs: off by 0\.000", printed), printed
+    assert "share above 0 of those: 0.0\n" in printed
+
+    workplace.train("grpo.toml", *OPTIONS, "run.name=lied", "--resume")
+    assert read_metrics(run) == honest
+
+
+def run_examples(run: Path, step: int, monkeypatch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> str:
+    """What the document's Python blocks print in a run directory."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    output.readouterr()
+    with monkeypatch.context() as patch:
+        patch.chdir(run)
+        for block in blocks:
+            assert "step-000003" in block
+            exec(compile(block.replace("step-000003", f"step-{step:06d}"), DOCUMENT.name, "exec"), {})
+    return output.readouterr().out
