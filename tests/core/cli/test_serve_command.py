@@ -211,6 +211,12 @@ def test_the_generator_is_the_one_named_or_the_recipes_or_the_first(serve: Serve
     assert "with large" in serve(run).stderr
 
 
+def test_the_only_one_that_serves_does_so_on_a_device_it_is_not_meant_for(serve: Serve, run: Path) -> None:
+    elsewhere = server("elsewhere", 9, devices=frozenset({"cuda"}))
+    assert "with elsewhere" in serve(run, "run.device=cpu", generators=(elsewhere,)).stderr
+    assert serve(run, "run.device=cpu", generators=(elsewhere, evolve(elsewhere, name="another"))).exit_code == 3
+
+
 def test_without_a_generator_that_serves_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
     broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
     result = serve(run, generators=(broken,))

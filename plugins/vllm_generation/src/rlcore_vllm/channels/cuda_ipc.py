@@ -1,0 +1,168 @@
+"""Memory of one GPU between two processes: the receiver maps the sender's.
+
+A persistent export's tensors are mapped where they are, without a copy. Other tensors live only until the next bucket and are
+packed into two buffers instead: one handle for a whole bucket, where a handle a tensor would cost more than the copy.
+"""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from rlcore.spi import RefitError, TensorSpec
+from rlcore_vllm.channels import channel
+from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.manifest import Manifest
+
+_DEVICE_ARGUMENT = 6
+"""Which of rebuild_cuda_tensor's arguments is the index of the device, by the sender's count."""
+
+
+class _Memory:
+    """Someone else's device memory as an array: torch makes tensors of it that do not own it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+class _Shared:
+    """A storage that receivers map, as uint8.
+
+    An alias is shared in its place: torch ties a count of references to what it shares, one more each time, and would keep
+    the trainer's memory from being freed and moved as residency asks for.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._alias = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=storage.device)
+        self.handle = pickle.dumps(reduce_tensor(self._alias)[1])
+
+
+class Sender(channel.Sender):
+    """Hands out handles; receivers let go of what they have mapped before they acknowledge the refit."""
+
+    num_slots = 2
+
+    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+        super().__init__(config, device)
+        self._shared: dict[int, _Shared] = {}
+        """By address, within one refit."""
+        self._buffers: list[Tensor | None] = [None, None]
+        self._persistent = False
+
+    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+        if self.device.type != "cuda":
+            raise RefitError(
+                'refit: channel cuda_ipc needs a trainer on CUDA; found its weights on the CPU. Set refit.channel = "auto"'
+            )
+        _refuse_expandable_segments()
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        return [{"uuid": uuid} for _ in {place.replica for place in places}]
+
+    def begin(self, manifest: Manifest) -> None:
+        self._persistent = manifest.persistent
+
+    def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        if self._persistent and all(tensor.is_contiguous() for tensor in tensors):
+            where = self._tensors_themselves(tensors)
+        else:
+            buffer = self._buffer(index % self.num_slots, packed_bytes([tensor.nbytes for tensor in tensors]))
+            pack(tensors, buffer)
+            where = {"packed": self._handle(buffer)}
+        # The receiver's stream knows nothing of this one.
+        torch.cuda.current_stream(self.device).synchronize()
+        return where
+
+    def end(self) -> None:
+        """The buffers go back to the allocator: between refits the memory is the trainer's and the engine's."""
+        self._shared.clear()
+        self._buffers = [None, None]
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+    def close(self) -> None:
+        self.end()
+
+    def _tensors_themselves(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """Handles of the storages by address, and of each tensor the storage's address and its first byte there."""
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        starts = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
+        handles = {address: self._handle(tensor) for address, tensor in zip(addresses, tensors, strict=True)}
+        return {"handles": handles, "places": list(zip(addresses, starts, strict=True))}
+
+    def _handle(self, tensor: Tensor) -> bytes:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._shared:
+            self._shared[storage.data_ptr()] = _Shared(storage)
+        return self._shared[storage.data_ptr()].handle
+
+    def _buffer(self, slot: int, size: int) -> Tensor:
+        buffer = self._buffers[slot]
+        if buffer is None or len(buffer) < size:
+            if buffer is not None:
+                del self._shared[buffer.untyped_storage().data_ptr()]
+            buffer = self._buffers[slot] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return buffer
+
+
+class Receiver(channel.Receiver):
+    """Maps each storage once a refit."""
+
+    def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
+        super().__init__(device, rank, options)
+        self._source = _index_of(options["uuid"])
+        self._mapped: dict[bytes, Tensor] = {}
+        self._stable = False
+
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+        self._stable = "packed" not in where
+        if self._stable:
+            pairs = zip(specs, where["places"], strict=True)
+            tensors = [self._tensor(spec, where["handles"][address], start) for spec, (address, start) in pairs]
+        else:
+            tensors = unpack(self._map(where["packed"]), specs)
+        return Received(tensors=tensors, stable=self._stable)
+
+    def loaded(self) -> None:
+        if not self._stable:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def end(self) -> None:
+        self._mapped.clear()
+
+    def close(self) -> None:
+        self.end()
+
+    def _tensor(self, spec: TensorSpec, handle: bytes, start: int) -> Tensor:
+        flat = self._map(handle)[start : start + num_bytes(spec)]
+        return flat.view(getattr(torch, spec.dtype)).view(spec.shape)
+
+    def _map(self, handle: bytes) -> Tensor:
+        if handle not in self._mapped:
+            arguments = list(pickle.loads(handle))
+            arguments[_DEVICE_ARGUMENT] = self._source
+            self._mapped[handle] = rebuild_cuda_tensor(*arguments)
+        return self._mapped[handle]
+
+
+def _index_of(uuid: str) -> int:
+    """This process's own number of a device, which CUDA_VISIBLE_DEVICES may have changed."""
+    uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+    if uuid not in uuids:
+        raise RefitError(
+            f"refit: channel cuda_ipc needs the trainer's GPU; the engine does not see {uuid}, only {', '.join(uuids)}. "
+            'Leave out generator.vllm.devices, or set refit.channel = "nccl"'
+        )
+    return uuids.index(uuid)
+
+
+def _refuse_expandable_segments() -> None:
+    if any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
+        raise RefitError(
+            "refit: channel cuda_ipc cannot share memory of expandable segments. Take expandable_segments:True out of "
+            "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"
+        )

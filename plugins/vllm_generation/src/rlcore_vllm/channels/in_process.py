@@ -1,0 +1,42 @@
+"""The trainer's tensors themselves, handed over within one process."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.spi import RefitError, TensorSpec
+from rlcore_vllm.channels import channel
+from rlcore_vllm.channels.channel import Place, Received
+
+
+class Sender(channel.Sender):
+    """vLLM copies into its own parameters in any case, so nothing is copied on the way and nothing stays aliased."""
+
+    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+        for place in places:
+            if place.pid != os.getpid():
+                raise RefitError(
+                    f"refit: channel in_process reaches no engine in another process (found one in process {place.pid}). "
+                    'Set refit.channel = "auto"'
+                )
+        return [{} for _ in {place.replica for place in places}]
+
+    def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        del index
+        if self.device.type == "cuda":
+            # The engine's thread has a stream of its own, which knows nothing of this one.
+            torch.cuda.current_stream(self.device).synchronize()
+        return {"tensors": list(tensors)}
+
+
+class Receiver(channel.Receiver):
+    def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
+        del specs
+        return Received(tensors=where["tensors"], stable=self.persistent)
+
+    def loaded(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()

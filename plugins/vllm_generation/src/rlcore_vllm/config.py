@@ -1,0 +1,46 @@
+"""The recipe's section `[generator.vllm]`."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class VllmConfig:
+    """`[generator.vllm]`: one or several vLLM engines."""
+
+    replicas: int = 1
+    """Engines; the samples of a step are dealt out among them. Several may share a device, which hides their host work."""
+    tensor_parallel: int = 1
+    """Devices (on CPU, processes) that one engine spreads over."""
+    devices: tuple[int, ...] | None = None
+    """CUDA devices of the engines, each taking `tensor_parallel` of them in turn; None is the trainer's own device, which
+    the two then share."""
+    gpu_memory_utilization: float = 0.5
+    """Share of a device's memory for all of its engines together: weights, activations and KV cache."""
+    cpu_kv_cache_gib: float = 1.0
+    """KV cache of one engine on CPU."""
+    max_num_seqs: int = 1024
+    """Most sequences that one engine decodes at a time."""
+    enforce_eager: bool | None = None
+    """True runs the model without compilation and CUDA graphs; None does so on CPU, and compiles on CUDA."""
+    prefix_caching: bool = True
+    """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
+    quantization: Literal["none", "fp8"] = "none"
+    """"fp8" holds the linear layers' weights in 8 bits, quantised anew at each refit; only on CUDA."""
+    start_timeout_s: float = 600.0
+    """Most seconds for an engine to start."""
+    refit_timeout_s: float = 120.0
+    """Most seconds that a refit may wait for an engine."""
+    generate_timeout_s: float = 3600.0
+    """Most seconds for the samples of one step."""
+    mirrors: tuple[str, ...] = ()
+    """Servers that take over every refit too, such as http://127.0.0.1:8000, where `rlcore serve` runs."""
+    mirrors_required: bool = False
+    """Whether a mirror that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
+    refit_directory: str | None = None
+    """Folder through which weights travel to mirrors, and to engines by the channel "directory"; every side has to see it. None
+    takes one in shared memory where there is room, else a temporary one."""
+    engine: Mapping[str, object] = field(factory=dict)
+    """Further arguments of vLLM's EngineArgs, by its names."""

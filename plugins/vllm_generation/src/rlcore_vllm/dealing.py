@@ -1,0 +1,49 @@
+"""Dealing the samples of a request out to engines: equal work each, and samples of one prompt together."""
+
+import heapq
+
+import numpy as np
+
+from rlcore.spi import GenerateRequest, RaggedTokens
+from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
+from rlcore_vllm.sampling import Samples
+
+PARTS_PER_ENGINE = 4
+"""A prompt's samples are parted only where there would be fewer parts than this for each engine."""
+
+
+def deal(request: GenerateRequest, limits: Int32Array, num_engines: int) -> list[Samples]:
+    """One part of the samples for each engine; `limits` int32 [S] are the most tokens of each sample.
+
+    Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least.
+    """
+    num_samples, num_prompts = request.num_samples, request.prompts.num_sequences
+    pieces = 1 if num_engines == 1 else max(1, -(-PARTS_PER_ENGINE * num_engines // max(1, num_prompts)))
+    parts = [
+        part
+        for numbers in np.arange(num_prompts * num_samples).reshape(num_prompts, num_samples)
+        for part in np.array_split(numbers, min(pieces, num_samples))
+    ]
+    lengths = request.prompts.lengths
+    work = [int(lengths[part[0] // num_samples] + limits[part].sum()) for part in parts]
+    engines: list[tuple[int, int, list[Int64Array]]] = [(0, engine, []) for engine in range(num_engines)]
+    for index in sorted(range(len(parts)), key=lambda index: -work[index]):
+        total, engine, dealt = heapq.heappop(engines)
+        dealt.append(parts[index])
+        heapq.heappush(engines, (total + work[index], engine, dealt))
+    dealt_by_engine = sorted(engines, key=lambda entry: entry[1])
+    return [_select(request, limits, dealt) for _, _, dealt in dealt_by_engine]
+
+
+def _select(request: GenerateRequest, limits: Int32Array, parts: list[Int64Array]) -> Samples:
+    numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    prompts, prompt_of = np.unique(numbers // request.num_samples, return_inverse=True)
+    positions, offsets = gather_ragged(request.prompts.offsets, prompts)
+    return Samples(
+        prompts=RaggedTokens(tokens=request.prompts.tokens[positions], offsets=offsets),
+        prompt_of=prompt_of.astype(np.int64),
+        numbers=numbers,
+        seeds=request.seeds[numbers],
+        limits=limits[numbers],
+        sampling=request.sampling,
+    )

@@ -1,0 +1,338 @@
+"""One vLLM engine in a thread of its own, which alone touches it; other threads hand it commands, carried out between steps."""
+
+import atexit
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from rlcore.spi import ContractError, FinishReason, RlcoreError, WorkerError
+from rlcore_vllm import residency, versions
+from rlcore_vllm.environment import RunningEngine
+from rlcore_vllm.recorder import LogprobRecorder, Sampled
+from rlcore_vllm.sampling import FinishedSample, Samples, engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.settings import EngineSettings
+
+Result = TypeVar("Result")
+RECORDER_STEPS = 16
+"""Samples that ended are handed out at every so many steps where that needs to wait for the device."""
+Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
+
+
+class _Job:
+    """The samples of one generate call."""
+
+    def __init__(self, deliver: Deliver, num_samples: int) -> None:
+        self.deliver = deliver
+        self.num_left = num_samples
+        self.done: Future[None] = Future()
+
+    def hand_out(self, finished: Sequence[FinishedSample]) -> None:
+        """Deliver what ended."""
+        self.num_left -= len(finished)
+        self.deliver(finished)
+        if not self.num_left:
+            _settle(self.done, None)
+
+
+class _Sample:
+    """A sample in the making."""
+
+    __slots__ = ("detokenizer", "job", "limit", "logprobs", "number", "prompt_length", "reason", "spans", "tokens")
+
+    def __init__(self, job: _Job, number: int, prompt_length: int, limit: int, weight_version: int, detokenizer: Any) -> None:
+        self.job = job
+        self.number = number
+        self.prompt_length = prompt_length
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.logprobs: Any = []
+        self.reason = FinishReason.ABORTED
+        self.spans = [(0, weight_version)]
+        """(first token, version) of each span of equal weight versions."""
+        self.detokenizer = detokenizer
+        """Looks for stop strings; None where there are none."""
+
+    def change_version(self, weight_version: int) -> None:
+        """Tokens from here on are sampled under another version."""
+        if self.spans[-1][0] == len(self.tokens):
+            self.spans.pop()
+        self.spans.append((len(self.tokens), weight_version))
+
+    def finish(self) -> FinishedSample:
+        """The sample as it is handed out."""
+        ends = [*(start for start, _ in self.spans[1:]), len(self.tokens)]
+        lengths = [end - start for (start, _), end in zip(self.spans, ends, strict=True)]
+        return FinishedSample(
+            number=self.number,
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            weight_versions=np.repeat(np.array([version for _, version in self.spans], np.int32), lengths),
+            finish_reason=self.reason,
+        )
+
+
+class Engine:
+    """A vLLM engine that any thread may use. It holds no weights that count until `end_update` says which."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start; returns once the engine is ready. What vLLM raises passes through."""
+        self._settings = settings
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held while a command is put in, so that none comes after the last was taken out."""
+        self._is_over = False
+        self._samples: dict[str, _Sample] = {}
+        """In the making, by the name of their request."""
+        self._ended: dict[str, _Sample] = {}
+        """To be handed out."""
+        self._recorder: LogprobRecorder | None = None
+        self._num_steps = 0
+        self._num_requests = 0
+        self._weight_version = -1
+        self._paused = False
+        self._closing = False
+        self._failure: str | None = None
+        self._tokenizer: Any = None
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="rlcore-vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        # vLLM's own threads abort the process where they still run when it ends.
+        atexit.register(self.close)
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers that hold a part of the model."""
+        return self._settings.tensor_parallel
+
+    def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
+        """Sample; `deliver` is called in the engine's thread with those that ended in one step, and must be quick.
+
+        Cancelling the future drops the samples that have not ended.
+        """
+        job = _Job(deliver, len(samples.numbers))
+        if not job.num_left:
+            job.done.set_result(None)
+            return job.done
+        self._submit(lambda: self._add(samples, job)).add_done_callback(lambda added: _forward_failure(added, job.done))
+        job.done.add_done_callback(lambda done: self._submit(lambda: self._cancel(job)) if done.cancelled() else None)
+        return job.done
+
+    def begin_update(self) -> Future[None]:
+        """Pause: no token is sampled until end_update. What the device was given before is read first."""
+        return self._submit(self._pause)
+
+    def call_workers(self, method: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Future[list[Any]]:
+        """vLLM's collective_rpc: one result a rank. Without queued batches only: paused, or before anything runs."""
+        return self._submit(lambda: self._llm.collective_rpc(method, kwargs=dict(kwargs)))
+
+    def end_update(self, weight_version: int) -> Future[None]:
+        """Drop all that was computed under the old weights and go on; later tokens carry this version."""
+        return self._submit(lambda: self._resume(weight_version))
+
+    def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
+        """Whether weights and KV cache are on the device; returns the bytes that are. Nothing may be generating."""
+        return self._submit(lambda: self._move(weights, cache, discard_weights))
+
+    def close(self) -> None:
+        """Stop and free everything; samples in the making fail. May be called again."""
+
+        def stop() -> None:
+            self._closing = True
+
+        atexit.unregister(self.close)
+        self._submit(stop)
+        self._thread.join()
+
+    # The engine's thread.
+
+    def _run(self, ready: Future[None]) -> None:
+        try:
+            self._running = RunningEngine(self._settings)
+            self._llm = self._running.llm
+            self._core = self._llm.engine_core.engine_core
+            self._recorder = versions.logprob_recorder(self._llm)
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            self._loop()
+        except BaseException:
+            self._failure = traceback.format_exc()
+        finally:
+            self._shut_down()
+
+    def _loop(self) -> None:
+        while not self._closing:
+            self._carry_out(block=self._paused or not versions.has_work(self._core))
+            if not self._paused and versions.has_work(self._core):
+                self._step()
+
+    def _carry_out(self, block: bool) -> None:
+        """The commands that wait; with `block`, at least one."""
+        while block or not self._commands.empty():
+            command, future = self._commands.get()
+            block = False
+            try:
+                future.set_result(command())
+            except RlcoreError as error:
+                future.set_exception(error)
+            except Exception:
+                future.set_exception(WorkerError(f"vLLM failed:\n{traceback.format_exc()}"))
+
+    def _submit(self, command: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._is_over:
+                future.set_exception(self._error())
+            else:
+                self._commands.put((command, future))
+        return future
+
+    def _add(self, samples: Samples, job: _Job) -> None:
+        prompts = [samples.prompts.sequence(index).tolist() for index in range(samples.prompts.num_sequences)]
+        seeds = engine_seeds(samples.seeds)
+        try:
+            for index, number in enumerate(samples.numbers.tolist()):
+                limit = int(samples.limits[index])
+                prompt = prompts[samples.prompt_of[index]]
+                params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
+                request = versions.make_request(str(self._num_requests), prompt, params)
+                self._num_requests += 1
+                detokenizer = self._detokenizer(request) if samples.sampling.stop_strings else None
+                sample = _Sample(job, number, len(prompt), limit, self._weight_version, detokenizer)
+                self._samples[request.request_id] = sample
+                self._llm.engine_core.add_request(request)
+        except BaseException:
+            self._cancel(job)
+            raise
+
+    def _detokenizer(self, request: Any) -> Any:
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = self._settings.load_tokenizer()
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+
+    def _step(self) -> None:
+        """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""
+        stopped: list[str] = []
+        self._num_steps += 1
+        for output in self._llm.engine_core.get_output().outputs:
+            sample = self._samples.get(output.request_id)
+            if sample is None:
+                continue
+            tokens = output.new_token_ids
+            reason = None if output.finish_reason is None else str(output.finish_reason)
+            if sample.detokenizer is not None:
+                length = _completing(sample.detokenizer, tokens)
+                if length is not None:
+                    if reason is None:
+                        stopped.append(output.request_id)
+                    tokens, reason = tokens[:length], "stop"
+            if tokens:
+                sample.tokens += tokens
+                if output.new_logprobs is not None:
+                    sample.logprobs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
+            if reason is not None:
+                del self._samples[output.request_id]
+                sample.reason = finish_reason(reason, len(sample.tokens), sample.limit)
+                self._ended[output.request_id] = sample
+        self._llm.engine_core.abort_requests(stopped)
+        if self._ended and (self._recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0):
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Deliver the samples that have ended, with what the recorder holds of them."""
+        ended, self._ended = self._ended, {}
+        if self._recorder is not None:
+            asked = [
+                Sampled(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
+                for request, sample in ended.items()
+            ]
+            for sample, logprobs in zip(ended.values(), self._recorder.fetch(asked), strict=True):
+                sample.logprobs = logprobs
+            if not self._samples:
+                self._recorder.forget()
+        jobs: dict[int, tuple[_Job, list[FinishedSample]]] = {}
+        for sample in ended.values():
+            jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
+        for job, finished in jobs.values():
+            job.hand_out(finished)
+
+    def _pause(self) -> None:
+        self._paused = True
+        versions.set_paused(self._core, True)
+        while versions.has_work(self._core):
+            self._step()
+        if self._ended:
+            self._hand_out()
+
+    def _resume(self, weight_version: int) -> None:
+        versions.drop_caches(self._core)
+        self._weight_version = weight_version
+        for sample in self._samples.values():
+            sample.change_version(weight_version)
+        versions.set_paused(self._core, False)
+        self._paused = False
+
+    def _move(self, weights: bool, cache: bool, discard_weights: bool) -> int:
+        if self._samples or self._ended:
+            raise ContractError("set_residency: found samples in the making; expected none. Let generate return first")
+        residency.move(self._llm, weights=weights, cache=cache, discard_weights=discard_weights)
+        measure = partial(residency.held_bytes, in_process=self._settings.in_process)
+        return sum(self._llm.collective_rpc(measure))
+
+    def _cancel(self, job: _Job) -> None:
+        requests = [request for request, sample in self._samples.items() if sample.job is job]
+        self._samples = {request: sample for request, sample in self._samples.items() if sample.job is not job}
+        self._ended = {request: sample for request, sample in self._ended.items() if sample.job is not job}
+        self._llm.engine_core.abort_requests(requests)
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            self._is_over = True
+        while not self._commands.empty():
+            self._commands.get()[1].set_exception(self._error())
+        left = [*self._samples.values(), *self._ended.values()]
+        for job in {id(sample.job): sample.job for sample in left}.values():
+            _settle(job.done, self._error())
+        self._samples, self._ended = {}, {}
+        del self._llm, self._core, self._recorder
+        self._running.stop()
+
+    def _error(self) -> WorkerError:
+        return WorkerError(f"the vLLM engine failed:\n{self._failure}" if self._failure else "the vLLM engine is closed")
+
+
+def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
+    """How many of the tokens there are up to the one that completes a stop string; None where none does."""
+    for index, token in enumerate(tokens):
+        if detokenizer.update([token], False) is not None:
+            return index + 1
+    return None
+
+
+def _forward_failure(added: Future[None], done: Future[None]) -> None:
+    if added.exception() is not None:
+        _settle(done, added.exception())
+
+
+def _settle(future: Future[None], error: BaseException | None) -> None:
+    """End a future that its owner may have cancelled."""
+    if future.set_running_or_notify_cancel():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

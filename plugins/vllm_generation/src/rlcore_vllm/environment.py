@@ -1,0 +1,186 @@
+"""What vLLM finds and leaves around it: environment variables, and the state of the process that it runs in."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rlcore.spi import ContractError
+from rlcore_vllm import versions
+from rlcore_vllm.settings import EngineSettings
+
+_one_in_process = threading.Lock()
+"""Held while an engine lives in this process: vLLM keeps its process groups in global variables, so it can live there once."""
+
+
+_REPLACED: tuple[tuple[Any, str], ...] = (
+    *((torch, name) for name in ("Event", "set_num_threads")),
+    *((torch.accelerator, name) for name in ("synchronize", "empty_cache", "get_memory_info")),
+    *((torch.cuda, name) for name in ("Event", "Stream", "current_stream", "set_stream", "stream")),
+    *((torch.Tensor, name) for name in ("pin_memory", "record_stream")),
+)
+"""What vLLM replaces in torch on CPU, some of it when it is imported; its engines need it, the trainer does not."""
+
+
+def engine_variables(settings: EngineSettings) -> dict[str, str]:
+    """Environment variables that an engine is started with. How much is logged is the user's to say."""
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR" if settings.in_process else "INFO"),
+    }
+    if settings.device == "cpu":
+        # The other runner replaces parts of torch for the whole process.
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        if settings.tensor_parallel > 1:
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
+                "VLLM_CPU_OMP_THREADS_BIND", omp_threads_bind(settings.tensor_parallel)
+            )
+    return variables
+
+
+def child_environment(settings: EngineSettings, devices: tuple[int, ...]) -> dict[str, str]:
+    """The environment of a process that hosts an engine on these CUDA devices, counted among those that this process sees."""
+    variables = {**os.environ, **engine_variables(settings)}
+    if settings.eager:
+        variables.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if settings.device == "cuda":
+        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in devices)
+        # vLLM's allocator, which sleeping needs, refuses it.
+        options = variables.get("PYTORCH_CUDA_ALLOC_CONF", "").split(",")
+        variables["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(option for option in options if "expandable_segments" not in option)
+    return variables
+
+
+def omp_threads_bind(num_ranks: int) -> str:
+    """The cores that this process may use, dealt out among the ranks; they share where there are fewer cores than ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_ranks:
+        return "|".join(str(cores[rank % len(cores)]) for rank in range(num_ranks))
+    share = len(cores) // num_ranks
+    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(num_ranks))
+
+
+class RunningEngine:
+    """vLLM's LLMEngine with its core in this process. While it runs in the trainer's process, torch keeps what vLLM replaced in
+    it; all else is as it was, and torch too once `stop` returns."""
+
+    _replacements: ClassVar[list[Any] | None] = None
+    """vLLM's, as the last engine left them: importing it a second time replaces nothing."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start; what vLLM raises passes through. ContractError where an engine lives in the trainer's process already."""
+        self._in_process = settings.in_process
+        if not self._in_process:
+            os.environ.update(engine_variables(settings))
+            self.llm = _build(settings)
+            return
+        if not _one_in_process.acquire(blocking=False):
+            raise ContractError(
+                "vllm: found an engine in this process already; expected one at most. Close it first, or choose another "
+                "refit.channel than in_process: engines then run in processes of their own"
+            )
+        self._hosts_own = [getattr(owner, name) for owner, name in _REPLACED]
+        self._group_is_hosts = torch.distributed.is_initialized()
+        try:
+            with _host_kept():
+                os.environ.update(engine_variables(settings))
+                _put_in_place(self._replacements or self._hosts_own)
+                self.llm = _build(settings)
+            torch.set_num_threads = self._hosts_own[_REPLACED.index((torch, "set_num_threads"))]
+        except BaseException:
+            self._leave(_clean_up)
+            raise
+
+    def stop(self) -> None:
+        """Free its memory, its workers and its process groups. May be called once."""
+        core = self.llm.engine_core
+        del self.llm
+        if self._in_process:
+            self._leave(core.shutdown)
+        else:
+            core.shutdown()
+
+    def _leave(self, shut_down: Callable[[], None]) -> None:
+        try:
+            with _host_kept(), _default_group_kept(self._group_is_hosts):
+                shut_down()
+        finally:
+            RunningEngine._replacements = [getattr(owner, name) for owner, name in _REPLACED]
+            _put_in_place(self._hosts_own)
+            _one_in_process.release()
+
+
+def _put_in_place(functions: Sequence[Any]) -> None:
+    for (owner, name), function in zip(_REPLACED, functions, strict=True):
+        setattr(owner, name, function)
+
+
+def _build(settings: EngineSettings) -> Any:
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    if settings.eager:
+        versions.keep_sampler_eager()
+    if settings.in_process and settings.device == "cpu":
+        versions.keep_sampler_off_global_generator(settings.arguments["seed"])
+    return LLMEngine.from_engine_args(EngineArgs(**settings.arguments))
+
+
+def _clean_up() -> None:
+    """What is left of an engine that did not start."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+
+
+@contextlib.contextmanager
+def _default_group_kept(is_hosts: bool) -> Iterator[None]:
+    """Let vLLM destroy its own process groups, but not a default group that was there before it."""
+    destroy = torch.distributed.destroy_process_group
+
+    def destroy_own(group: Any = None) -> None:
+        if group is not None or not is_hosts:
+            destroy(group)
+
+    torch.distributed.destroy_process_group = destroy_own
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group = destroy
+
+
+@contextlib.contextmanager
+def _host_kept() -> Iterator[None]:
+    """Restore what vLLM changes in its process: environment, random states, dtype, thread count, garbage collection."""
+    environment = dict(os.environ)
+    states = random.getstate(), np.random.get_state()
+    dtype, num_threads, set_num_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
+    excepthook, start_method = sys.excepthook, multiprocessing.get_start_method(allow_none=True)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    was_frozen = gc.get_freeze_count() > 0
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            if torch.get_num_threads() != num_threads:
+                set_num_threads(num_threads)
+            torch.set_default_dtype(dtype)
+            sys.excepthook = excepthook
+            if start_method is None:
+                multiprocessing.set_start_method(None, force=True)
+            if not was_frozen:
+                gc.unfreeze()

@@ -1,0 +1,168 @@
+"""Loading a whole checkpoint, bucket by bucket, into a vLLM model that runs already.
+
+vLLM turns some weights into another form after loading them: packed for oneDNN on CPU, quantised, laid out for a kernel. Its
+layerwise reload brings each layer back to checkpoint form on the meta device, gathers what is loaded, and processes the
+layer once it is whole. It says nothing about what it got wrong, so everything that it may leave behind is checked here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
+
+from rlcore_vllm.manifest import refuse
+from rlcore_vllm.versions import keeps_checkpoint_form
+
+
+class Loader:
+    """Loads complete sets of weights, one after another: begin, load every bucket, finish; abandon after a failure."""
+
+    def __init__(self, model: nn.Module, model_config: Any, device: torch.device) -> None:
+        self._model = model
+        self._load_weights: Callable[[Iterator[tuple[str, Tensor]]], set[str] | None] = model.load_weights  # type: ignore
+        self._model_config = model_config
+        self._device = device
+        self._is_direct = _is_in_checkpoint_form(model, model_config, device)
+        self._tied_heads = _tied_heads(model)
+        self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
+        self._loaded: set[str] | None = set()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether tensors are copied straight into the parameters, without the layerwise reload."""
+        return self._is_direct
+
+    def begin(self) -> None:
+        self._loaded = set()
+        if self._is_direct:
+            return
+        if self._device.type == "cpu":
+            # The kernel object holds the experts packed from the old weights, and is made anew only where there is none.
+            for layer in self._model.modules():
+                method: Any = getattr(layer, "quant_method", None)
+                if hasattr(method, "moe_kernel"):
+                    method.moe_kernel = None
+        initialize_layerwise_reload(self._model)
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], stable: bool) -> None:
+        """Load named tensors; unless `stable`, their memory may be overwritten as soon as this has been executed."""
+        weights = list(tensors)
+        names = self._load_weights(iter(weights))
+        if names is None or self._loaded is None:
+            self._loaded = None
+        else:
+            self._loaded |= names
+        if not stable and not self._is_direct:
+            self._keep_gathered({tensor.untyped_storage().data_ptr() for _, tensor in weights})
+
+    def finish(self) -> None:
+        """RefitError, naming layers, where some have not got all their weights; otherwise the model is ready to run."""
+        if self._model_config.quantization is None and self._loaded is not None:
+            refuse("of vLLM's model got no weights", self._parameters - self._loaded)
+        if self._is_direct:
+            return
+        for head in self._tied_heads:
+            # Its weight is the embedding's, which has been loaded; left to vLLM it is reported as missing.
+            self._put_back(head)
+        refuse("of vLLM's model are incomplete", self._incomplete_layers())
+        finalize_layerwise_reload(self._model, self._model_config)
+        if self._device.type == "cpu":
+            for head in self._tied_heads:
+                # Packed from the old weights; as it loads nothing itself, nothing else packs it again.
+                head.quant_method.process_weights_after_loading(head)
+
+    def abandon(self) -> None:
+        """Make the model's structure whole again, whatever mixture of weights it then holds."""
+        for layer in self._model.modules():
+            self._put_back(layer)
+
+    def _put_back(self, layer: nn.Module) -> None:
+        """Undo what the layerwise reload did to a layer that it has not processed."""
+        info = LAYERWISE_INFO.get(layer)
+        if info is not None and info.can_load():
+            if info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+            info.reset()
+
+    def _pending(self) -> Iterator[tuple[str, nn.Module, Any]]:
+        for name, layer in self._model.named_modules():
+            info = LAYERWISE_INFO.get(layer)
+            if info is not None and info.can_load():
+                yield name, layer, info
+
+    def _keep_gathered(self, storages: set[int]) -> None:
+        """Copy what layers that are not whole yet have gathered from these storages by reference."""
+        for _, _, info in self._pending():
+            for _, bound in info.loaded_weights:
+                for key, value in bound.arguments.items():
+                    if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() in storages:
+                        bound.arguments[key] = value.clone()
+
+    def _incomplete_layers(self) -> list[str]:
+        """Layers with parameters that got nothing, or, where vLLM pads nothing, less than all of it."""
+        return [
+            f"{name} ({info.load_numel} of {info.load_numel_total} elements)"
+            for name, layer, info in self._pending()
+            if not isinstance(layer, Attention)
+            and layer._parameters
+            and (info.load_numel <= 0 or (isinstance(layer, LinearBase) and info.load_numel < info.load_numel_total))
+        ]
+
+
+def _is_in_checkpoint_form(model: nn.Module, model_config: Any, device: torch.device) -> bool:
+    """Whether every parameter still is as the checkpoint has it, so that its own weight loader can write to it in place.
+
+    True only where each layer's method is known to leave weights as they are, nothing is computed from them after loading
+    (as MLA does), and shape, dtype and strides equal those recorded before the first load.
+    """
+    if device.type != "cuda" or model_config.quantization is not None:
+        return False
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if method is not None and not keeps_checkpoint_form(method):
+            return False
+        processes = hasattr(layer, "process_weights_after_loading") and not isinstance(layer, QuantizeMethodBase)
+        if processes and type(layer) is not Attention:
+            return False
+        info = LAYERWISE_INFO.get(layer)
+        recorded = {} if info is None else info.restore_metadata[0]
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and name in recorded and not _is_alike(parameter, recorded[name]):
+                return False
+    return True
+
+
+def _is_alike(parameter: Tensor, recorded: Tensor) -> bool:
+    return (
+        parameter.shape == recorded.shape
+        and parameter.dtype == recorded.dtype
+        and parameter.stride() == recorded.stride()
+        and hasattr(parameter, "weight_loader") == hasattr(recorded, "weight_loader")
+    )
+
+
+def _tied_heads(model: nn.Module) -> list[Any]:
+    """Output heads whose weight is another layer's parameter."""
+    owners: dict[int, list[nn.Module]] = {}
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is not None:
+            owners.setdefault(id(weight), []).append(layer)
+    return [layer for layers in owners.values() if len(layers) > 1 for layer in layers if isinstance(layer, ParallelLMHead)]
+
+
+def _optional_parameters(model: nn.Module) -> set[str]:
+    """Scales of attention layers, which a checkpoint need not bring."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, layer in model.named_modules()
+        if isinstance(layer, Attention)
+        for name, _ in layer.named_parameters()
+    }

@@ -1,0 +1,82 @@
+"""What a refit will bring, announced before the first byte of it, and what the model's checkpoint consists of."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from attrs import frozen
+
+from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
+
+_MAX_NAMED = 5
+
+
+@frozen(kw_only=True)
+class Manifest:
+    """Every tensor of a refit in the export's order."""
+
+    weight_version: int
+    specs: tuple[TensorSpec, ...]
+    persistent: bool
+    """Whether the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
+
+    @classmethod
+    def of(cls, export: WeightExport) -> "Manifest":
+        return cls(weight_version=export.weight_version, specs=export.specs, persistent=export.persistent)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain containers, which vLLM passes on between processes."""
+        return {
+            "weight_version": self.weight_version,
+            "names": [spec.name for spec in self.specs],
+            "shapes": [list(spec.shape) for spec in self.specs],
+            "dtypes": [spec.dtype for spec in self.specs],
+            "persistent": self.persistent,
+        }
+
+    @classmethod
+    def from_wire(cls, content: Mapping[str, Any]) -> "Manifest":
+        columns = zip(content["names"], content["shapes"], content["dtypes"], strict=True)
+        specs = tuple(TensorSpec(name=name, shape=tuple(shape), dtype=dtype) for name, shape, dtype in columns)
+        return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"])
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """RefitError, naming tensors, unless exactly `expected` (name to shape) is announced, each once."""
+        counts = Counter(spec.name for spec in self.specs)
+        refuse("listed more than once by the trainer", [name for name, count in counts.items() if count > 1])
+        refuse("missing from what the trainer exports", expected.keys() - counts.keys())
+        refuse("unknown to the model", counts.keys() - expected.keys())
+        for spec in self.specs:
+            if spec.shape != expected[spec.name]:
+                found, wanted = list(spec.shape), list(expected[spec.name])
+                raise RefitError(
+                    f"refit: {spec.name} has shape {found}; expected {wanted}. Do trainer and generator name one model?"
+                )
+            if spec.dtype not in get_args(DtypeName):
+                raise RefitError(f"refit: {spec.name} has dtype {spec.dtype}; expected one of {', '.join(get_args(DtypeName))}")
+
+
+def refuse(problem: str, names: Iterable[str]) -> None:
+    """RefitError if there are any such tensors."""
+    listed = sorted(names)
+    if listed:
+        more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+        raise RefitError(f"refit: {len(listed)} tensor(s) {problem}: {', '.join(listed[:_MAX_NAMED])}{more}")
+
+
+def checkpoint_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name to shape of all that a checkpoint of the model consists of; a tied tensor counts once.
+
+    Taken from transformers' own model class rather than from vLLM, which skips names that it does not know.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)
+    state = model.state_dict()
+    for name in model.all_tied_weights_keys:
+        state.pop(name, None)
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}

@@ -1,0 +1,78 @@
+"""How much memory a model needs, worked out from its config.json, and how much the devices have."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+GIB = 2**30
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
+"""Tokens of one block of the KV cache, vLLM's defaults."""
+
+
+@frozen(kw_only=True)
+class ModelSize:
+    """What one rank of an engine holds, in bytes."""
+
+    weights: int
+    kv_per_token: int
+
+    def kv_bytes(self, num_tokens: int, block_tokens: int) -> int:
+        """KV cache of one sequence: whole blocks, and one that vLLM keeps to itself."""
+        return (-(-num_tokens // block_tokens) + 1) * block_tokens * self.kv_per_token
+
+
+def model_size(model: Mapping[str, Any], dtype: str, *, tensor_parallel: int = 1, fp8: bool = False) -> ModelSize:
+    """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts, by its config.json.
+
+    Norms and biases, a thousandth of the whole, are left out. Where there are fewer KV heads than ranks, each rank keeps one.
+    """
+    hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
+    heads = int(model["num_attention_heads"])
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    head_size = int(model.get("head_dim") or hidden // heads)
+    item = ITEM_BYTES[dtype]
+    tables = 1 if model.get("tie_word_embeddings") else 2
+    embeddings = tables * int(model["vocab_size"]) * hidden * item
+    attention = 2 * hidden * head_size * (heads + kv_heads)
+    linear = layers * (attention + _mlp_parameters(model, hidden)) * (1 if fp8 else item)
+    kv_per_token = 2 * layers * max(1, kv_heads // tensor_parallel) * head_size * item
+    return ModelSize(weights=(embeddings + linear) // tensor_parallel, kv_per_token=kv_per_token)
+
+
+def _mlp_parameters(model: Mapping[str, Any], hidden: int) -> int:
+    """Of one layer."""
+    experts = model.get("num_experts") or model.get("num_local_experts")
+    if experts:
+        width = int(model.get("moe_intermediate_size") or model["intermediate_size"])
+        return int(experts) * (3 * hidden * width + hidden)
+    return 3 * hidden * int(model["intermediate_size"])
+
+
+def device_memories() -> list[int] | None:
+    """Bytes of each visible NVIDIA device, found without a CUDA context; None where nvidia-smi cannot tell."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
+        memories = {key: int(row[2]) * 2**20 for row in rows for key in row[:2]}
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [int(row[2]) * 2**20 for row in rows]
+    found = []
+    for name in (part.strip() for part in visible.split(",")):
+        matching = [size for key, size in memories.items() if key == name or (not name.isdigit() and key.startswith(name))]
+        if not name or not matching:
+            break
+        found.append(matching[0])
+    return found
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as people read them."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"

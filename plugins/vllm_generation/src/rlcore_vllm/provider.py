@@ -1,0 +1,54 @@
+"""The entry point: describes the generator without importing torch or vLLM."""
+
+from rlcore.spi import Provider, capabilities
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.requirements import unavailable
+
+TRAINER_DEVICE = 0
+
+
+def without(config: VllmConfig) -> frozenset[str]:
+    """What a section rules out: ways to refit that its layout has no use for, and exactness where weights are quantised."""
+    names = set()
+    if config.replicas > 1 or config.tensor_parallel > 1:
+        names.add(capabilities.REFIT_IN_PROCESS)
+    shares_device = config.devices is None or TRAINER_DEVICE in config.devices
+    if config.devices not in (None, (TRAINER_DEVICE,)):
+        names.add(capabilities.REFIT_CUDA_IPC)
+    if shares_device:
+        names.add(capabilities.REFIT_NCCL)
+    if config.quantization != "none":
+        names.add(capabilities.EXACT_LOGPROBS)
+    return frozenset(names)
+
+
+PROVIDER = Provider(
+    name="vllm",
+    spi=(1, 1),
+    priority=80,
+    capabilities={
+        capabilities.TOP_K,
+        capabilities.TOP_P,
+        capabilities.STOP_STRINGS,
+        capabilities.PER_SAMPLE_SEEDS,
+        capabilities.EXACT_LOGPROBS,
+        capabilities.RESIDENCY,
+        capabilities.DISCARD_WEIGHTS,
+        capabilities.STREAMING,
+        capabilities.IN_FLIGHT_REFIT,
+        capabilities.REFIT_IN_PROCESS,
+        capabilities.REFIT_SHARED_MEMORY,
+        capabilities.REFIT_CUDA_IPC,
+        capabilities.REFIT_NCCL,
+        capabilities.REFIT_DIRECTORY,
+    },
+    config=VllmConfig,
+    # On CPU it can be named; what fits a CPU generates faster without an engine around it.
+    devices={"cuda"},
+    unavailable=unavailable,
+    without=without,
+    backend="rlcore_vllm.backend:VllmBackend",
+    check="rlcore_vllm.check:check",
+    serve="rlcore_vllm.serve:serve",
+)
+"""What the entry point names."""

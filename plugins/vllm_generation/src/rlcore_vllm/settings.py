@@ -1,0 +1,113 @@
+"""What one engine is started with: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from rlcore.spi import GeneratorContext, ModelSpec
+from rlcore_vllm.config import VllmConfig
+
+GIB = 2**30
+CPU_BATCHED_TOKENS = 8192
+
+
+@frozen(kw_only=True)
+class EngineSettings:
+    """One engine's settings."""
+
+    model: ModelSpec
+    device: Literal["cpu", "cuda"]
+    in_process: bool
+    """Whether the engine shares its process with the trainer, whose surroundings it must then leave alone."""
+    tensor_parallel: int
+    eager: bool
+    """Whether nothing is compiled, the sampler included."""
+    arguments: Mapping[str, Any]
+    """Of vLLM's EngineArgs, by its names."""
+
+    def load_tokenizer(self) -> Any:
+        """The model's tokenizer, which only stop strings need."""
+        from transformers import AutoTokenizer
+
+        spec = self.model
+        return AutoTokenizer.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+
+
+def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSettings:
+    """The settings of each engine of a generator."""
+    device = context.place.device
+    eager = device == "cpu" if config.enforce_eager is None else config.enforce_eager
+    arguments: dict[str, Any] = {
+        "model": context.model.path,
+        "revision": context.model.revision,
+        "trust_remote_code": context.model.trust_remote_code,
+        "dtype": context.model.dtype,
+        "seed": context.seed % 2**31,
+        "max_model_len": context.max_sequence_length,
+        "tensor_parallel_size": config.tensor_parallel,
+        "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else "uni",
+        "max_num_seqs": config.max_num_seqs,
+        "enforce_eager": eager,
+        "enable_prefix_caching": config.prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        # The trainer's weights replace whatever would be read here, and before they have nothing is generated.
+        "load_format": "dummy",
+        "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
+        "weight_transfer_config": {"backend": "rlcore"},
+    }
+    if device == "cpu":
+        arguments |= {
+            "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),
+            # A prompt computed in parts makes vLLM rewind the sample's seed, which torch's generators for CPU cannot do.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(context.max_sequence_length, CPU_BATCHED_TOKENS),
+        }
+    else:
+        arguments |= {
+            "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
+            "enable_sleep_mode": True,
+            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs),
+            "quantization": None if config.quantization == "none" else config.quantization,
+        }
+    return EngineSettings(
+        model=context.model,
+        device=device,
+        in_process=context.channel == "in_process",
+        tensor_parallel=config.tensor_parallel,
+        eager=eager,
+        arguments=arguments | dict(config.engine),
+    )
+
+
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """Batch sizes that CUDA graphs are captured for, up to the largest: vLLM's default ends at 512, and larger batches then run
+    at half the speed. Four between a power of two and the next, as each takes 0.1 s to capture."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < max_num_seqs:
+        sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def engines_per_device(config: VllmConfig) -> int:
+    """Most engines that share one CUDA device."""
+    num_devices = 1 if config.devices is None else len(config.devices)
+    return -(-config.replicas * config.tensor_parallel // num_devices)
+
+
+def replica_devices(config: VllmConfig, own_device: int) -> list[tuple[int, ...]]:
+    """The CUDA devices of each engine, counted among those that this process sees."""
+    devices = (own_device,) if config.devices is None else config.devices
+    width = config.tensor_parallel
+    return [tuple(devices[(index * width + rank) % len(devices)] for rank in range(width)) for index in range(config.replicas)]
+
+
+def vocabulary_size(model: ModelSpec) -> int:
+    """Rows of the model's embedding, by its configuration."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    return int(config.get_text_config().vocab_size)

@@ -1,0 +1,153 @@
+"""The sending side of a refit: every bucket to every rank of every replica, and their acknowledgements."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from rlcore.spi import (
+    GeneratorContext,
+    RefitChannel,
+    RefitError,
+    RlcoreError,
+    TensorSpec,
+    WeightBucket,
+    WeightExport,
+    WorkerError,
+)
+from rlcore_vllm.channels import make_sender
+from rlcore_vllm.channels.channel import Sender
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.manifest import Manifest, refuse
+from rlcore_vllm.receivers import Pending, Receivers, Workers
+
+_ABANDON_TIMEOUT_S = 10.0
+
+
+class Transfer:
+    """Sends weights over one channel, again and again. What it needs of the replicas is `call_workers` alone."""
+
+    def __init__(
+        self, *, channel: RefitChannel, replicas: Sequence[Workers], context: GeneratorContext, config: VllmConfig
+    ) -> None:
+        self._channel = channel
+        self._replicas = replicas
+        self._dtype = context.model.dtype
+        self._config = config
+        self._receivers = Receivers(replicas, config.refit_timeout_s)
+        self._sender: Sender | None = None
+
+    def send(self, export: WeightExport, may_alias: bool) -> dict[str, int]:
+        """Load the export into every engine; returns the digests that every rank of every replica has acknowledged.
+
+        `may_alias` changes nothing: vLLM copies into its own parameters, whatever it is given. RefitError, naming tensors,
+        where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError where a replica died or
+        did not answer in time. After either the engines hold a mixture: they have to be restarted, or refitted completely.
+        """
+        del may_alias
+        self._check_dtypes(export)
+        buckets, device = _first_device(export.buckets)
+        try:
+            sender = self._connected(device)
+            claimed = self._send(sender, Manifest.of(export), buckets)
+            return self._acknowledged(export.weight_version, claimed)
+        except BaseException as error:
+            self._abandon(isinstance(error, WorkerError))
+            raise
+        finally:
+            if self._sender is not None:
+                self._sender.end()
+
+    def close(self) -> None:
+        """Free buffers, communicators and folders."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def _check_dtypes(self, export: WeightExport) -> None:
+        for spec in export.specs:
+            if spec.dtype != self._dtype:
+                raise RefitError(f"refit: {spec.name} is exported in {spec.dtype}; expected {self._dtype}, the engines' own")
+
+    def _connected(self, device: torch.device) -> Sender:
+        """The sender, made and made known to the receivers before the first refit, and again after one that failed."""
+        if self._sender is None:
+            self._sender = make_sender(self._channel, self._config, device)
+            options = self._sender.connect(self._receivers.places())
+            pending = self._receivers.start("connect", [{"channel": self._channel, "options": each} for each in options])
+            self._sender.join()
+            pending.wait(self._sender.check)
+        return self._sender
+
+    def _send(self, sender: Sender, manifest: Manifest, buckets: Iterable[WeightBucket]) -> dict[str, int]:
+        """Every bucket, loaded everywhere; returns the digests that the trainer named."""
+        self._receivers.start_all("begin", manifest.to_wire()).wait()
+        sender.begin(manifest)
+        specs = {spec.name: spec for spec in manifest.specs}
+        claimed: dict[str, int] = {}
+        under_way: tuple[int, Pending] | None = None
+        for index, bucket in enumerate(buckets):
+            names = [named.name for named in bucket.tensors]
+            digests = [named.digest for named in bucket.tensors]
+            # This goes on while the receivers load the bucket before.
+            where = sender.put(index, _checked_tensors(bucket, specs))
+            self._take_answer(sender, under_way)
+            # Only now: a replica need not carry out calls in the order in which they were made.
+            under_way = index, self._receivers.start_all("bucket", {"names": names, "digests": digests, "where": where})
+            if sender.num_slots == 1:
+                # The bucket is what the receivers read from, and the trainer's next one would overwrite it.
+                self._take_answer(sender, under_way)
+                under_way = None
+            claimed |= zip(names, digests, strict=True)
+        self._take_answer(sender, under_way)
+        return claimed
+
+    def _take_answer(self, sender: Sender, under_way: tuple[int, Pending] | None) -> None:
+        if under_way is not None:
+            index, pending = under_way
+            pending.wait(sender.check)
+            sender.acknowledged(index)
+
+    def _acknowledged(self, weight_version: int, claimed: dict[str, int]) -> dict[str, int]:
+        """What all ranks hold; RefitError unless that is one version, with the digests that the trainer named."""
+        for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
+            for rank, answer in enumerate(ranks):
+                place = f"acknowledged by replica {replica.name}, rank {rank}"
+                if answer["weight_version"] != weight_version:
+                    raise RefitError(f"refit: version {answer['weight_version']} {place}; expected {weight_version}")
+                held = answer["digests"]
+                differing = [name for name in claimed.keys() | held.keys() if claimed.get(name) != held.get(name)]
+                refuse(f"not as sent, {place}", differing)
+        return claimed
+
+    def _abandon(self, is_worker_lost: bool) -> None:
+        """Tell those that still answer that nothing more comes; the next refit connects anew."""
+        with suppress(RlcoreError):
+            if not is_worker_lost:
+                Receivers(self._replicas, min(_ABANDON_TIMEOUT_S, self._config.refit_timeout_s)).start_all("abandon", {}).wait()
+        self.close()
+
+
+def _first_device(buckets: Iterator[WeightBucket]) -> tuple[Iterator[WeightBucket], torch.device]:
+    """The buckets, none of them lost, and the device of the first one's tensors."""
+    first = next(buckets, None)
+    if first is None or not first.tensors:
+        raise RefitError("refit: the trainer exported no weights")
+    return chain([first], buckets), torch.as_tensor(first.tensors[0].tensor).device
+
+
+def _checked_tensors(bucket: WeightBucket, specs: dict[str, TensorSpec]) -> list[Tensor]:
+    """The bucket's tensors; RefitError unless each is of the shape and dtype that was announced for it."""
+    tensors = []
+    for named in bucket.tensors:
+        if named.name not in specs:
+            refuse("in the buckets but not announced", [named.name])
+        tensor: Tensor = torch.as_tensor(named.tensor).detach()
+        spec = specs[named.name]
+        if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
+            found, announced = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(spec.shape)} of {spec.dtype}"
+            raise RefitError(f"refit: {named.name}: found {found}; expected {announced}, as the trainer announced")
+        tensors.append(tensor)
+    return tensors

@@ -1,0 +1,142 @@
+"""Where vLLM's versions 0.26 to 0.33 differ, and every name in its inside that the engine reaches for."""
+
+import time
+from typing import Any
+
+import torch
+
+from rlcore_vllm.recorder import LogprobRecorder, record
+
+
+def make_request(request_id: str, prompt: list[int], params: Any) -> Any:
+    """An EngineCoreRequest; later versions have more fields, all with defaults."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def set_paused(core: Any, paused: bool) -> None:
+    """Whether the scheduler leaves every request where it is."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED)
+
+
+def num_queued_batches(core: Any) -> int:
+    """Batches that asynchronous scheduling has handed to the device and not yet read."""
+    return len(core.batch_queue) if core.batch_queue is not None else 0
+
+
+def has_work(core: Any) -> bool:
+    """Whether a step would do anything."""
+    return bool(core.scheduler.has_requests() or num_queued_batches(core))
+
+
+def drop_caches(core: Any) -> None:
+    """Forget all that was computed under the present weights; running requests are kept and computed anew.
+
+    The batches must be drained: what is still queued for a request that this takes off the device would be discarded.
+    """
+    if num_queued_batches(core):
+        raise RuntimeError("the batches in flight must be drained before the caches are dropped")
+    if not core.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+        raise RuntimeError("vLLM did not drop its prefix cache")
+    core.reset_mm_cache()
+    core.scheduler.reset_encoder_cache()
+    core.model_executor.reset_encoder_cache()
+
+
+def logprob_recorder(llm: Any) -> LogprobRecorder | None:
+    """What keeps log-probabilities on the device, for one rank on CUDA whose model runner allows it."""
+    config = llm.vllm_config
+    if config.device_config.device_type != "cuda" or config.parallel_config.world_size > 1:
+        return None
+    recorder: LogprobRecorder | None = llm.collective_rpc(lambda worker: record(worker.model_runner))[0]
+    return recorder
+
+
+def keep_sampler_eager() -> None:
+    """Run the one function of the sampler that vLLM compiles whatever enforce_eager says, and that costs 10 s, as it is."""
+    from vllm.v1.sample import sampler
+
+    function = sampler.batched_count_greater_than
+    sampler.batched_count_greater_than = getattr(function, "__wrapped__", function)
+
+
+def keep_sampler_off_global_generator(seed: int) -> None:
+    """On CPU the sampler draws from torch's global generator in each step, whether it uses the numbers or not, and so would
+    change what the trainer draws from it. Give it one of its own."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    generator = torch.Generator().manual_seed(seed)
+
+    class TorchOfTheSampler:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def randint(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.randint(*args, **{"generator": generator, **kwargs})
+
+    topk_topp_sampler.torch = TorchOfTheSampler()
+
+
+def keeps_checkpoint_form(quant_method: Any) -> bool:
+    """Whether, on CUDA, this method of a layer leaves its weights as they were loaded, and keeps nothing made from them.
+
+    Read in the sources of 0.26 and 0.32. Of the kernels for experts only Triton's take them as they are.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    if type(quant_method) is UnquantizedFusedMoEMethod:
+        return quant_method.unquantized_backend.name in {"TRITON", "BATCHED_TRITON"}
+    return type(quant_method) in {UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
+
+
+def put_to_sleep(executor: Any, tags: set[str], discard_weights: bool) -> None:
+    """Free at least the memory of these tags ("weights", "kv_cache"); weights are copied to the host unless discarded.
+
+    From some version on the cache can be discarded alone, and part of an engine put to sleep while another part is already.
+    """
+    if "weights" not in tags and hasattr(executor, "discard"):
+        executor.discard(tuple(tags))
+        return
+    if executor.sleeping_tags:
+        executor.wake_up(sorted(executor.sleeping_tags))
+    executor.sleep(level=2 if discard_weights and "weights" in tags else 1)
+
+
+def server_entry() -> Any:
+    """The module of `vllm serve` with setup_server, build_async_engine_client and build_and_serve."""
+    try:
+        from vllm.entrypoints.launchers.api_server import entry
+    except ImportError:  # before 0.32
+        from vllm.entrypoints.openai import api_server as entry
+    return entry
+
+
+def server_parser() -> Any:
+    """The parser of the arguments of `vllm serve`."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # before 0.32
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+    return make_arg_parser(FlexibleArgumentParser())
+
+
+def was_stopped(shutdown: Any) -> bool:
+    """Whether a server ended by a signal and not because its engine died, by the coroutine that build_and_serve returned."""
+    return shutdown.__qualname__.endswith("Server.shutdown")

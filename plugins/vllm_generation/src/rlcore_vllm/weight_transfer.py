@@ -1,0 +1,150 @@
+"""The receiving side of a refit, in each rank of an engine: a weight-transfer engine of vLLM's by the name "rlcore".
+
+Order of a refit: start_weight_update, update_weights with the manifest, update_weights with each bucket, finish_weight_update.
+Nothing is touched before the manifest has been compared with the model, and no bucket is loaded before its digests have been
+compared: that costs one wait for the device a bucket, a few microseconds against the bucket's milliseconds, and a bucket that
+changed on the way then cannot have been mixed in.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+
+from rlcore.spi import RefitError, TensorSpec
+from rlcore.torchkit.digest import tensor_digests
+from rlcore_vllm.channels import make_receiver
+from rlcore_vllm.channels.channel import Receiver
+from rlcore_vllm.loading import Loader
+from rlcore_vllm.manifest import Manifest, checkpoint_shapes, refuse
+
+BACKEND = "rlcore"
+
+
+@dataclass
+class ConnectInfo(WeightTransferInitInfo):
+    """How weights will come; said once, before the first refit."""
+
+    channel: str
+    options: dict[str, Any]
+    """For the channel's Receiver."""
+
+
+@dataclass
+class StepInfo(WeightTransferUpdateInfo):
+    """One of the two messages of a refit."""
+
+    manifest: dict[str, Any] | None = None
+    bucket: dict[str, Any] | None = None
+
+
+class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
+    """One rank's receiver."""
+
+    init_info_cls = ConnectInfo
+    update_info_cls = StepInfo
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._receiver: Receiver | None = None
+        self._loader: Loader | None = None
+        self._expected: dict[str, tuple[int, ...]] | None = None
+        self._manifest: Manifest | None = None
+        self._specs: dict[str, TensorSpec] = {}
+        self._digests: dict[str, int] = {}
+
+    def init_transfer_engine(self, init_info: ConnectInfo) -> None:
+        self.shutdown()
+        rank = self.parallel_config.rank
+        self._receiver = make_receiver(init_info.channel, self.device, rank, init_info.options)
+
+    def start_weight_update(self) -> None:
+        self._manifest = None
+        self._digests = {}
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Unlike vLLM's own, without waiting for the device: the channel waits where it reuses memory, the digests before
+        a bucket is loaded, and finish_weight_update for everything."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    @torch.no_grad()
+    def receive_weights(self, update_info: StepInfo) -> None:
+        if update_info.manifest is not None:
+            self._begin(Manifest.from_wire(update_info.manifest))
+        if update_info.bucket is not None:
+            self._take(update_info.bucket)
+
+    @torch.no_grad()
+    def finish_weight_update(self) -> None:
+        refuse("missing from the buckets", self._specs.keys() - self._digests.keys())
+        self._ready_loader().finish()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._connected().end()
+
+    def acknowledgement(self) -> dict[str, Any]:
+        """Version and digests of what this rank has loaded in the refit that is finished."""
+        if self._manifest is None:
+            raise RefitError("refit: nothing has been received that could be acknowledged")
+        return {"weight_version": self._manifest.weight_version, "digests": self._digests}
+
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """End a refit that failed; the next one must be complete, as each is."""
+        self._manifest = None
+        if self._loader is not None:
+            self._loader.abandon()
+        if self._receiver is not None:
+            self._receiver.end()
+
+    def shutdown(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
+        """vLLM 0.26's name for the sending side: `iterator` is a WeightExport, `trainer_args` {"transfer": Transfer}."""
+        trainer_args["transfer"].send(iterator, may_alias=False)
+
+    def _connected(self) -> Receiver:
+        if self._receiver is None:
+            raise RefitError("refit: weights came before init_weight_transfer_engine had said how they would")
+        return self._receiver
+
+    def _ready_loader(self) -> Loader:
+        if self._loader is None or self._manifest is None:
+            raise RefitError("refit: weights came before the manifest")
+        return self._loader
+
+    def _begin(self, manifest: Manifest) -> None:
+        if self._expected is None:
+            self._expected = checkpoint_shapes(self.model_config.hf_config, self.model_config.trust_remote_code)
+        manifest.check(self._expected)
+        self._connected().begin(manifest.persistent)
+        if self._loader is None:
+            self._loader = Loader(self.model, self.model_config, self.device)
+        self._specs = {spec.name: spec for spec in manifest.specs}
+        self._manifest = manifest
+        self._loader.begin()
+
+    def _take(self, bucket: Mapping[str, Any]) -> None:
+        loader, receiver, names = self._ready_loader(), self._connected(), bucket["names"]
+        refuse("unknown to the manifest", set(names) - self._specs.keys())
+        refuse("repeated", {name for name in names if name in self._digests or names.count(name) > 1})
+        received = receiver.receive(bucket["where"], [self._specs[name] for name in names])
+        digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
+        claimed = dict(zip(names, bucket["digests"], strict=True))
+        refuse("changed on the way, by their digests", [name for name in names if digests[name] != claimed[name]])
+        loader.load(zip(names, received.tensors, strict=True), received.stable)
+        self._digests |= digests
+        receiver.loaded()
+
+
+def register() -> None:
+    """Make vLLM find the engine by its name; done once a process."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, RlcoreWeightTransferEngine)

@@ -1,0 +1,90 @@
+"""What rlcore adds to vLLM's worker in each rank of an engine. vLLM imports this file there by `worker_extension_cls`."""
+
+import os
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.logger import init_logger
+
+from rlcore.spi import RefitError
+from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
+
+register()
+# Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+logger = init_logger(__name__)
+
+
+class WorkerExtension:
+    """Becomes a base class of vLLM's worker, so its attributes are the worker's."""
+
+    device: torch.device
+    rank: int
+    vllm_config: Any
+    weight_transfer_engine: RlcoreWeightTransferEngine
+
+    def rlcore_refit(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
+        """One step of a refit: describe, connect, begin, bucket, finish, or abandon.
+
+        What goes wrong is returned, as "refused" or "failed", and never raised: after an exception of one rank, vLLM takes the
+        others' answers for those to its next call.
+        """
+        try:
+            with set_current_vllm_config(self.vllm_config), _current_device(self.device):
+                return self._rlcore_step(step, content)
+        except RefitError as error:
+            return {"refused": str(error)}
+        except Exception as error:
+            logger.error("refit, %s: %s", step, traceback.format_exc())
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
+        worker: Any = self
+        match step:
+            case "describe":
+                return _place(self.device, self.rank)
+            case "connect":
+                worker.init_weight_transfer_engine(content)
+            case "begin":
+                if worker._weight_update_active:
+                    self._rlcore_abandon()  # its sender gave up on it
+                worker.start_weight_update()
+                worker.update_weights({"manifest": content})
+            case "bucket":
+                worker.update_weights({"bucket": content})
+            case "finish":
+                worker.finish_weight_update()
+                return self.weight_transfer_engine.acknowledgement()
+            case "abandon":
+                self._rlcore_abandon()
+            case _:
+                raise ValueError(f"no step {step} of a refit")
+        return {}
+
+    def _rlcore_abandon(self) -> None:
+        self.weight_transfer_engine.abandon()
+        self.weight_transfer_engine.reset_weight_update_target()
+        self._weight_update_active = False
+
+
+def _place(device: torch.device, rank: int) -> dict[str, Any]:
+    """What a channel has to know to reach this rank."""
+    place: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "rank": rank, "device": device.type}
+    if device.type == "cuda":
+        place["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
+    return place
+
+
+@contextmanager
+def _current_device(device: torch.device) -> Iterator[None]:
+    """In process, a refit may come from a thread whose current CUDA device is another."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+    else:
+        yield

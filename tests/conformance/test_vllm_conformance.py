@@ -1,0 +1,109 @@
+"""rlcore-vllm passes the conformance kit with real engines."""
+
+import pytest
+import torch
+
+from rlcore.plugins.binding import build_generator
+from rlcore.spi import GeneratorContext, ModelSpec, RankSpec, SetResidencyRequest
+from rlcore.testing import GeneratorConformance
+from rlcore.testing.conformance.fixtures import entry_of
+from rlcore.testing.conformance.generator_fixtures import MAX_SEQUENCE_LENGTH, GeneratorUnderTest
+from rlcore.testing.models import make_model
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.provider import PROVIDER
+
+
+@pytest.fixture(scope="class")
+def kept():
+    """The class's generator, once it is built."""
+    handles = []
+    yield handles
+    for handle in handles:
+        handle.close()
+
+
+class VllmConformance(GeneratorConformance):
+    """An engine takes seconds to start, so the checks of a class share one; what makes it fresh is that it discards its
+    weights and its cache."""
+
+    architecture = "qwen3"
+    tied = True
+
+    @pytest.fixture
+    def provider(self):
+        return PROVIDER
+
+    @pytest.fixture
+    def config(self):
+        return VllmConfig(cpu_kv_cache_gib=0.1)
+
+    @pytest.fixture
+    def model(self, tmp_path_factory):
+        return self.make_model(tmp_path_factory, 0)
+
+    @pytest.fixture
+    def other_model(self, tmp_path_factory):
+        return self.make_model(tmp_path_factory, 1)
+
+    def make_model(self, tmp_path_factory, seed):
+        directory = tmp_path_factory.getbasetemp() / f"conformance-vllm-{self.architecture}-{seed}"
+        if not directory.exists():
+            # vLLM's attention on CPU takes heads of at least 32.
+            make_model(directory, self.architecture, hidden_size=64, num_heads=2, tied=self.tied, seed=seed)
+        return ModelSpec(path=str(directory))
+
+    @pytest.fixture
+    def open_generator(self, provider, config, model, device, channel, kept):
+        context = GeneratorContext(
+            model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
+        )
+
+        def build():
+            if not kept:
+                kept.append(build_generator(entry_of("generator", provider, device), context, config))
+            kept[0].set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
+            kept[0].set_residency(SetResidencyRequest(weights="device", state="device"))
+            return GeneratorUnderTest(handle=kept[0], channel=channel)
+
+        return build
+
+
+class TestVllm(VllmConformance):
+    """A dense model with tied embeddings, in the trainer's process."""
+
+
+class TestVllmMixtureOfExperts(VllmConformance):
+    """Experts, and embeddings that are not tied."""
+
+    architecture = "qwen3_moe"
+    tied = False
+
+
+class TestVllmReplicas(VllmConformance):
+    """Two engines in processes of their own."""
+
+    @pytest.fixture
+    def config(self):
+        return VllmConfig(cpu_kv_cache_gib=0.1, replicas=2)
+
+    @pytest.fixture
+    def channel(self):
+        return "shared_memory"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestVllmCuda(VllmConformance):
+    """An engine in a process of its own, on the trainer's device."""
+
+    @pytest.fixture
+    def device(self):
+        return "cuda"
+
+    @pytest.fixture
+    def channel(self):
+        return "cuda_ipc"
+
+    @pytest.fixture
+    def config(self):
+        return VllmConfig(gpu_memory_utilization=0.1, max_num_seqs=64)

@@ -1,0 +1,58 @@
+"""Two small models of one architecture, and engines that several tests share."""
+
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from safetensors.torch import load_file
+
+from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankSpec, RefitRequest
+from rlcore.testing.conformance.tensors import make_export
+from rlcore.testing.models import make_model
+from rlcore_vllm.backend import VllmBackend
+from rlcore_vllm.config import VllmConfig
+
+MAX_SEQUENCE_LENGTH = 300
+CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, refit_timeout_s=60.0)
+
+
+@frozen(kw_only=True)
+class TwoModels:
+    """Directories of models that differ in their weights alone, and the weights."""
+
+    directories: tuple[Path, Path]
+
+    def context(self, channel="in_process", **options):
+        model = ModelSpec(path=str(self.directories[0]))
+        return GeneratorContext(
+            model=model, place=RankSpec(), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel, **options
+        )
+
+    def refit(self, backend, which, version, channel="in_process"):
+        weights = make_export(load_file(self.directories[which] / "model.safetensors"), version)
+        return backend.refit(RefitRequest(weight_version=version, channel=channel, weights=weights, may_alias=False))
+
+
+@pytest.fixture(scope="session")
+def two_models(tmp_path_factory):
+    base = tmp_path_factory.mktemp("vllm-models")
+    # vLLM's attention on CPU takes heads of at least 32.
+    first, second = (make_model(base / str(seed), hidden_size=64, num_heads=2, seed=seed) for seed in (0, 1))
+    return TwoModels(directories=(first, second))
+
+
+@pytest.fixture(scope="module")
+def local_backend(two_models):
+    """An engine in this process; there can be one, so it is a module's."""
+    backend = VllmBackend(two_models.context(), CONFIG)
+    yield backend
+    backend.close(CloseRequest())
+
+
+@pytest.fixture(scope="module")
+def hosted_backend(two_models, tmp_path_factory):
+    """Two engines in processes of their own."""
+    context = two_models.context("shared_memory", log_directory=tmp_path_factory.mktemp("vllm-logs"))
+    backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=60.0))
+    yield backend
+    backend.close(CloseRequest())

@@ -1,0 +1,115 @@
+"""What differs between versions of vLLM: each branch that can run without a GPU."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from rlcore_vllm import versions
+
+
+class Executor:
+    """Sleeps as 0.26 does: wholly, and only when nothing sleeps."""
+
+    def __init__(self):
+        self.sleeping_tags = set()
+        self.calls = []
+
+    def sleep(self, level):
+        assert not self.sleeping_tags, "part of the memory would be freed twice"
+        self.calls.append(("sleep", level))
+        self.sleeping_tags = {"weights", "kv_cache"}
+
+    def wake_up(self, tags):
+        assert set(tags) <= self.sleeping_tags
+        self.calls.append(("wake_up", tags))
+        self.sleeping_tags -= set(tags)
+
+
+class LaterExecutor(Executor):
+    """Can discard a part."""
+
+    def discard(self, tags):
+        self.calls.append(("discard", tags))
+        self.sleeping_tags |= set(tags)
+
+
+@pytest.mark.parametrize(("discard", "level"), [(False, 1), (True, 2)])
+def test_everything_sleeps_at_once(discard, level):
+    executor = Executor()
+    versions.put_to_sleep(executor, {"weights", "kv_cache"}, discard)
+    assert executor.calls == [("sleep", level)]
+
+
+def test_what_sleeps_already_is_woken_first():
+    executor = Executor()
+    executor.sleeping_tags = {"kv_cache"}
+    versions.put_to_sleep(executor, {"weights", "kv_cache"}, True)
+    assert executor.calls == [("wake_up", ["kv_cache"]), ("sleep", 2)]
+
+
+def test_the_cache_alone_is_discarded_where_that_is_possible():
+    later, earlier = LaterExecutor(), Executor()
+    for executor in (later, earlier):
+        versions.put_to_sleep(executor, {"kv_cache"}, True)
+    assert later.calls == [("discard", ("kv_cache",))]
+    assert earlier.calls == [("sleep", 1)], "the weights must not be lost"
+
+
+def test_requests_name_the_fields_that_every_version_has():
+    from vllm.v1.engine import EngineCoreRequest
+
+    request = versions.make_request("7", [1, 2], None)
+    assert (request.request_id, request.prompt_token_ids) == ("7", [1, 2])
+    required = {field.name for field in msgspec.structs.fields(EngineCoreRequest) if field.required}
+    assert len(required) == 9, "a field without a default has come or gone"
+
+
+def test_caches_are_not_dropped_under_batches_in_flight():
+    core = SimpleNamespace(batch_queue=[object()])
+    assert versions.num_queued_batches(core) == 1
+    with pytest.raises(RuntimeError, match="must be drained"):
+        versions.drop_caches(core)
+    assert versions.num_queued_batches(SimpleNamespace(batch_queue=None)) == 0
+
+
+def test_a_prefix_cache_that_stays_is_an_error():
+    core = SimpleNamespace(batch_queue=None, reset_prefix_cache=lambda **options: False)
+    with pytest.raises(RuntimeError, match="did not drop"):
+        versions.drop_caches(core)
+
+
+def test_the_sampler_draws_nothing_from_the_global_generator(monkeypatch):
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    current_platform.import_kernels()
+    monkeypatch.setattr(topk_topp_sampler, "torch", torch)
+    versions.keep_sampler_off_global_generator(5)
+    before = torch.get_rng_state()
+    sampler = topk_topp_sampler.TopKTopPSampler("processed_logprobs")
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    own = {0: torch.Generator().manual_seed(1)}
+    tokens, logprobs = sampler(logits, own, None, None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert tokens.shape == (3,)
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1))
+
+
+def test_the_sampler_is_not_compiled():
+    from vllm.v1.sample import sampler
+
+    versions.keep_sampler_eager()
+    versions.keep_sampler_eager()
+    assert not hasattr(sampler.batched_count_greater_than, "_torchdynamo_orig_callable")
+    counts = sampler.batched_count_greater_than(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0]]))
+    assert counts.tolist() == [2]
+
+
+@pytest.mark.parametrize(("device", "world_size"), [("cpu", 1), ("cuda", 2)])
+def test_logprobs_are_recorded_for_one_rank_on_cuda_alone(device, world_size):
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device), parallel_config=SimpleNamespace(world_size=world_size)
+    )
+    assert versions.logprob_recorder(SimpleNamespace(vllm_config=config)) is None

@@ -1,0 +1,201 @@
+"""Refits of a real engine in this process: what it samples afterwards, and what it refuses."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vllm_refit_support import (
+    CONFIG,
+    MODEL,
+    TOLERANCE,
+    checkpoint,
+    context_of,
+    export_of,
+    greatest_error,
+    policy,
+    refit,
+    reusing,
+    sample,
+    specs_of,
+    with_buckets,
+)
+
+from rlcore.spi import NamedTensor, RefitError, WeightBucket, tensor_digest
+from rlcore.testing.models import make_model
+
+pytest.importorskip("vllm")
+
+from rlcore_vllm.replica import LocalReplica
+from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.transfer import Transfer
+
+MODELS = {
+    "dense": ("qwen2", False),
+    "tied": ("qwen3", True),
+    "experts": ("qwen3_moe", True),
+}
+
+
+class Refitted:
+    """An engine with its transfer and the weights that it is given."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.context = context_of(directory, "in_process")
+        self.replica = LocalReplica("vllm-0", engine_settings(self.context, CONFIG), ())
+        self.replica.start()
+        self.transfer = Transfer(channel="in_process", replicas=[self.replica], context=self.context, config=CONFIG)
+
+    def weights(self, version):
+        return checkpoint(policy(self.directory, version))
+
+    def refit(self, export):
+        return refit([self.replica], self.transfer, export)
+
+    def assert_holds(self, version, *others):
+        samples = sample(self.replica, version)
+        assert greatest_error(policy(self.directory, version), samples) < TOLERANCE
+        for other in others:
+            assert greatest_error(policy(self.directory, other), samples) > 100 * TOLERANCE
+
+    def close(self):
+        self.transfer.close()
+        self.replica.close()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engine(request, tmp_path_factory):
+    architecture, tied = MODELS[request.param]
+    directory = make_model(tmp_path_factory.mktemp("refit") / request.param, architecture, tied=tied, **MODEL)
+    with contextlib.closing(Refitted(directory)) as refitted:
+        yield refitted
+
+
+def test_each_of_several_refits_counts(engine):
+    for version, persistent in enumerate((False, True, False)):
+        tensors = engine.weights(version)
+        digests = engine.refit(export_of(tensors, version, persistent=persistent))
+        assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
+        engine.assert_holds(version, *range(version))
+
+
+def test_the_senders_buffer_may_be_reused(engine):
+    export = export_of(engine.weights(10), 10)
+    engine.refit(with_buckets(export, reusing(export.buckets)))
+    engine.assert_holds(10)
+
+
+def test_one_bucket_in_reverse_order(engine):
+    tensors = dict(reversed(engine.weights(11).items()))
+    engine.refit(export_of(tensors, 11, bucket_bytes=2**30))
+    engine.assert_holds(11)
+
+
+def spoilt(bucket):
+    first, *rest = bucket.tensors
+    return WeightBucket(tensors=(evolve(first, tensor=first.tensor + 1e-3), *rest))
+
+
+def edited(export, number, edit):
+    """Its buckets with one of them replaced by what `edit` makes of it, by none, or by several."""
+    for index, bucket in enumerate(list(export.buckets)):
+        yield from edit(bucket) if index == number else [bucket]
+
+
+FAULTS = {
+    "changed on the way": lambda bucket: [spoilt(bucket)],
+    "missing from the buckets": lambda bucket: [WeightBucket(tensors=bucket.tensors[1:])] if bucket.tensors[1:] else [],
+    "repeated": lambda bucket: [bucket, bucket],
+}
+
+
+@pytest.mark.parametrize("problem", FAULTS)
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_faulty_bucket_is_refused_by_name(engine, problem, number):
+    export = export_of(engine.weights(20), 20)
+    buckets = list(export.buckets)
+    name = buckets[number].tensors[0].name
+    with pytest.raises(RefitError, match=f"{problem}.*{name}"):
+        engine.refit(with_buckets(export, edited(with_buckets(export, buckets), number, FAULTS[problem])))
+    engine.refit(export_of(engine.weights(21), 21))
+    engine.assert_holds(21, 20)
+
+
+def test_an_unannounced_tensor_is_refused(engine):
+    tensors = engine.weights(22)
+    extra = NamedTensor(name="model.extra.weight", tensor=torch.zeros(3), digest=0)
+    export = export_of(tensors, 22)
+    with pytest.raises(RefitError, match="not announced: model.extra.weight"):
+        engine.refit(with_buckets(export, [WeightBucket(tensors=(extra,)), *export.buckets]))
+
+
+def changed_specs(tensors, name, change):
+    specs = specs_of(tensors)
+    return tuple(replacement for spec in specs for replacement in (change(spec) if spec.name == name else [spec]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda spec: [], "missing from what the trainer exports: {name}"),
+        (lambda spec: [spec, spec], "listed more than once by the trainer: {name}"),
+        (lambda spec: [spec, evolve(spec, name="other.weight")], "unknown to the model: other.weight"),
+        (lambda spec: [evolve(spec, shape=(7, 7))], r"{name} has shape \[7, 7\]; expected \[64, 64\]"),
+        (lambda spec: [evolve(spec, dtype="float16")], "{name} is exported in float16; expected float32"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_before_anything_is_touched(engine, change, message):
+    engine.refit(export_of(engine.weights(30), 30))
+    tensors = engine.weights(31)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    export = evolve(export_of(tensors, 31), specs=changed_specs(tensors, name, change))
+    with pytest.raises(RefitError, match=message.format(name=name)):
+        engine.refit(export)
+    engine.assert_holds(30, 31)
+
+
+@pytest.mark.parametrize("changed", [torch.zeros(2, 2), torch.zeros(64, 64, dtype=torch.float16)])
+def test_a_tensor_unlike_its_announcement_is_refused(engine, changed):
+    tensors = engine.weights(32)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    export = evolve(export_of(tensors | {name: changed}, 32), specs=specs_of(tensors))
+    with pytest.raises(RefitError, match=f"{name}: found .*; expected .* of float32, as the trainer announced"):
+        engine.refit(export)
+
+
+def test_no_weights_at_all_are_refused(engine):
+    export = export_of(engine.weights(33), 33)
+    with pytest.raises(RefitError, match="exported no weights"):
+        engine.refit(with_buckets(export, []))
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    ["model.layers.0.self_attn.k_proj.weight", "model.layers.1.input_layernorm.weight", "model.norm.weight"],
+)
+def test_what_the_loader_lacks_is_named(engine, left_out):
+    """Without the manifest's check: vLLM itself would keep old weights, or process half a layer, and say nothing."""
+    weights = engine.weights(40)
+    del weights[left_out]
+
+    def load(worker):
+        loader = worker.weight_transfer_engine._loader
+        loader.begin()
+        loader.load(weights.items(), stable=True)
+        try:
+            loader.finish()
+        except RefitError as error:
+            loader.abandon()
+            return str(error)
+
+    (message,) = engine.replica.engine.call_workers(load, {}).result()
+    layer = left_out.removesuffix(".weight").replace("k_proj", "qkv_proj")
+    assert layer in message
+    engine.refit(export_of(engine.weights(41), 41))
+    engine.assert_holds(41)

@@ -1,0 +1,124 @@
+"""When weights may be copied straight into a model's parameters, and that nothing is left out then."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rlcore.spi import RefitError
+
+pytest.importorskip("vllm")
+
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+from rlcore_vllm.loading import Loader
+from rlcore_vllm.versions import keeps_checkpoint_form
+
+CUDA = torch.device("cuda", 0)
+PLAIN = SimpleNamespace(quantization=None, dtype=torch.float32)
+
+
+class Layer(nn.Module):
+    def __init__(self, method):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3), requires_grad=False)
+        self.quant_method = method
+
+
+class Model(nn.Module):
+    """Two layers as vLLM makes them, which load by copying."""
+
+    def __init__(self, method=None):
+        super().__init__()
+        self.first, self.second = Layer(UnquantizedEmbeddingMethod()), Layer(method or UnquantizedLinearMethod())
+        self.norm = nn.LayerNorm(3)
+        record_metadata_for_reloading(self)
+
+    def load_weights(self, weights):
+        parameters = dict(self.named_parameters())
+        loaded = set()
+        for name, tensor in weights:
+            parameters[name].data.copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+
+class RepackingMethod(QuantizeMethodBase):
+    def create_weights(self, *args, **kwargs): ...
+
+    def apply(self, *args, **kwargs): ...
+
+
+def experts_method(backend):
+    method = object.__new__(UnquantizedFusedMoEMethod)
+    nn.Module.__init__(method)
+    method.unquantized_backend = SimpleNamespace(name=backend)
+    return method
+
+
+@pytest.mark.parametrize(
+    ("method", "keeps"),
+    [
+        (UnquantizedLinearMethod(), True),
+        (UnquantizedEmbeddingMethod(), True),
+        (RepackingMethod(), False),
+        (experts_method("TRITON"), True),
+        (experts_method("BATCHED_TRITON"), True),
+        (experts_method("FLASHINFER_CUTLASS"), False),
+        (experts_method("FLASHINFER_TRTLLM"), False),
+        (experts_method("CPU"), False),
+    ],
+)
+def test_which_methods_leave_weights_as_they_are(method, keeps):
+    assert keeps_checkpoint_form(method) is keeps
+    assert Loader(Model(method), PLAIN, CUDA).is_direct is keeps
+
+
+def test_not_on_cpu_and_not_quantised():
+    assert not Loader(Model(), PLAIN, torch.device("cpu")).is_direct
+    assert not Loader(Model(), SimpleNamespace(quantization="fp8", dtype=torch.float32), CUDA).is_direct
+
+
+def transposed(model):
+    model.first.weight.data = torch.zeros(3, 4).T
+
+
+def emptied(model):
+    model.second.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+def narrowed(model):
+    model.second.weight.data = model.second.weight.data.bfloat16()
+
+
+def derived(model):
+    """As MLA does, which multiplies weights with each other once they are loaded."""
+    model.norm.process_weights_after_loading = lambda dtype: None
+
+
+@pytest.mark.parametrize("change", [transposed, emptied, narrowed, derived])
+def test_not_where_loading_changed_a_parameter(change):
+    model = Model()
+    assert Loader(model, PLAIN, CUDA).is_direct
+    change(model)
+    assert not Loader(model, PLAIN, CUDA).is_direct
+
+
+def test_straight_loading_is_complete_or_refused():
+    model = Model()
+    loader = Loader(model, PLAIN, CUDA)
+    weights = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    loader.begin()
+    for item in weights.items():
+        loader.load([item], stable=False)
+    loader.finish()
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    loader.begin()
+    loader.load([item for item in weights.items() if item[0] != "second.weight"], stable=False)
+    with pytest.raises(RefitError, match=r"1 tensor\(s\) of vLLM's model got no weights: second.weight"):
+        loader.finish()

@@ -1,0 +1,195 @@
+"""Refits of an engine of two ranks in processes of their own: shared memory and files, and ranks that hang or die."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vllm_refit_faults import FAULT_VARIABLE
+from vllm_refit_support import (
+    CONFIG,
+    MODEL,
+    TOLERANCE,
+    checkpoint,
+    context_of,
+    export_of,
+    greatest_error,
+    policy,
+    refit,
+    reusing,
+    sample,
+    with_buckets,
+)
+
+from rlcore.spi import RefitError, WorkerError, tensor_digest
+from rlcore.testing.models import make_model
+
+pytest.importorskip("vllm")
+
+from rlcore_vllm.channels import directory, shared_memory
+from rlcore_vllm.process import ProcessReplica
+from rlcore_vllm.settings import engine_settings
+from rlcore_vllm.transfer import Transfer
+
+TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine={"worker_extension_cls": "vllm_refit_faults.FaultyWorkerExtension"})
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("refit") / "llama", "llama", tied=True, **MODEL)
+
+
+@pytest.fixture(scope="module")
+def fault_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults") / "fault.json"
+
+
+@pytest.fixture(scope="module")
+def replica(model_directory, fault_file, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAULT_VARIABLE, str(fault_file))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        settings = engine_settings(context_of(model_directory, "shared_memory"), TWO_RANKS)
+        log_directory = tmp_path_factory.mktemp("log")
+        with contextlib.closing(ProcessReplica("vllm-0", settings, (), TWO_RANKS, log_directory)) as engine:
+            engine.start()
+            yield engine
+
+
+@pytest.fixture
+def transfer_over(replica, model_directory):
+    """A function (channel, config) -> Transfer to the replica."""
+    with contextlib.ExitStack() as stack:
+
+        def make(channel, config=TWO_RANKS):
+            context = context_of(model_directory, channel)
+            made = Transfer(channel=channel, replicas=[replica], context=context, config=config)
+            return stack.enter_context(contextlib.closing(made))
+
+        yield make
+
+
+@pytest.fixture
+def weights(model_directory):
+    return lambda version: checkpoint(policy(model_directory, version))
+
+
+@pytest.fixture
+def assert_holds(replica, model_directory):
+    def check(version, *others):
+        samples = sample(replica, version)
+        assert greatest_error(policy(model_directory, version), samples) < TOLERANCE
+        for other in others:
+            assert greatest_error(policy(model_directory, other), samples) > 100 * TOLERANCE
+
+    return check
+
+
+@pytest.mark.parametrize("channel", ["shared_memory", "directory"])
+def test_each_of_several_refits_counts(channel, replica, transfer_over, weights, assert_holds, tmp_path):
+    transfer = transfer_over(channel, evolve(TWO_RANKS, refit_directory=str(tmp_path)))
+    for version in range(3):
+        tensors = weights(version)
+        export = export_of(tensors, version)
+        digests = refit([replica], transfer, with_buckets(export, reusing(export.buckets)))
+        assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
+        assert_holds(version, *range(version))
+        assert not list(tmp_path.iterdir())
+
+
+def test_larger_buckets_than_before(replica, transfer_over, weights, assert_holds):
+    transfer = transfer_over("shared_memory")
+    for version, bucket_bytes in enumerate((5_000, 200_000, 2**20), 10):
+        refit([replica], transfer, export_of(weights(version), version, bucket_bytes=bucket_bytes))
+    assert_holds(12, 10, 11)
+
+
+def flip_a_bit_of_shared_memory(patch, number):
+    put = shared_memory.Sender.put
+
+    def spoil(sender, index, tensors):
+        where = put(sender, index, tensors)
+        if index == number:
+            sender._segments[index % 2].buffer[0] ^= 1
+        return where
+
+    patch.setattr(shared_memory.Sender, "put", spoil)
+
+
+def flip_a_bit_of_a_file(patch, number):
+    put = directory.Sender.put
+
+    def spoil(sender, index, tensors):
+        where = put(sender, index, tensors)
+        if index == number:
+            file = Path(where["file"])
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        return where
+
+    patch.setattr(directory.Sender, "put", spoil)
+
+
+@pytest.mark.parametrize(
+    ("channel", "flip", "place"),
+    [("shared_memory", flip_a_bit_of_shared_memory, 0), ("directory", flip_a_bit_of_a_file, -1)],
+)
+def test_what_changes_on_the_way_is_caught_by_both_ranks(
+    channel, flip, place, replica, transfer_over, weights, assert_holds, monkeypatch
+):
+    transfer, export = transfer_over(channel), export_of(weights(20), 20)
+    buckets = list(export.buckets)
+    name = buckets[2].tensors[place].name
+    with monkeypatch.context() as patch:
+        flip(patch, 2)
+        with pytest.raises(RefitError, match=f"changed on the way, by their digests: {name} .replica vllm-0, rank 0"):
+            refit([replica], transfer, with_buckets(export, buckets))
+    refit([replica], transfer, export_of(weights(21), 21))
+    assert_holds(21, 20)
+
+
+def test_a_dropped_tensor_is_named(replica, transfer_over, weights):
+    export = export_of(weights(22), 22)
+    first, *rest = export.buckets
+    with pytest.raises(RefitError, match="missing from the buckets: .*" + first.tensors[0].name):
+        refit([replica], transfer_over("shared_memory"), with_buckets(export, rest))
+
+
+def test_a_folder_that_is_not_there(replica, transfer_over, weights, tmp_path):
+    transfer = transfer_over("directory", evolve(TWO_RANKS, refit_directory=str(tmp_path / "none")))
+    with pytest.raises(RefitError, match=r"none failed: .*No such file.*generator\.vllm\.refit_directory"):
+        refit([replica], transfer, export_of(weights(23), 23))
+
+
+def test_in_process_reaches_no_other_process(replica, transfer_over, weights):
+    with pytest.raises(RefitError, match="channel in_process reaches no engine in another process"):
+        refit([replica], transfer_over("in_process"), export_of(weights(24), 24))
+
+
+def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_holds):
+    """Here it comes to itself again, and takes the next refit, though it was never told that this one ended."""
+    fault_file.write_text(json.dumps({"rank": 1, "sleep_s": 5.0}))
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"replica vllm-0 did not answer in a refit \(bucket\) within 1 s"):
+        refit([replica], transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=1.0)), export_of(weights(30), 30))
+    assert time.monotonic() - begin < 10.0
+    refit([replica], transfer_over("shared_memory"), export_of(weights(31), 31))
+    assert_holds(31, 30)
+
+
+def test_a_rank_that_dies(replica, transfer_over, weights, fault_file):
+    """The last test here: the engine is gone afterwards."""
+    fault_file.write_text(json.dumps({"rank": 1, "die": True}))
+    replica.begin_update().result()
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"replica vllm-0 failed in a refit \(bucket\)"):
+        transfer_over("shared_memory").send(export_of(weights(32), 32), may_alias=False)
+    assert time.monotonic() - begin < 20.0

@@ -1,0 +1,40 @@
+"""The worker's extension with faults that a test orders through a file, and views of what it holds. Imported in each rank."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from rlcore.torchkit.digest import tensor_digests
+from rlcore_vllm.worker import WorkerExtension
+
+FAULT_VARIABLE = "VLLM_REFIT_TEST_FAULT"
+"""Path of a JSON file: {"rank": …, "sleep_s": …} or {"rank": …, "die": true}; taken at the next bucket."""
+
+
+class FaultyWorkerExtension(WorkerExtension):
+    """Sleeps or dies where it is told to."""
+
+    def rlcore_refit(self, step, content):
+        file = Path(os.environ.get(FAULT_VARIABLE, "none"))
+        if step == "bucket" and file.exists():
+            fault = json.loads(file.read_text())
+            if fault["rank"] == self.rank:
+                file.unlink()
+                if "die" in fault:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(fault["sleep_s"])
+        return super().rlcore_refit(step, content)
+
+    def refit_test_parameter_digests(self):
+        """Of vLLM's own parameters, in the form that its kernels read."""
+        parameters = dict(self.model_runner.get_model().named_parameters())
+        return dict(zip(parameters, tensor_digests(parameters.values()), strict=True))
+
+    def refit_test_is_direct(self):
+        return self.weight_transfer_engine._loader.is_direct
+
+    def refit_test_load_layerwise(self, layerwise):
+        """From now on go through vLLM's layerwise reload, or straight into the parameters again."""
+        self.weight_transfer_engine._loader._is_direct = not layerwise

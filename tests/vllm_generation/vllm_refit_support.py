@@ -1,0 +1,124 @@
+"""Small models in several versions, their exports, and plain forward passes to compare an engine's log-probabilities with."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from attrs import evolve
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlcore.spi import (
+    GenerateRequest,
+    GeneratorContext,
+    ModelSpec,
+    NamedTensor,
+    RaggedTokens,
+    RankSpec,
+    SamplingParams,
+    TensorSpec,
+    WeightBucket,
+    WeightExport,
+)
+from rlcore.torchkit.buckets import make_buckets
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.dealing import deal
+
+MODEL = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 2}
+"""Heads of 32, which vLLM's attention on CPU takes, and two of them, for two ranks."""
+CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, max_num_seqs=8, refit_timeout_s=60.0)
+BUCKET_BYTES = 40_000
+"""Less than a layer, so that layers are never whole when a bucket ends."""
+TOLERANCE = 1e-4
+PROMPTS = RaggedTokens.from_lists([[5, 6, 7], [9, 10, 11, 12], [20]])
+
+
+def context_of(directory, channel, device="cpu", dtype="float32"):
+    model = ModelSpec(path=str(directory), dtype=dtype)
+    return GeneratorContext(model=model, place=RankSpec(device=device), seed=0, max_sequence_length=128, channel=channel)
+
+
+def policy(directory, version):
+    """The model of a directory with other random weights for each version."""
+    config = AutoConfig.from_pretrained(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(version)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def checkpoint(model, device="cpu", dtype=torch.float32):
+    """Hugging Face name to tensor, as a trainer exports it."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    return {name: tensor.to(device, dtype).clone() for name, tensor in revert_weight_conversion(model, state).items()}
+
+
+def specs_of(tensors):
+    return tuple(
+        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    )
+
+
+def export_of(tensors, version, *, persistent=False, bucket_bytes=BUCKET_BYTES):
+    return WeightExport(
+        weight_version=version,
+        specs=specs_of(tensors),
+        buckets=make_buckets(tensors.items(), bucket_bytes),
+        persistent=persistent,
+    )
+
+
+def with_buckets(export, buckets: Iterable[WeightBucket]):
+    return evolve(export, buckets=iter(buckets))
+
+
+def reusing(buckets: Iterable[WeightBucket]) -> Iterator[WeightBucket]:
+    """The same buckets from one buffer, which holds NaN as soon as the next one is asked for."""
+    for bucket in buckets:
+        own = tuple(NamedTensor(name=named.name, tensor=named.tensor.clone(), digest=named.digest) for named in bucket.tensors)
+        yield WeightBucket(tensors=own)
+        for named in own:
+            named.tensor.fill_(float("nan"))
+
+
+def refit(replicas: Sequence, transfer, export):
+    """As the backend does it."""
+    for replica in replicas:
+        replica.begin_update().result()
+    try:
+        return transfer.send(export, may_alias=False)
+    finally:
+        for replica in replicas:
+            replica.end_update(export.weight_version).result()
+
+
+def sample(replica, version):
+    """Prompt tokens, response tokens and log-probabilities of each sample."""
+    num_samples = PROMPTS.num_sequences
+    request = GenerateRequest(
+        prompts=PROMPTS,
+        num_samples=1,
+        seeds=np.arange(num_samples),
+        max_tokens=np.full(num_samples, 12, np.int32),
+        sampling=SamplingParams(),
+        weight_version=version,
+    )
+    finished = []
+    replica.generate(deal(request, request.max_tokens, 1)[0], finished.extend).result()
+    return [(PROMPTS.sequence(each.number).tolist(), each.tokens.tolist(), each.logprobs) for each in finished]
+
+
+def errors(model, samples):
+    """Of the samples' log-probabilities against a plain forward pass, float32 [T]."""
+    found = []
+    for prompt, response, logprobs in samples:
+        tokens = torch.tensor([prompt + response], device=model.device)
+        with torch.no_grad():
+            expected = model(tokens).logits[0].float().log_softmax(-1).cpu()
+        places = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
+        found.append(np.abs(expected[places, torch.tensor(response)].numpy() - logprobs))
+    return np.concatenate(found)
+
+
+def greatest_error(model, samples):
+    return float(errors(model, samples).max())
