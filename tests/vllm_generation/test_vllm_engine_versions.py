@@ -113,3 +113,14 @@ def test_logprobs_are_recorded_for_one_rank_on_cuda_alone(device, world_size):
         device_config=SimpleNamespace(device_type=device), parallel_config=SimpleNamespace(world_size=world_size)
     )
     assert versions.logprob_recorder(SimpleNamespace(vllm_config=config)) is None
+
+
+def test_experts_are_reported_with_and_without_a_part_of_their_name():
+    parameters = {"layers.0.experts.routed_experts.w13_weight", "layers.0.experts.routed_experts.w2_weight", "norm.weight"}
+    assert not versions.without_weights(parameters, parameters)
+    shorter = {name.replace("routed_experts.", "") for name in parameters}
+    assert not versions.without_weights(parameters, shorter)
+    assert versions.without_weights(parameters, shorter - {"layers.0.experts.w2_weight"}) == {
+        "layers.0.experts.routed_experts.w2_weight"
+    }
+    assert versions.without_weights(parameters, parameters - {"norm.weight"}) == {"norm.weight"}

@@ -44,6 +44,9 @@ def engine_variables(settings: EngineSettings) -> dict[str, str]:
             variables["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
                 "VLLM_CPU_OMP_THREADS_BIND", omp_threads_bind(settings.tensor_parallel)
             )
+    elif settings.model.dtype == "float32":
+        # Who asks for float32 wants the trainer's numbers; Triton's attention would multiply in TF32, which is off by 1e-3.
+        variables["TRITON_F32_DEFAULT"] = os.environ.get("TRITON_F32_DEFAULT", "ieee")
     return variables
 
 

@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
 from rlcore_vllm.manifest import refuse
-from rlcore_vllm.versions import keeps_checkpoint_form
+from rlcore_vllm.versions import keeps_checkpoint_form, without_weights
 
 
 class Loader:
@@ -65,7 +65,7 @@ class Loader:
     def finish(self) -> None:
         """RefitError, naming layers, where some have not got all their weights; otherwise the model is ready to run."""
         if self._model_config.quantization is None and self._loaded is not None:
-            refuse("of vLLM's model got no weights", self._parameters - self._loaded)
+            refuse("of vLLM's model got no weights", without_weights(self._parameters, self._loaded))
         if self._is_direct:
             return
         for head in self._tied_heads:

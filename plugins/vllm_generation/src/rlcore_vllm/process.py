@@ -45,6 +45,7 @@ class ProcessReplica:
             os.close(descriptor)
             self.log_file = Path(file)
         else:
+            log_directory.mkdir(parents=True, exist_ok=True)
             self.log_file = log_directory / f"{name}.log"
         self._numbers = itertools.count()
         self._child: Child | None = None

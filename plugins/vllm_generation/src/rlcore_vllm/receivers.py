@@ -80,7 +80,7 @@ class Pending:
             if "refused" in answer:
                 raise RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
             if "failed" in answer:
-                raise RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}: {answer['failed']}")
+                raise RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
 
     def _check_deadline(self, deadline: float, replicas: Any) -> None:
         if time.monotonic() > deadline:

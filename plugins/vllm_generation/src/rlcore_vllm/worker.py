@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.logger import init_logger
 
 from rlcore.spi import RefitError
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
@@ -17,7 +16,6 @@ from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
 register()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-logger = init_logger(__name__)
 
 
 class WorkerExtension:
@@ -39,9 +37,8 @@ class WorkerExtension:
                 return self._rlcore_step(step, content)
         except RefitError as error:
             return {"refused": str(error)}
-        except Exception as error:
-            logger.error("refit, %s: %s", step, traceback.format_exc())
-            return {"failed": f"{type(error).__name__}: {error}"}
+        except Exception:
+            return {"failed": traceback.format_exc().strip()}
 
     def _rlcore_step(self, step: str, content: dict[str, Any]) -> dict[str, Any]:
         worker: Any = self

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
@@ -18,9 +17,6 @@ from rlcore_vllm.channels.channel import Place, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
-
-_DEVICE_ARGUMENT = 6
-"""Which of rebuild_cuda_tensor's arguments is the index of the device, by the sender's count."""
 
 
 class _Memory:
@@ -39,7 +35,7 @@ class _Shared:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._alias = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=storage.device)
-        self.handle = pickle.dumps(reduce_tensor(self._alias)[1])
+        self.handle = pickle.dumps(self._alias.untyped_storage()._share_cuda_())
 
 
 class Sender(channel.Sender):
@@ -143,9 +139,11 @@ class Receiver(channel.Receiver):
 
     def _map(self, handle: bytes) -> Tensor:
         if handle not in self._mapped:
-            arguments = list(pickle.loads(handle))
-            arguments[_DEVICE_ARGUMENT] = self._source
-            self._mapped[handle] = rebuild_cuda_tensor(*arguments)
+            _, *where = pickle.loads(handle)
+            # Not through torch.multiprocessing, which remembers storages by address: where the sender's allocator has made a
+            # larger buffer of a smaller one's memory, it would return the smaller one.
+            storage = torch.UntypedStorage._new_shared_cuda(self._source, *where)
+            self._mapped[handle] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         return self._mapped[handle]
 
 
