@@ -29,9 +29,9 @@ class Watch:
         self.calls.append(name)
 
 
-def registry(watch: Watch, generator: Provider = FAKE_GENERATOR) -> Registry:
+def registry(watch: Watch, generator: Provider = FAKE_GENERATOR, trainer: Provider = FAKE_TRAINER) -> Registry:
     providers = {
-        "trainer": [FAKE_TRAINER],
+        "trainer": [trainer],
         "generator": [generator],
         "algorithm": [FAKE_ALGORITHM],
         "environment": [FAKE_ENVIRONMENT],
@@ -75,8 +75,18 @@ SHORT = (*QUIET, "run.num_steps=2", "training.updates_per_step=1", "checkpoint.e
 def test_the_generator_sleeps_while_the_trainer_works(run: Run) -> None:
     watch = Watch()
     run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(watch))
-    step = ["host/host/discard", "train_step", "device/host", "export_weights", "device/device", "generate"]
-    assert watch.calls == ["export_weights", "generate", *step, *step[:-1]]
+    # The trainer moves nothing, and gives back what it holds unused, before each of the generator's two stages.
+    wake = ["device/device", "device/host", "export_weights", "device/device", "device/device"]
+    step = ["host/host/discard", "train_step", *wake]
+    assert watch.calls == ["export_weights", "generate", *step, "generate", *step]
+
+
+def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
+    watch = Watch()
+    fixed = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.RESIDENCY})
+    run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(watch, trainer=fixed))
+    step = ["host/host/discard", "train_step", "device/host", "export_weights", "device/device"]
+    assert watch.calls == ["export_weights", "generate", *step, "generate", *step]
 
 
 def test_the_trainer_makes_room_too(run: Run) -> None:

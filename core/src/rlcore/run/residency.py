@@ -22,6 +22,8 @@ class Residency:
     generator: GeneratorHandle
     generator_sleeps: bool
     offload_trainer: Literal["none", "state", "all"]
+    trainer_moves: bool
+    """Whether the trainer can be asked for memory."""
     clock: PhaseClock
     turn: Literal["training", "generation"] = "generation"
     metrics: dict[str, float]
@@ -48,18 +50,19 @@ class Residency:
             refit()
             return
         with self.clock.phase("residency"):
-            if self.offload_trainer != "none":
-                self._offload(weights="device")
+            self._make_room(weights="device")
             if self.generator_sleeps:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refit()
         with self.clock.phase("residency"):
-            if self.offload_trainer == "all":
-                self._offload(weights="host")
+            self._make_room(weights="host" if self.offload_trainer == "all" else "device")
             if self.generator_sleeps:
                 self.generator.set_residency(RESIDENT)
         self.turn = "generation"
 
-    def _offload(self, weights: Literal["device", "host"]) -> None:
-        left = self.trainer.set_residency(SetResidencyRequest(weights=weights, state="host")).device_bytes
-        self.metrics["memory/trainer_offloaded_gib"] = left / GIB
+    def _make_room(self, weights: Literal["device", "host"]) -> None:
+        """Even where nothing is offloaded, the trainer then gives back what its allocator holds without using it."""
+        if self.trainer_moves:
+            state: Literal["device", "host"] = "device" if self.offload_trainer == "none" else "host"
+            left = self.trainer.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
+            self.metrics["memory/trainer_idle_gib"] = left / GIB

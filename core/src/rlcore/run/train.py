@@ -281,11 +281,18 @@ def _residency(prepared: Prepared, backends: _Backends, clock: PhaseClock) -> Re
     if generator is None or prepared.device == "cpu" or prepared.channel == "nccl":
         return None
     sleeps = options.generator_sleeps and generator.has(capabilities.RESIDENCY)
-    offloads = options.offload_trainer if trainer.has(capabilities.RESIDENCY) else "none"
+    moves = trainer.has(capabilities.RESIDENCY)
+    offloads = options.offload_trainer if moves else "none"
     if not sleeps and offloads == "none":
         return None
     return Residency(
-        trainer=trainer, generator=generator, generator_sleeps=sleeps, offload_trainer=offloads, clock=clock, metrics={}
+        trainer=trainer,
+        generator=generator,
+        generator_sleeps=sleeps,
+        offload_trainer=offloads,
+        trainer_moves=moves,
+        clock=clock,
+        metrics={},
     )
 
 

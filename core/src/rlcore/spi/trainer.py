@@ -122,7 +122,7 @@ class TrainerSpec(Protocol):
 
     @hookspec(firstresult=True)
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move weights and optimizer state between device and host."""
+        """Move weights and optimizer state between device and host, and give back device memory that is held unused."""
 
     @hookspec(firstresult=True)
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:

@@ -47,8 +47,6 @@ class HostCopy:
         self._synchronize()
         for storage, _ in self._freed:
             storage.resize_(0)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def restore(self) -> None:
         """Allocate what was freed and copy the bytes back."""
@@ -81,7 +79,7 @@ class Residency:
         self.place = RESIDENT
 
     def move(self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor]) -> None:
-        """Free before filling, so that the two never need room at once."""
+        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused."""
         self.place = request
         if not self._moves:
             return
@@ -89,6 +87,7 @@ class Residency:
             self._weights.offload(weights)
         if request.state == "host":
             self._state.offload(state)
+        torch.cuda.empty_cache()
         if request.weights == "device":
             self._weights.restore()
         if request.state == "device":

@@ -11,7 +11,7 @@ class VllmConfig:
     """`[generator.vllm]`: one or several vLLM engines."""
 
     replicas: int = 1
-    """Engines; the samples of a step are dealt out among them. Several may share a device, which hides their host work."""
+    """Engines; the samples of a step are dealt out among them. They may share a device, where one is faster than two."""
     tensor_parallel: int = 1
     """Devices (on CPU, processes) that one engine spreads over."""
     devices: tuple[int, ...] | None = None

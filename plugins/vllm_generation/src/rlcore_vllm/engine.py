@@ -14,6 +14,7 @@ import numpy as np
 from rlcore.spi import ContractError, FinishReason, RlcoreError, WorkerError
 from rlcore_vllm import residency, versions
 from rlcore_vllm.environment import RunningEngine
+from rlcore_vllm.explain import explain
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
 from rlcore_vllm.sampling import FinishedSample, Samples, engine_sampling, engine_seeds, finish_reason
 from rlcore_vllm.settings import EngineSettings
@@ -169,7 +170,7 @@ class Engine:
         try:
             self._loop()
         except BaseException:
-            self._failure = traceback.format_exc()
+            self._failure = _failure()
         finally:
             self._shut_down()
 
@@ -189,7 +190,7 @@ class Engine:
             except RlcoreError as error:
                 future.set_exception(error)
             except Exception:
-                future.set_exception(WorkerError(f"vLLM failed:\n{traceback.format_exc()}"))
+                future.set_exception(WorkerError(_failure()))
 
     def _submit(self, command: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
@@ -313,7 +314,14 @@ class Engine:
         self._running.stop()
 
     def _error(self) -> WorkerError:
-        return WorkerError(f"the vLLM engine failed:\n{self._failure}" if self._failure else "the vLLM engine is closed")
+        return WorkerError(self._failure or "the vLLM engine is closed")
+
+
+def _failure() -> str:
+    """The error that is being handled, with its cause where that is known."""
+    text = traceback.format_exc()
+    cause = explain(text)
+    return f"vLLM failed{f': {cause}' if cause else ''}\n{text}"
 
 
 def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:

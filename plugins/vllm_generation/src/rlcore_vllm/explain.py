@@ -1,4 +1,4 @@
-"""vLLM's own start-up errors, in the recipe's terms."""
+"""vLLM's own errors, in the recipe's terms."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _GIB = r"([\d.]+)\s*GiB"
 
 
 def explain(error_text: str) -> str | None:
-    """What a known error of a starting engine means and which key of the recipe changes it; None for any other error."""
+    """What a known error of an engine means and which key of the recipe changes it; None for any other error."""
     for pattern, describe in _KNOWN:
         match = re.search(pattern, error_text, re.DOTALL)
         if match is not None:
@@ -63,7 +63,8 @@ def _out_of_memory(match: Match) -> str:
     del match
     return (
         "the device's memory ran out. Lower generator.vllm.gpu_memory_utilization where something else needs the device too, "
-        "lower generator.vllm.max_num_seqs, or spread the model with generator.vllm.tensor_parallel"
+        "set residency.offload_trainer where that is the trainer, lower generator.vllm.max_num_seqs, or spread the model "
+        "with generator.vllm.tensor_parallel"
     )
 
 
@@ -104,7 +105,7 @@ _KNOWN: tuple[tuple[str, Callable[[Match], str]], ...] = (
         rf"\(([\d.]+)[ /]",
         _host_in_use,
     ),
-    (r"OutOfMemoryError|CUDA out of memory", _out_of_memory),
+    (r"OutOfMemoryError|CUDA out of memory|CUDA Error: out of memory", _out_of_memory),
     (
         r"max_model_len \((\d+)\) is greater than the derived max_model_len \((\w+=[\d.]+)",
         _too_long,

@@ -19,23 +19,18 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
 
-class _Memory:
-    """Someone else's device memory as an array: torch makes tensors of it that do not own it."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
 class _Shared:
-    """A storage that receivers map, as uint8.
+    """A storage that receivers map.
 
-    An alias is shared in its place: torch ties a count of references to what it shares, one more each time, and would keep
-    the trainer's memory from being freed and moved as residency asks for.
+    An alias that owns nothing is shared in its place: torch ties a count of references to what it shares, one more each time,
+    and would keep the trainer's memory from being freed and moved as residency asks for. It is made without Python's help,
+    since torch frees what a dead receiver has not released when the interpreter is gone already.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._alias = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=storage.device)
-        self.handle = pickle.dumps(self._alias.untyped_storage()._share_cuda_())
+        alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), storage.device, storage.nbytes())
+        self._alias: torch.UntypedStorage = alias
+        self.handle = pickle.dumps(alias._share_cuda_())
 
 
 class Sender(channel.Sender):
