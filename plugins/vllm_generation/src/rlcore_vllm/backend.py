@@ -4,6 +4,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 from rlcore.spi import (
@@ -54,7 +56,7 @@ class VllmBackend:
         self._replicas = make_replicas(context, config)
         self._num_starts = [1] * len(self._replicas)
         try:
-            _in_parallel(replica.start for replica in self._replicas)
+            _start(self._replicas, methodcaller("start"))
             self._transfer = self._make_transfer()
         except BaseException:
             _in_parallel(replica.close for replica in self._replicas)
@@ -176,7 +178,7 @@ class VllmBackend:
         for index in indices:
             self._num_starts[index] += 1
         replicas = [self._replicas[index] for index in indices]
-        _in_parallel(replica.restart for replica in replicas)
+        _start(replicas, methodcaller("restart"))
         if not all(self._resident.values()):
             _await(_move(replica, self._resident, discard_weights=True) for replica in replicas)
         self._transfer = self._make_transfer()
@@ -226,6 +228,20 @@ def _move(replica: Replica, on_device: Mapping[str, bool], discard_weights: bool
 
 def _has_failed(call: Future[None]) -> bool:
     return call.done() and not call.cancelled() and call.exception() is not None
+
+
+def _start(replicas: Sequence[Replica], start: Callable[[Replica], None]) -> None:
+    """At the same time, but those of one device one after another: an engine that starts takes what another takes of the device
+    meanwhile for its own, and leaves itself less."""
+    waves: list[list[Replica]] = []
+    for replica in replicas:
+        wave = next((wave for wave in waves if not any({*replica.devices} & {*other.devices} for other in wave)), None)
+        if wave is None:
+            waves.append([replica])
+        else:
+            wave.append(replica)
+    for wave in waves:
+        _in_parallel(partial(start, replica) for replica in wave)
 
 
 def _await(futures: Iterable[Future[Any]]) -> list[Any]:
