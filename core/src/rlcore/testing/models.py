@@ -16,15 +16,20 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(directory: Path, alphabet: str = string.printable) -> int:
-    """Write tokenizer.json and tokenizer_config.json: one token per character, one to end a text. Returns their number."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    """Write tokenizer.json and tokenizer_config.json: one token per byte of the alphabet's characters in UTF-8, which for ASCII
+    is one per character, and one to end a text. Returns their number.
+
+    It is a byte-level BPE without merges, since transformers reads the tokenizer of some architectures as one whatever it is.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {END_OF_TEXT: 0, "<|unknown|>": 1}
-    for character in alphabet:
-        vocabulary.setdefault(character, len(vocabulary))
-    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<|unknown|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for symbol in "".join(piece for character in alphabet for piece, _ in bytewise.pre_tokenize_str(character)):
+        vocabulary.setdefault(symbol, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = bytewise
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END_OF_TEXT])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -32,6 +37,7 @@ def make_tokenizer(directory: Path, alphabet: str = string.printable) -> int:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
         "unk_token": "<|unknown|>",
+        "pad_token": None,
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }
@@ -48,6 +54,7 @@ def make_model(
     num_layers: int = 2,
     num_heads: int = 4,
     num_kv_heads: int = 2,
+    head_dim: int | None = None,
     tied: bool = True,
     alphabet: str = string.printable,
     max_length: int = 512,
@@ -70,7 +77,7 @@ def make_model(
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
-        "head_dim": hidden_size // num_heads,
+        "head_dim": head_dim or hidden_size // num_heads,
         "max_position_embeddings": max_length,
         "tie_word_embeddings": tied,
         "initializer_range": initializer_range,
