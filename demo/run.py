@@ -37,8 +37,9 @@ def main() -> None:
         seed=arguments.seed,
         hidden_size=64,
         num_layers=2,
-        num_heads=2,
+        num_heads=4,
         num_kv_heads=2,
+        head_dim=32,
         alphabet=ALPHABET,
         max_length=64,
     )

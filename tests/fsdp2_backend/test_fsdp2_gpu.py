@@ -14,7 +14,6 @@ from fsdp2_support import (
     split,
     step_request,
 )
-from torch.distributed.device_mesh import init_device_mesh
 
 from rlcore.spi import (
     CloseRequest,
@@ -28,6 +27,7 @@ from rlcore.spi import (
 from rlcore.testing.models import ARCHITECTURES, make_model
 from rlcore_fsdp2 import process_group
 from rlcore_fsdp2.gradients import accumulate
+from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.policy import make_policy
 
@@ -55,11 +55,11 @@ def gradients(directory, dtype, **options):
     batch = make_batch(max_length=40)
     process_group.join(RankSpec(device="cuda"), 60.0)
     try:
-        mesh = init_device_mesh("cuda", (1,)) if dtype != "float32" else None
-        model, _ = make_policy(ModelSpec(path=str(directory), dtype=dtype), make_config(**options), mesh, CUDA)
+        meshes = ParallelLayout().meshes("cuda") if dtype != "float32" else None
+        model, _ = make_policy(ModelSpec(path=str(directory), dtype=dtype), make_config(**options), meshes, CUDA)
         microbatches = [move(part, CUDA, WEIGHTED.token_columns) for part in split(batch, GROUPS)]
         totals = accumulate(model, microbatches, WEIGHTED, batch.counts(), TEMPERATURE, reduce_every_microbatch=False)
-        grads = {name: p.grad.full_tensor() if mesh else p.grad for name, p in model.named_parameters()}
+        grads = {name: p.grad.full_tensor() if meshes else p.grad for name, p in model.named_parameters()}
         return totals.loss.item(), {name: grad.cpu() for name, grad in grads.items()}
     finally:
         process_group.leave()

@@ -106,6 +106,15 @@ def test_a_verifier_serves_several_event_loops():
     assert [asyncio.run(shared.judge("1", "\\boxed{1}", require_boxed=False)) for _ in range(3)] == ["right"] * 3
 
 
+def test_a_worker_that_is_killed_costs_no_verdict():
+    killed = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
+    assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
+    worker = killed._idle.get()
+    worker._process.kill()
+    killed._idle.put(worker)
+    assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads the limit from /proc")
 def test_memory_is_limited():
     limited = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=777)

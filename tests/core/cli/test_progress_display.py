@@ -105,6 +105,10 @@ def test_live_display_shows_phase_step_and_figures(tmp_path: Path) -> None:
     assert "reward 0.750" in text
     assert "▁█" in text
     assert "2.00 s (generation 1.25, train 0.50, other 0.25)" in text
+    assert "trainer" not in text
+    live.pool("trainer", "idle")
+    live.pool("generator", "generate on 8 ranks")
+    assert "trainer idle   generator generate on 8 ranks" in rendered(live)
 
 
 def test_live_display_ends_in_the_report_or_leaves_the_last_state(tmp_path: Path) -> None:

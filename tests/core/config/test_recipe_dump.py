@@ -13,6 +13,7 @@ from rlcore.config.convert import convert
 from rlcore.config.dump import dump_toml
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import (
+    ClusterConfig,
     DataConfig,
     DatasetConfig,
     EvaluationConfig,
@@ -81,6 +82,7 @@ def recipes(sections):
         training=st.builds(TrainingConfig, prompts_per_step=numbers),
         evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
         logging=st.builds(LoggingConfig, tensorboard=st.booleans()),
+        cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
         plugins=st.builds(PluginsConfig, disable=st.just(("other", "role:name"))),
     )
 
@@ -99,8 +101,9 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
     lines = text.splitlines()
     assert "# revision = none" in lines
     assert "# evaluation = none" in lines
+    assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
-        if section.name not in ("data", "trainer", "generator", "algorithm", "environment"):
+        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster"):
             assert f"[{section.name}]" in lines
             for field in attrs.fields(section.type):
                 assert any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines), field.name

@@ -49,6 +49,7 @@ class _Noted:
         self._meta = meta
         self.phase = inner.phase
         self.samples = inner.samples
+        self.pool = inner.pool
         self.step = inner.step
         self.note = inner.note
         self.finished = inner.finished
@@ -96,6 +97,9 @@ class PlainProgress:
     def samples(self, num_finished: int, num_samples: int) -> None:
         """Lines come by step, not by sample."""
 
+    def pool(self, name: str, doing: str) -> None:
+        """Lines come by step, not by what workers do."""
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line."""
         self._history.add(step, metrics)
@@ -132,6 +136,7 @@ class LiveProgress:
         self._console = console
         self._history = _History()
         self._latest: dict[str, float] = {}
+        self._pools: dict[str, str] = {}
         self._summary: Mapping[str, object] | None = None
         self._bar = ProgressBar(
             SpinnerColumn(),
@@ -171,6 +176,10 @@ class LiveProgress:
         """Show how many samples are there."""
         self._bar.update(self._task, description=f"generation {num_finished}/{num_samples}")
 
+    def pool(self, name: str, doing: str) -> None:
+        """Show what the pool does, below the figures."""
+        self._pools[name] = doing
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Advance the bar and show the step's figures; those of the last evaluation stay."""
         self._history.add(step, metrics)
@@ -199,5 +208,8 @@ class LiveProgress:
         if len(rewards) > 1:
             figures.append_text(Text.assemble("   ", (sparkline(rewards, 30), "green")))
         lines += [Padding(figures, (0, 2))] if figures else []
+        if self._pools:
+            pools = Text("   ").join(Text.assemble((f"{name} ", "dim"), doing) for name, doing in dict(self._pools).items())
+            lines.append(Padding(pools, (0, 2)))
         lines += [Padding(Text(text, style="dim"), (0, 2)) for text in describe_times(self._latest)]
         return Group(*lines)

@@ -213,6 +213,45 @@ class LoggingConfig:
 
 
 @frozen(kw_only=True)
+class ClusterConfig:
+    """`[cluster]`: trainer and generator on Ray, one worker per rank; without the section they live in the driver's process."""
+
+    nodes: int = 1
+    """Machines to use."""
+    gpus_per_node: int = 1
+    """GPUs to use of each machine; on CPU, processes."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """Whether trainer and generator share every device and take turns, or each has devices of its own."""
+    generator_gpus_per_node: int = 0
+    """With "separate", how many of gpus_per_node generate; the others train."""
+    address: str | None = None
+    """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
+    local one, which only this machine can reach, and stops it at the end."""
+    wait_s: float = 0.0
+    """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
+    max_restarts: int = 3
+    """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
+    start_timeout_s: float = 1800.0
+    """Most seconds for all workers to start and to load the model."""
+    call_timeout_s: float = 3600.0
+    """Most seconds for one call of a worker, such as the generation of a step."""
+    late_timeout_s: float = 300.0
+    """Most seconds that a rank may lag behind the first one in what all do together."""
+    object_store_mib: int | None = None
+    """Memory of a local cluster's object store, through which a step's data travels; None leaves it to Ray."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The trainer's ranks on each machine."""
+        return self.gpus_per_node - self.generator_gpus_per_node
+
+    @property
+    def world_size(self) -> int:
+        """The trainer's ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+@frozen(kw_only=True)
 class PluginsConfig:
     """`[plugins]`"""
 
@@ -239,4 +278,6 @@ class Recipe:
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     logging: LoggingConfig = field(factory=LoggingConfig)
+    cluster: ClusterConfig | None = None
+    """None where one process does everything."""
     plugins: PluginsConfig = field(factory=PluginsConfig)

@@ -1,6 +1,7 @@
 """What the types cannot say: ranges of the core's fields, and combinations that cannot work or would silently do nothing."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -99,6 +100,17 @@ _at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tok
 _at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
 _at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
 _positive_seconds("rollout.environment_timeout_s")
+_at_least(1, "cluster.nodes", "cluster.gpus_per_node", "cluster.object_store_mib")
+_at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
+for _limit in ("start", "call", "late"):
+    _positive_seconds(f"cluster.{_limit}_timeout_s")
+within("cluster.wait_s", "a number of seconds of at least 0", lambda value: value >= 0 and math.isfinite(value))
+within(
+    "cluster.address",
+    '"auto" or the "host:port" of a Ray head',
+    lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
+    "Leave the key out to start a local cluster.",
+)
 _text("model.path", "Give a local Hugging Face directory or a name on the Hub.")
 _text("run.directory")
 _text("data.train.prompt_field")
@@ -273,3 +285,31 @@ def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
                     found=f"{describe.toml_literal(entry)}, which {role}.name selects",
                     expected="other plugins than those in use",
                 )
+
+
+@rule("cluster")
+def _cluster_layout(recipe: Recipe) -> Iterator[Problem]:
+    cluster = recipe.cluster
+    if cluster is None:
+        return
+    if cluster.address is None and cluster.nodes > 1:
+        yield Problem(
+            path="cluster.nodes",
+            found=f"{cluster.nodes}, without an address",
+            expected="1, since a local cluster is this machine alone, or the address of a running cluster",
+            remedy='Start Ray on every machine and set cluster.address = "auto".',
+        )
+    generating = cluster.generator_gpus_per_node
+    if cluster.placement == "colocated" and generating > 0:
+        yield Problem(
+            path="cluster.generator_gpus_per_node",
+            found=f'{generating}, with placement = "colocated"',
+            expected="0: every device both trains and generates",
+            remedy='Set cluster.placement = "separate".',
+        )
+    if cluster.placement == "separate" and not 0 < generating < cluster.gpus_per_node:
+        yield Problem(
+            path="cluster.generator_gpus_per_node",
+            found=f'{generating} of {cluster.gpus_per_node}, with placement = "separate"',
+            expected="at least 1, and fewer than cluster.gpus_per_node, so that some are left to train",
+        )

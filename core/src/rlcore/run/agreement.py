@@ -6,8 +6,8 @@ from typing import Protocol
 from attrs import define
 
 from rlcore.run.disagreement import WorstSamples
+from rlcore.run.groups import TrainerGroup
 from rlcore.run.progress import Progress
-from rlcore.run.trainer_group import InProcessTrainer
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     BoundError,
@@ -38,7 +38,7 @@ class Agreement:
     figure that they return, so the log-probabilities written are those after the update.
     """
 
-    trainer: InProcessTrainer
+    trainer: TrainerGroup
     writer: DisagreementWriter
     progress: Progress
     warn_above: float

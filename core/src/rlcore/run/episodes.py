@@ -12,7 +12,18 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.run.event_loop import LoopThread
-from rlcore.spi import ContractError, DataError, Environment, Observation, ResetResult, RewardError, Row, StepResult, Turn
+from rlcore.spi import (
+    ContractError,
+    DataError,
+    Environment,
+    Observation,
+    ResetResult,
+    RewardError,
+    Row,
+    StepResult,
+    Turn,
+    WorkerError,
+)
 from rlcore.spi.arrays import check_array
 
 MAX_CONCURRENT = 256
@@ -52,7 +63,7 @@ class EpisodeRunner:
     def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:
         """Begin an episode on each row. RewardError for the first that fails (DataError where the environment finds the row
         wrong), or a Failure in its place where masked; ContractError where the environment returns something else than the
-        interface says."""
+        interface says, WorkerError where a process of its own has died, which is no fault of the episode."""
         if len(rows) != len(seeds):
             raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
         calls = _Calls(
@@ -98,13 +109,11 @@ class EpisodeRunner:
 
     def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]", give_up: bool) -> None:
         """Raise what the recipe does not let pass: the failure of the lowest number."""
-        for index, outcome in sorted(outcomes.items(), key=lambda item: item[0]):
-            if not isinstance(outcome, Failure):
-                continue
+        for index, outcome in sorted((index, outcome) for index, outcome in outcomes.items() if isinstance(outcome, Failure)):
             episode = f"episode {index} of {calls.number} ({calls.describe(index)})"
             what = f"environment.{calls.function}, {episode}, {outcome.reason}"
-            if isinstance(outcome.error, ContractError):
-                raise ContractError(what) from outcome.error
+            if isinstance(outcome.error, ContractError | WorkerError):
+                raise type(outcome.error)(what) from outcome.error
             if isinstance(outcome.error, DataError) and self._on_error == "error":
                 raise DataError(what) from outcome.error
             if self._on_error == "error":

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.run.agreement import Agreement, DisagreementWriter
+from rlcore.run.groups import TrainerGroup
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.metric_loggers import MetricLogger
 from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
@@ -22,7 +23,6 @@ from rlcore.run.residency import Residency
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.seeds import Stream
 from rlcore.run.timing import PhaseClock
-from rlcore.run.trainer_group import InProcessTrainer
 from rlcore.spi import (
     GROUP_IDS,
     PREVIOUS_LOGPROBS,
@@ -93,7 +93,7 @@ class Loop:
 
     recipe: Recipe
     algorithm: Algorithm
-    trainer: InProcessTrainer
+    trainer: TrainerGroup
     source: Source
     refitter: Refitter | None
     """None where nothing generates."""

@@ -1,35 +1,127 @@
-"""Cutting a batch into microbatches of equal attention work.
+"""Cutting a batch into microbatches of equal attention work, for one data-parallel rank or for many.
 
 The cost of a sequence of length l is l · (1 + l / c): c is where attention costs as much as the linear layers. For a dense
 decoder of width h a layer takes about 24·h² FLOPs a token in its linear maps and 2·h·l in causal attention, so c = 12·h.
 """
 
 import heapq
+import json
 from bisect import bisect_left, insort
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlcore.spi.arrays import Int64Array
 
-ATTENTION_CROSSOVER_TOKENS = 12 * 4096
+Costs: TypeAlias = NDArray[np.float64]
+
+WIDTH = 4096
+"""Hidden size of a model of 8 billion parameters."""
+MAX_WAITING = 0.02
+"""Share of a step's work above which another microbatch a rank is cheaper than waiting."""
 
 
-def plan_microbatches(lengths: Int64Array, *, max_tokens: int) -> list[Int64Array]:
-    """Microbatches in order of falling cost, each an ascending int64 array of sequence numbers.
+def model_width(model_path: str) -> int:
+    """The hidden size that a local model's config.json states, a multimodal one's for its text; WIDTH where there is none."""
+    try:
+        config = json.loads((Path(model_path).expanduser() / "config.json").read_text(encoding="utf-8"))
+        width = config.get("text_config", config).get("hidden_size")
+    except (OSError, ValueError, AttributeError):  # a model on the Hub; what is wrong with a file is for its readers to say
+        return WIDTH
+    return width if isinstance(width, int) and width > 0 else WIDTH
+
+
+def sequence_costs(lengths: Int64Array, width: int = WIDTH) -> Costs:
+    """float64 [N]: work of each sequence for a model of hidden size `width`, in units of a token's linear layers."""
+    return lengths * (1.0 + lengths / (12 * width))
+
+
+def plan_microbatches(lengths: Int64Array, *, max_tokens: int, width: int = WIDTH) -> list[Int64Array]:
+    """`plan_ranks` for a single rank: its microbatches in order of falling cost."""
+    return plan_ranks(lengths, num_ranks=1, max_tokens=max_tokens, width=width)[0]
+
+
+def plan_ranks(lengths: Int64Array, *, num_ranks: int, max_tokens: int, width: int = WIDTH) -> list[list[Int64Array]]:
+    """The microbatches of each data-parallel rank, each an ascending int64 array of sequence numbers.
 
     `lengths` is int64 [N], tokens per sequence, N at least 1. No microbatch exceeds `max_tokens`, except that a longer sequence
-    gets one of its own. There are as many as best-fit decreasing needs, or fewer. Where the tokens leave the room, they are
-    balanced by longest processing time first, within 4/3 of the best (Graham 1969); where they do not, best-fit decreasing
-    itself decides, since a microbatch more costs more than an uneven one.
+    gets one of its own. Every rank has equally many, at least one: as few as the tokens allow, or one more where that brings
+    waiting below 2%. Where there are fewer sequences than microbatches, some are empty: their ranks have to run something that
+    counts in no loss.
+
+    Ranks wait for each other in every layer of every microbatch, so all microbatches are made alike (longest processing time
+    first, Graham 1969), and those that run at the same time are neighbours in cost. All waiting of a step together is then at
+    most the difference between its heaviest and its lightest microbatch; so is the difference between two ranks' totals.
     """
-    costs = lengths * (1.0 + lengths / ATTENTION_CROSSOVER_TOKENS)
-    order = np.argsort(-costs, kind="stable").tolist()
-    tightest = _best_fit(lengths.tolist(), order, max_tokens)
-    counts = {min(len(tightest), -(-int(lengths.sum()) // max_tokens)), len(tightest)}
-    balanced = (_fill(lengths.tolist(), costs.tolist(), order, count, max_tokens) for count in sorted(counts))
-    bins = next((found for found in balanced if found is not None), tightest)
-    bins.sort(key=lambda members: -float(costs[members].sum()))
-    return [np.sort(np.asarray(members, np.int64)) for members in bins]
+    costs = sequence_costs(lengths, width)
+    order = np.argsort(-lengths, kind="stable")
+    bins, num_bins = _pack(lengths, costs, order, num_ranks, max_tokens)
+    dealt, waiting = _deal(bins, costs, num_bins, num_ranks)
+    if waiting > MAX_WAITING:
+        more = _balanced(lengths, costs, order, num_bins + num_ranks, max_tokens)
+        if more is not None:
+            dealt_more, less_waiting = _deal(more, costs, num_bins + num_ranks, num_ranks)
+            bins, dealt = (more, dealt_more) if less_waiting <= MAX_WAITING else (bins, dealt)
+    members = np.split(np.argsort(bins, kind="stable"), np.cumsum(np.bincount(bins, minlength=dealt.size))[:-1])
+    return [[members[index] for index in rank] for rank in dealt.T.tolist()]
+
+
+def _pack(lengths: Int64Array, costs: Costs, order: Int64Array, num_ranks: int, max_tokens: int) -> tuple[Int64Array, int]:
+    """The microbatch of each sequence, and how many there are: a multiple of `num_ranks`.
+
+    Best-fit decreasing decides where tokens leave too little room to balance: a microbatch more costs more than an uneven one.
+    """
+    fewest = _rounded_up(-(-int(np.minimum(lengths, max_tokens).sum()) // max_tokens), num_ranks)
+    bins = _balanced(lengths, costs, order, fewest, max_tokens)
+    if bins is not None:
+        return bins, fewest
+    tight = _best_fit(lengths.tolist(), order.tolist(), max_tokens)
+    num_bins = _rounded_up(len(tight), num_ranks)
+    bins = _balanced(lengths, costs, order, num_bins, max_tokens) if num_bins > fewest else None
+    return (_spread(tight, costs, num_bins) if bins is None else bins), num_bins
+
+
+def _rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _balanced(lengths: Int64Array, costs: Costs, order: Int64Array, num_bins: int, max_tokens: int) -> Int64Array | None:
+    """Bins of equal cost or, where tokens leave less room, of equal tokens; None where they do not fit that way either."""
+    bins = _fill(lengths, costs, order, num_bins, max_tokens)
+    return _fill(lengths, lengths.astype(np.float64), order, num_bins, max_tokens) if bins is None else bins
+
+
+def _fill(lengths: Int64Array, weights: Costs, order: Int64Array, num_bins: int, max_tokens: int) -> Int64Array | None:
+    """Longest processing time first: int64 [N], the bin of each sequence; None where their tokens do not fit.
+
+    Many sequences at once: each of the next ones goes to the next lightest bin, until a bin filled meanwhile would be lighter.
+    """
+    if num_bins == 1:
+        return np.zeros(len(lengths), np.int64) if len(lengths) == 1 or lengths.sum() <= max_tokens else None
+    lengths, weights = lengths[order], weights[order]
+    chosen = np.empty(len(order), np.int64)
+    loads, room = np.zeros(num_bins), np.full(num_bins, max_tokens)
+    done = 0
+    while done < len(order):
+        open_ = np.flatnonzero((room >= lengths[done]) | (loads == 0.0))
+        if len(open_) == 0:
+            return None
+        before = loads[open_]
+        lightest = np.argsort(before, kind="stable")[: len(order) - done]
+        before = before[lightest]
+        after = before + weights[done : done + len(lightest)]
+        overtaken = before[1:] > np.minimum.accumulate(after)[:-1]
+        count = int(overtaken.argmax()) + 1 if overtaken.any() else len(lightest)
+        places = open_[lightest[:count]]
+        chosen[done : done + count] = places
+        loads[places] = after[:count]
+        room[places] -= lengths[done : done + count]
+        done += count
+    bins = np.empty_like(chosen)
+    bins[order] = chosen
+    return bins
 
 
 def _best_fit(lengths: list[int], order: list[int], max_tokens: int) -> list[list[int]]:
@@ -48,21 +140,35 @@ def _best_fit(lengths: list[int], order: list[int], max_tokens: int) -> list[lis
     return members
 
 
-def _fill(lengths: list[int], costs: list[float], order: list[int], num_bins: int, max_tokens: int) -> list[list[int]] | None:
-    """The sequences in `num_bins` bins, none of them empty, or None where their tokens do not fit."""
-    members: list[list[int]] = [[] for _ in range(num_bins)]
-    tokens = [0] * num_bins
-    heap = [(0.0, index) for index in range(num_bins)]
-    for sequence in order:
-        full = []
-        while heap and members[heap[0][1]] and tokens[heap[0][1]] + lengths[sequence] > max_tokens:
-            full.append(heapq.heappop(heap))
-        if not heap:
-            return None
-        load, index = heap[0]
-        heapq.heapreplace(heap, (load + costs[sequence], index))
-        members[index].append(sequence)
-        tokens[index] += lengths[sequence]
-        for entry in full:
-            heapq.heappush(heap, entry)
-    return members
+def _spread(members: list[list[int]], costs: Costs, num_bins: int) -> Int64Array:
+    """The bin of each sequence, after the heaviest bins were halved until there are `num_bins` or one sequence in each."""
+    heap = [(-float(costs[sequences].sum()), index) for index, sequences in enumerate(members) if len(sequences) > 1]
+    heapq.heapify(heap)
+    while heap and len(members) < num_bins:
+        _, index = heapq.heappop(heap)
+        halves = members[index][::2], members[index][1::2]
+        members[index] = halves[0]
+        members.append(halves[1])
+        for place, half in zip((index, len(members) - 1), halves, strict=True):
+            if len(half) > 1:
+                heapq.heappush(heap, (-float(costs[half].sum()), place))
+    bins = np.empty(len(costs), np.int64)
+    for index, sequences in enumerate(members):
+        bins[sequences] = index
+    return bins
+
+
+def _deal(bins: Int64Array, costs: Costs, num_bins: int, num_ranks: int) -> tuple[Int64Array, float]:
+    """int64 [microbatches, ranks], and the share of the ranks' work that they wait for each other.
+
+    Neighbours in cost run together; the rank with the least work so far takes the heaviest.
+    """
+    loads = np.bincount(bins, costs, num_bins).astype(np.float64)
+    rows = np.argsort(-loads, kind="stable").reshape(-1, num_ranks)
+    dealt = np.empty_like(rows)
+    totals = np.zeros(num_ranks)
+    for row, target in zip(rows, dealt, strict=True):
+        least = np.argsort(totals, kind="stable")
+        target[least] = row
+        totals[least] += loads[row]
+    return dealt, float(loads[rows[:, 0]].sum() / totals.mean() - 1.0)

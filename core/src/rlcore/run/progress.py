@@ -21,6 +21,10 @@ class Progress(Protocol):
     def samples(self, num_finished: int, num_samples: int) -> None:
         """How far the present generation is. Called from any thread, and only by generators that can tell."""
 
+    def pool(self, name: str, doing: str) -> None:
+        """What a pool of workers does from now on: "trainer" or "generator", and "train_step on 8 ranks", ..., or "idle". Only
+        runs on a cluster have pools."""
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""
 
@@ -41,6 +45,9 @@ class SilentProgress:
         """Nothing to show."""
 
     def samples(self, num_finished: int, num_samples: int) -> None:
+        """Nothing to show."""
+
+    def pool(self, name: str, doing: str) -> None:
         """Nothing to show."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

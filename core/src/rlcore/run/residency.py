@@ -5,7 +5,7 @@ from typing import Literal
 
 from attrs import define
 
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.groups import GeneratorGroup, TrainerGroup
 from rlcore.run.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 
@@ -18,8 +18,8 @@ class Residency:
     """Whose turn it is. The generator wakes in two stages, since the weights that it receives have to be somewhere before the
     memory for its cache is free."""
 
-    trainer: TrainerHandle
-    generator: GeneratorHandle
+    trainer: TrainerGroup
+    generator: GeneratorGroup
     generator_sleeps: bool
     offload_trainer: Literal["none", "state", "all"]
     trainer_moves: bool

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.plugins.handles import GeneratorHandle
 from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.groups import GeneratorGroup
 from rlcore.run.progress import Progress
 from rlcore.run.prompts import encode_prompts
 from rlcore.run.timing import PhaseClock
@@ -31,7 +31,11 @@ from rlcore.spi import (
     Turn,
     capabilities,
 )
-from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, gather_ragged
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, gather_ragged, take_rows
+
+NOT_GENERATED = -1
+"""The weight version of a token that the policy did not say."""
+_REASONS = {int(reason): reason for reason in FinishReason}
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,18 +62,18 @@ class _Piece:
     offsets: Int64Array
     result: GenerateResult | None
 
-    def columns(self) -> tuple[BoolArray, Float32Array, Int32Array]:
-        num_tokens = len(self.tokens)
+    def columns(self) -> tuple[Float32Array, Int32Array]:
+        """Log-probabilities and weight versions."""
         if self.result is None:
-            return np.zeros(num_tokens, np.bool_), np.zeros(num_tokens, np.float32), np.full(num_tokens, -1, np.int32)
-        return np.ones(num_tokens, np.bool_), self.result.logprobs, self.result.weight_versions
+            return np.zeros(len(self.tokens), np.float32), np.full(len(self.tokens), NOT_GENERATED, np.int32)
+        return self.result.logprobs, self.result.weight_versions
 
 
 @frozen(kw_only=True, eq=False)
 class RolloutCollector:
     """Runs the episodes of one step. Every random choice follows from the seed given to `collect`."""
 
-    generator: GeneratorHandle
+    generator: GeneratorGroup
     episodes: EpisodeRunner
     tokenizer: Tokenizer
     sampling: SamplingParams
@@ -140,8 +144,11 @@ class _Collection:
         packed = RaggedTokens.from_lists(encode_prompts(observations, self.c.tokenizer))
         self._check_lengths(packed)
         episodes = np.arange(len(self.rows) * group, dtype=np.int64)
-        gather, offsets = gather_ragged(packed.offsets, np.repeat(np.arange(len(self.rows)), group))
-        self.pieces.append(_Piece(episodes=episodes, tokens=packed.tokens[gather], offsets=offsets, result=None))
+        shared = np.repeat(np.arange(len(self.rows)), group)
+        offsets = np.zeros(len(shared) + 1, np.int64)
+        np.cumsum(packed.lengths[shared], out=offsets[1:])
+        tokens = take_rows(packed.tokens, packed.offsets, shared)
+        self.pieces.append(_Piece(episodes=episodes, tokens=tokens, offsets=offsets, result=None))
         return episodes, packed
 
     def _check_lengths(self, prompts: RaggedTokens) -> None:
@@ -198,14 +205,14 @@ class _Collection:
         turns = self._turns(result)
         for index, turn in zip(active.tolist(), turns, strict=True):
             self.texts[index].append(turn.text)
-        alive = [position for position, index in enumerate(active.tolist()) if self.valid[index]]
+        alive = np.flatnonzero(self.valid[active])
+        indices = active[alive].tolist()
         with self.c.clock.phase("rewards"):
             answers = self.c.episodes.step_all(
-                [self.states[active[position]] for position in alive], [turns[position] for position in alive]
+                [self.states[index] for index in indices], [turns[position] for position in alive.tolist()]
             )
         going = []
-        for position, answer in zip(alive, answers, strict=True):
-            index = int(active[position])
+        for index, answer in zip(indices, answers, strict=True):
             if isinstance(answer, Failure):
                 self.valid[index] = False
                 continue
@@ -222,7 +229,7 @@ class _Collection:
         bounds = result.offsets.tolist()
         tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
         texts = self.c.tokenizer.decode_batch(tokens)
-        reasons = [FinishReason(reason) for reason in result.finish_reasons.tolist()]
+        reasons = [_REASONS[reason] for reason in result.finish_reasons.tolist()]
         return [
             Turn(text=text, tokens=part, finish_reason=reason)
             for text, part, reason in zip(texts, tokens, reasons, strict=True)
@@ -235,21 +242,21 @@ class _Collection:
         return RaggedTokens(tokens=tokens[gather], offsets=taken)
 
     def _assemble(self) -> tuple[Int32Array, Int64Array, list[AnyArray]]:
-        """All pieces, brought together by episode in the order they were said: tokens, offsets, and the three columns."""
+        """All pieces by episode, in the order they were said: tokens, offsets, and their columns."""
         episode = np.concatenate([piece.episodes for piece in self.pieces])
         lengths = np.concatenate([np.diff(piece.offsets) for piece in self.pieces])
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
         order = np.argsort(episode, kind="stable")
-        gather, _ = gather_ragged(starts, order)
-        columns = zip(*((piece.tokens, *piece.columns()) for piece in self.pieces), strict=True)
-        tokens, *taken = [np.concatenate(column)[gather] for column in columns]
         offsets = np.zeros(len(self.rewards) + 1, np.int64)
         np.cumsum(np.bincount(episode, weights=lengths, minlength=len(self.rewards)).astype(np.int64), out=offsets[1:])
+        columns = zip(*((piece.tokens, *piece.columns()) for piece in self.pieces), strict=True)
+        tokens, *taken = [take_rows(np.concatenate(column), starts, order) for column in columns]
         return tokens, offsets, taken
 
     def _collected(self) -> CollectedRollouts:
-        tokens, offsets, (loss_mask, logprobs, versions) = self._assemble()
+        tokens, offsets, (logprobs, versions) = self._assemble()
+        loss_mask = versions != NOT_GENERATED
         if not self.valid.all():
             loss_mask = loss_mask & np.repeat(self.valid, np.diff(offsets))
             logprobs = np.where(loss_mask, logprobs, np.float32(0.0))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.checkpoint import LoopState, save_checkpoint
 from rlcore.run.disagreement import WorstSamples, save_disagreement
+from rlcore.run.groups import GeneratorGroup, TrainerGroup
 from rlcore.run.loop import LoopPosition
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.run_directory import RunDirectory, prompt_texts, storage_errors
@@ -43,8 +43,8 @@ class RunSaver:
     """Saves into one run directory."""
 
     directory: RunDirectory
-    trainer: TrainerHandle
-    generator: GeneratorHandle | None
+    trainer: TrainerGroup
+    generator: GeneratorGroup | None
     tokenizer: Tokenizer
     model: str
     """`model_digest` of the recipe's model."""

@@ -14,7 +14,7 @@ from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO_ROLES, select
 from rlcore.run.metric_loggers import check_tensorboard
-from rlcore.run.refit import CHANNELS
+from rlcore.run.refit import BETWEEN_DEVICES, CHANNELS
 from rlcore.spi import (
     ROLES,
     Algorithm,
@@ -24,12 +24,15 @@ from rlcore.spi import (
     DtypeName,
     Environment,
     EnvironmentContext,
+    GeneratorContext,
     ModelError,
     ModelSpec,
     PluginError,
     Problem,
+    RankSpec,
     RefitChannel,
     Role,
+    TrainerContext,
     capabilities,
 )
 
@@ -66,9 +69,37 @@ class Prepared:
         """The plugin of each role, by name."""
         return {role: entry.name for role, entry in self.chosen.items()}
 
+    @property
+    def shares_devices(self) -> bool:
+        """Whether trainer and generator take turns on the same device."""
+        return "generator" in self.chosen and self.device == "cuda" and self.channel != "nccl" and not separate(self.recipe)
+
     def config(self, role: Role) -> Any:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
+
+    def trainer_context(self, place: RankSpec) -> TrainerContext:
+        """What the trainer of a rank is built with."""
+        return TrainerContext(
+            model=self.model,
+            place=place,
+            seed=self.recipe.run.seed,
+            num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
+            needs_reference=self.algorithm.needs.reference_logprobs,
+            max_sequence_length=self.max_sequence_length,
+        )
+
+    def generator_context(self, place: RankSpec, log_directory: Path | None) -> GeneratorContext:
+        """What the generator of a rank is built with."""
+        return GeneratorContext(
+            model=self.model,
+            place=place,
+            seed=self.recipe.run.seed,
+            max_sequence_length=self.max_sequence_length,
+            channel=self.channel or "in_process",
+            devices=generator_devices(self.recipe, self.device),
+            log_directory=log_directory,
+        )
 
 
 def prepare(path: Path, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> Prepared:
@@ -85,8 +116,10 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
     """`prepare` from a recipe in memory."""
     if recipe.logging.tensorboard:
         check_tensorboard()
+    if recipe.cluster is not None:
+        check_ray()
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
-    registry = _as_configured(recipe, registry)
+    declared, registry = registry, _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}
     chosen["algorithm"] = select(registry, "algorithm", recipe.algorithm.name, device=device, needs={})
     if recipe.environment is not None:
@@ -99,7 +132,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
             raise generator
         chosen["generator"] = generator
     chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=trainer_needs(recipe, algorithm))
-    channel = choose_channel(recipe, chosen, device)
+    channel = choose_channel(recipe, chosen, device, declared)
     model = model_spec(recipe, device)
     _check(recipe, chosen, algorithm, model, device, channel)
     environment = None
@@ -193,22 +226,55 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     return needs
 
 
-def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device) -> RefitChannel | None:
+def separate(recipe: Recipe) -> bool:
+    """Whether trainer and generator have devices of their own."""
+    return recipe.cluster is not None and recipe.cluster.placement == "separate"
+
+
+def generator_devices(recipe: Recipe, device: Device) -> tuple[int, ...] | None:
+    """The devices of each node that generate, where the recipe gives them to nobody else."""
+    if recipe.cluster is None or not separate(recipe) or device == "cpu":
+        return None
+    return tuple(range(recipe.cluster.ranks_per_node, recipe.cluster.gpus_per_node))
+
+
+def check_ray() -> None:
+    """Raise ConfigError where the recipe asks for workers on Ray, which is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        problem = Problem(
+            path="cluster",
+            found="the section, without the package ray",
+            expected="the package installed on every machine",
+            remedy="Run: pip install 'rlcore[ray]', or leave the section out to run in one process.",
+        )
+        raise ConfigError([problem])
+
+
+def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> RefitChannel | None:
     """The cheapest channel of the device that trainer and generator both declare; None where nothing generates."""
     if "generator" not in chosen:
         return None
-    providers = [entry.provider for role in AUTO_ROLES if (entry := chosen[role]).provider is not None]
-    wanted = CHANNELS[device] if recipe.refit.channel == "auto" else (recipe.refit.channel,)
+    entries = [chosen[role] for role in AUTO_ROLES]
+    possible = CHANNELS[device]
+    if generator_devices(recipe, device) is not None:
+        # What a section takes away follows from the devices that it names; here the cluster's layout names them.
+        entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
+        possible = BETWEEN_DEVICES
+    providers = [entry.provider for entry in entries if entry.provider is not None]
+    wanted = possible if recipe.refit.channel == "auto" else (recipe.refit.channel,)
     for channel in wanted:
-        if channel in CHANNELS[device] and all(f"refit.{channel}" in provider.capabilities for provider in providers):
+        if channel in possible and all(f"refit.{channel}" in provider.capabilities for provider in providers):
             return channel
-    declared = "; ".join(
+    found = "; ".join(
         f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
         for provider in providers
     )
+    place = f"{device}, between devices" if possible is BETWEEN_DEVICES else device
     raise PluginError(
-        f"no channel brings weights from trainer to generator on {device}. Wanted: {', '.join(wanted)}. Declared, as "
-        f"configured: {declared}. On {device} there are {', '.join(CHANNELS[device])}. "
+        f"no channel brings weights from trainer to generator on {place}. Wanted: {', '.join(wanted)}. Declared, as "
+        f"configured: {found}. On {place} there are {', '.join(possible)}. "
         "Choose another generator, or set refit.channel to one that both declare."
     )
 
@@ -270,7 +336,12 @@ def _check(
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
     problems = list(_impossible(recipe, algorithm))
     context = CheckContext(
-        model=model, device=device, world_size=1, max_sequence_length=_max_sequence_length(recipe), channel=channel
+        model=model,
+        device=device,
+        world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
+        max_sequence_length=_max_sequence_length(recipe),
+        channel=channel,
+        generator_devices=generator_devices(recipe, device),
     )
     for entry in chosen.values():
         found = run_check(entry, context, plugin_config(recipe, entry))

@@ -1,24 +1,22 @@
 """`train` and `evaluate`: build what a prepared recipe chose, run it, and leave a run directory behind."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from attrs import frozen
 
 from rlcore.config.dump import dump_toml
-from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.checkpoint import find_damage, newest_checkpoint, read_loop_state
 from rlcore.run.ending import run_to_end
+from rlcore.run.execution import OpenBackends, execution
+from rlcore.run.groups import Backends
 from rlcore.run.inputs import Inputs, load_inputs
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.loop import Loop, LoopPosition
 from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogger
 from rlcore.run.plots import run_panels, save_png
 from rlcore.run.progress import Progress
-from rlcore.run.refit import Refitter
+from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
 from rlcore.run.rollouts import RolloutCollector
 from rlcore.run.run_directory import RunDirectory, storage_errors
@@ -28,16 +26,13 @@ from rlcore.run.sources import DemonstrationSource, HeldOutEvaluator, RolloutSou
 from rlcore.run.summary import summarize
 from rlcore.run.timing import PhaseClock
 from rlcore.run.tokenizer import Tokenizer
-from rlcore.run.trainer_group import InProcessTrainer
 from rlcore.spi import (
     CheckpointError,
     ConfigError,
-    GeneratorContext,
     Problem,
-    RankSpec,
     SamplingParams,
     StorageError,
-    TrainerContext,
+    WorkerError,
     capabilities,
 )
 
@@ -50,28 +45,71 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     """
     start = time.perf_counter()
     directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
+    run = _Run(prepared=prepared, directory=directory, progress=progress, start=start)
     checkpoint = _check_directory(directory, resume, progress)
-    with load_inputs(prepared, tokenizer) as inputs:
+    with load_inputs(prepared, tokenizer) as inputs, execution(prepared, directory.logs, progress) as opened:
         if not resume:
             _begin(prepared, directory)
-        with _backends(prepared, directory.logs) as backends:
-            saver = _saver(prepared, inputs, backends, directory)
-            loop = _build_loop(prepared, inputs, backends, saver, progress)
-            if resume:
-                _restore(loop, saver, checkpoint)
-                _begin(prepared, directory)
-            loop.clock.totals["setup"] = time.perf_counter() - start
-            progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-            for warning in prepared.registry.warnings:
-                progress.note(warning)
-            run_to_end(loop, saver)
-            try:
-                summary = _finish(loop, saver, prepared, time.perf_counter() - start)
-            except StorageError as error:
-                error.add_note("All steps are done; --resume writes what is missing.")
-                raise
+        summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
     progress.finished(summary)
     return summary
+
+
+@frozen(kw_only=True, eq=False)
+class _Run:
+    """What stays the same however often the workers are started anew."""
+
+    prepared: Prepared
+    directory: RunDirectory
+    progress: Progress
+    start: float
+    """When it began, by time.perf_counter."""
+
+
+def _run_with_restarts(
+    run: _Run, inputs: Inputs, opened: OpenBackends, resume: bool, checkpoint: Path | None
+) -> dict[str, object]:
+    """Run to the end. Workers that die or hang are started anew, and the run goes on from its newest checkpoint."""
+    cluster = run.prepared.recipe.cluster
+    max_restarts = 0 if cluster is None else cluster.max_restarts
+    cause: WorkerError | None = None
+    for restart in range(1, max_restarts + 2):
+        try:
+            with opened() as backends:
+                return _run_once(run, inputs, backends, resume, checkpoint)
+        except ConfigError as error:
+            if cause is not None:
+                error.add_note(f"The workers were to be started anew, since: {first_line(cause)}")
+            raise
+        except WorkerError as error:
+            if restart > max_restarts:
+                if max_restarts > 0:
+                    error.add_note(f"The workers had been started anew {max_restarts} times (cluster.max_restarts).")
+                raise
+            run.progress.note(f"restart {restart} of {max_restarts}, from the newest checkpoint: {first_line(error)}")
+            cause, resume = error, True
+            checkpoint = _check_directory(run.directory, True, run.progress)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
+    """From a checkpoint, or the beginning, to the end."""
+    prepared, directory, progress = run.prepared, run.directory, run.progress
+    saver = _saver(prepared, inputs, backends, directory)
+    loop = _build_loop(prepared, inputs, backends, saver, progress)
+    if resume:
+        _restore(loop, saver, checkpoint)
+        _begin(prepared, directory)
+    loop.clock.totals["setup"] = time.perf_counter() - run.start
+    progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
+    for warning in prepared.registry.warnings:
+        progress.note(warning)
+    run_to_end(loop, saver)
+    try:
+        return _finish(loop, saver, prepared, time.perf_counter() - run.start)
+    except StorageError as error:
+        error.add_note("All steps are done; --resume writes what is missing.")
+        raise
 
 
 def evaluate(
@@ -82,7 +120,11 @@ def evaluate(
     if prepared.environment is None or recipe.data.evaluation is None:
         raise _nothing_to_evaluate()
     clock = PhaseClock(progress)
-    with load_inputs(prepared, tokenizer) as inputs, _backends(prepared, None) as backends:
+    with (
+        load_inputs(prepared, tokenizer) as inputs,
+        execution(prepared, None, progress) as opened,
+        opened() as backends,
+    ):
         version = 0
         if checkpoint is not None:
             _check_intact(checkpoint)
@@ -108,48 +150,6 @@ def _nothing_to_evaluate() -> ConfigError:
             )
         ]
     )
-
-
-@frozen(kw_only=True, eq=False)
-class _Backends:
-    trainer: TrainerHandle
-    generator: GeneratorHandle | None
-
-
-@contextmanager
-def _backends(prepared: Prepared, log_directory: Path | None) -> Iterator[_Backends]:
-    """Trainer and generator, closed at the end whatever happens."""
-    recipe, place = prepared.recipe, RankSpec(device=prepared.device)
-    observers = prepared.registry.observers
-    trainer_context = TrainerContext(
-        model=prepared.model,
-        place=place,
-        seed=recipe.run.seed,
-        num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
-        needs_reference=prepared.algorithm.needs.reference_logprobs,
-        max_sequence_length=prepared.max_sequence_length,
-    )
-    trainer = build_trainer(prepared.chosen["trainer"], trainer_context, prepared.config("trainer"), observers)
-    try:
-        generator = None
-        if "generator" in prepared.chosen:
-            generator_context = GeneratorContext(
-                model=prepared.model,
-                place=place,
-                seed=recipe.run.seed,
-                max_sequence_length=prepared.max_sequence_length,
-                channel=prepared.channel or "in_process",
-                log_directory=log_directory,
-            )
-            entry = prepared.chosen["generator"]
-            generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
-        try:
-            yield _Backends(trainer=trainer, generator=generator)
-        finally:
-            if generator is not None:
-                generator.close()
-    finally:
-        trainer.close()
 
 
 def _check_directory(directory: RunDirectory, resume: bool, progress: Progress) -> Path | None:
@@ -179,7 +179,7 @@ def _begin(prepared: Prepared, directory: RunDirectory) -> None:
     directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), distributions)
 
 
-def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: RunSaver, progress: Progress) -> Loop:
+def _build_loop(prepared: Prepared, inputs: Inputs, backends: Backends, saver: RunSaver, progress: Progress) -> Loop:
     recipe, directory = prepared.recipe, saver.directory
     clock = PhaseClock(progress)
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
@@ -188,11 +188,7 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: 
     return Loop(
         recipe=recipe,
         algorithm=prepared.algorithm,
-        trainer=InProcessTrainer(
-            handle=backends.trainer,
-            max_tokens_per_microbatch=recipe.training.max_tokens_per_microbatch,
-            temperature=recipe.rollout.temperature,
-        ),
+        trainer=backends.trainer,
         source=_source(prepared, inputs, backends, clock, progress),
         refitter=_refitter(prepared, backends, progress),
         residency=_residency(prepared, backends, clock),
@@ -207,7 +203,7 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: _Backends, saver: 
 
 
 def _source(
-    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress
+    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
 ) -> RolloutSource | DemonstrationSource:
     if inputs.demonstrations is not None:
         return DemonstrationSource(demonstrations=inputs.demonstrations, stream=inputs.stream)
@@ -221,7 +217,7 @@ def _source(
 
 
 def _evaluator(
-    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress
+    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
 ) -> HeldOutEvaluator | None:
     if backends.generator is None or inputs.evaluation_rows is None:
         return None
@@ -234,7 +230,7 @@ def _evaluator(
 
 
 def _collector(
-    prepared: Prepared, inputs: Inputs, backends: _Backends, clock: PhaseClock, progress: Progress, *, evaluation: bool
+    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress, *, evaluation: bool
 ) -> RolloutCollector:
     recipe = prepared.recipe
     rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout
@@ -261,11 +257,11 @@ def _collector(
     )
 
 
-def _refitter(prepared: Prepared, backends: _Backends, progress: Progress) -> Refitter | None:
-    if backends.generator is None or prepared.channel is None:
+def _refitter(prepared: Prepared, backends: Backends, progress: Progress) -> Refitter | None:
+    if backends.generator is None or backends.route is None or prepared.channel is None:
         return None
     return Refitter(
-        trainer=backends.trainer,
+        route=backends.route,
         generator=backends.generator,
         channel=prepared.channel,
         dtype=prepared.model.dtype,
@@ -275,10 +271,10 @@ def _refitter(prepared: Prepared, backends: _Backends, progress: Progress) -> Re
     )
 
 
-def _residency(prepared: Prepared, backends: _Backends, clock: PhaseClock) -> Residency | None:
+def _residency(prepared: Prepared, backends: Backends, clock: PhaseClock) -> Residency | None:
     """Where the two share a GPU's memory and the recipe wants them to take turns."""
     options, trainer, generator = prepared.recipe.residency, backends.trainer, backends.generator
-    if generator is None or prepared.device == "cpu" or prepared.channel == "nccl":
+    if generator is None or not prepared.shares_devices:
         return None
     sleeps = options.generator_sleeps and generator.has(capabilities.RESIDENCY)
     moves = trainer.has(capabilities.RESIDENCY)
@@ -296,7 +292,7 @@ def _residency(prepared: Prepared, backends: _Backends, clock: PhaseClock) -> Re
     )
 
 
-def _saver(prepared: Prepared, inputs: Inputs, backends: _Backends, directory: RunDirectory) -> RunSaver:
+def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: RunDirectory) -> RunSaver:
     return RunSaver(
         directory=directory,
         trainer=backends.trainer,

@@ -1,4 +1,4 @@
-"""The trainer as the loop sees it: whole batches in, whole results out, whatever workers stand behind it."""
+"""The trainer of a run in one process: whole batches in, whole results out."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -11,8 +11,14 @@ from rlcore.run.packing import plan_microbatches
 from rlcore.spi import (
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
+    LoadStateRequest,
+    LoadStateResult,
     LogprobsRequest,
     LossSpec,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
@@ -34,13 +40,21 @@ class InProcessTrainer:
         """Whether `train_step` takes bounds."""
         return self.handle.has(capabilities.METRIC_BOUNDS)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open and in a known state."""
+        return self.handle.is_usable
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability."""
+        return self.handle.has(capability)
+
     def train_step(
         self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
     ) -> TrainStepResult:
         """One optimizer step on the whole batch, which holds at least one loss token. BoundError, and nothing changed, where a
         metric exceeds its bound."""
-        kept = {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS}
-        batch = evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})
+        batch = columns_for(batch, loss)
         request = TrainStepRequest(
             microbatches=tuple(batch.select(indices) for indices in self._plan(batch)),
             counts=batch.counts(),
@@ -68,5 +82,23 @@ class InProcessTrainer:
             logprobs[gather_ragged(bare.offsets, indices)[0]] = part
         return logprobs
 
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what the trainer holds."""
+        return self.handle.set_residency(request)
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write the state."""
+        return self.handle.save_state(request)
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore a state."""
+        return self.handle.load_state(request)
+
     def _plan(self, batch: TokenBatch) -> list[Int64Array]:
         return plan_microbatches(batch.lengths, max_tokens=self.max_tokens_per_microbatch)
+
+
+def columns_for(batch: TokenBatch, loss: LossSpec) -> TokenBatch:
+    """The batch with the per-token columns alone that a loss may read."""
+    kept = {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS}
+    return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, gather_ragged
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, take_rows
 from rlcore.spi.errors import ContractError
 
 GENERATION_LOGPROBS = "generation_logprobs"
@@ -110,17 +110,20 @@ class TokenBatch:
 
     def counts(self) -> "GlobalCounts":
         """The counts of this batch alone; global when it is the whole optimizer step's batch."""
-        per_sequence = np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1]) if self.num_sequences else 0
-        return GlobalCounts(num_loss_tokens=int(self.loss_mask.sum()), num_loss_sequences=int(np.count_nonzero(per_sequence)))
+        takes_part = np.logical_or.reduceat(self.loss_mask, self.offsets[:-1]) if self.num_sequences else False
+        return GlobalCounts(
+            num_loss_tokens=int(np.count_nonzero(self.loss_mask)), num_loss_sequences=int(np.count_nonzero(takes_part))
+        )
 
     def select(self, indices: Int64Array) -> "TokenBatch":
         """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
-        gather, offsets = gather_ragged(self.offsets, indices)
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(self.lengths[indices], out=offsets[1:])
         return TokenBatch(
-            tokens=self.tokens[gather],
+            tokens=take_rows(self.tokens, self.offsets, indices),
             offsets=offsets,
-            loss_mask=self.loss_mask[gather],
-            token_columns={name: column[gather] for name, column in self.token_columns.items()},
+            loss_mask=take_rows(self.loss_mask, self.offsets, indices),
+            token_columns={name: take_rows(column, self.offsets, indices) for name, column in self.token_columns.items()},
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
         )
 

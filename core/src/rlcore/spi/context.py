@@ -60,7 +60,10 @@ class GeneratorContext:
     """Prompt and response together, in tokens."""
     channel: RefitChannel = "in_process"
     """How weights will come. With "in_process" the trainer's tensors are handed over as they are, so what holds the weights
-    lives in the driver's own process."""
+    lives in the process that built the backend, where the trainer is."""
+    devices: tuple[int, ...] | None = None
+    """CUDA devices to generate on, counted among those that this process sees; None where it shares the trainer's own,
+    `place.local_rank`, or its section of the recipe says."""
     log_directory: Path | None = None
     """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
     one themselves."""
@@ -95,3 +98,5 @@ class CheckContext:
     max_sequence_length: int
     channel: RefitChannel | None = None
     """How weights will travel; None where nothing generates."""
+    generator_devices: tuple[int, ...] | None = None
+    """GeneratorContext.devices, as they will be."""

@@ -5,7 +5,7 @@ Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ def token_logprobs(
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
     if chunk_tokens is None:
-        chunk_tokens = max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // weight.shape[0])
+        chunk_tokens = chunk_rows(device, weight.shape[0])
     apply: Any = _TokenLogprobs.apply
     logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
     return logprobs, entropies
@@ -61,8 +61,8 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]:
         head = weight.to(hidden.dtype)
-        num_rows, fused = hidden.shape[0], _has_kernels(hidden)
-        logprobs = torch.empty(num_rows, dtype=_wide(hidden.dtype), device=hidden.device)
+        num_rows, fused = hidden.shape[0], has_kernels(hidden)
+        logprobs = torch.empty(num_rows, dtype=wide_dtype(hidden.dtype), device=hidden.device)
         entropies = torch.empty_like(logprobs) if entropy != "none" else None
         logsumexps = torch.empty_like(logprobs) if fused else None
         log_softmax = None
@@ -74,7 +74,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
                 normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
                 continue
-            log_softmax = torch.log_softmax(_scaled_logits(hidden[rows], head, temperature), 1, dtype=logprobs.dtype)
+            log_softmax = torch.log_softmax(scaled_logits(hidden[rows], head, temperature), 1, dtype=logprobs.dtype)
             logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
             if wanted is not None:
                 wanted.copy_(log_softmax.exp().mul_(log_softmax).sum(1).neg_())
@@ -91,24 +91,21 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
         hidden, weight, targets, entropies, kept, logsumexps = ctx.saved_tensors
         grad_entropy = grad_entropy if entropies is not None else None
-        rows = _rows_with_gradient(grad_logprobs, grad_entropy)
+        rows = rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
             return (None,) * 6
         head = weight.to(hidden.dtype)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = _WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
-        scale = -1.0 / ctx.temperature
-        scaled = torch.zeros_like(targets, dtype=_wide(hidden.dtype)) if grad_logprobs is None else grad_logprobs * scale
-        reached = None if grad_entropy is None else grad_entropy * scale
-        shift = None if reached is None else entropies * reached + scaled
+        grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
+        upstreams = Upstream.scaled_by(-1.0 / ctx.temperature, grad_logprobs, grad_entropy, entropies)
         for chunk in torch.split(rows, ctx.chunk_tokens):
-            states, upstream = hidden.index_select(0, chunk), _Upstream.of(scaled, reached, shift, chunk)
+            states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
             if logsumexps is not None:
                 from rlcore.torchkit.softmax_kernels import gradient_
 
                 grad_logits = gradient_(states @ head.T, logsumexps[chunk], targets[chunk], ctx.temperature, *upstream)
             else:
-                logits = _scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
+                logits = scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
                 grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
@@ -117,7 +114,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
 
 
-class _Upstream(NamedTuple):
+class Upstream(NamedTuple):
     """Gradients of a chunk's log-probabilities and entropies, divided by -temperature: [C] each."""
 
     scaled: Tensor
@@ -128,16 +125,35 @@ class _Upstream(NamedTuple):
     """H · reached + scaled."""
 
     @classmethod
-    def of(cls, scaled: Tensor, reached: Tensor | None, shift: Tensor | None, chunk: Tensor) -> "_Upstream":
-        return cls(scaled[chunk], None if reached is None else reached[chunk], None if shift is None else shift[chunk])
+    def scaled_by(
+        cls, scale: float, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropies: Tensor | None
+    ) -> "Upstream":
+        """From the gradients [T], of which at least one is there, and the entropies [T] where theirs is."""
+        given = grad_logprobs if grad_logprobs is not None else grad_entropy
+        assert given is not None
+        scaled = torch.zeros_like(given) if grad_logprobs is None else grad_logprobs * scale
+        if grad_entropy is None or entropies is None:
+            return cls(scaled, None, None)
+        reached = grad_entropy * scale
+        return cls(scaled, reached, entropies * reached + scaled)
+
+    def select(self, rows: Tensor) -> "Upstream":
+        """Of these rows."""
+        scaled, reached, shift = self
+        return Upstream(scaled[rows], None if reached is None else reached[rows], None if shift is None else shift[rows])
 
 
-def _has_kernels(hidden: Tensor) -> bool:
+def chunk_rows(device: str, num_columns: int) -> int:
+    """Rows of logits that one chunk holds where the caller does not say."""
+    return max(1, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS["cuda"]) // num_columns)
+
+
+def has_kernels(hidden: Tensor) -> bool:
     """Whether the CUDA kernels serve this tensor; they come with Triton, as torch's CUDA builds for Linux do."""
     return hidden.is_cuda and hidden.dtype != torch.float64 and hidden.shape[0] > 0 and find_spec("triton") is not None
 
 
-def _grad_logits(logits: Tensor, normalised: bool, chosen: Tensor, upstream: _Upstream, dtype: torch.dtype) -> Tensor:
+def _grad_logits(logits: Tensor, normalised: bool, chosen: Tensor, upstream: Upstream, dtype: torch.dtype) -> Tensor:
     """[C, V] in `dtype`, by torch's operations. `logits` are the scaled logits, or where `normalised` their log-softmax."""
     scaled, reached, shift = upstream
     if reached is None or shift is None:
@@ -150,7 +166,7 @@ def _grad_of_logprobs(logits: Tensor, normalised: bool, chosen: Tensor, scaled: 
 
     `logits` are the scaled logits, or where `normalised` their log-softmax, which is overwritten.
     """
-    wide = _wide(dtype)
+    wide = wide_dtype(dtype)
     softmax = logits.exp_() if normalised else torch.softmax(logits, 1, dtype=wide)
     softmax.scatter_add_(1, chosen, torch.full_like(scaled, -1.0))
     narrow = softmax if dtype == wide else torch.empty_like(softmax, dtype=dtype)
@@ -167,11 +183,11 @@ def _grad_with_entropy(
     return softmax.mul_(log_softmax).scatter_add_(1, chosen, -scaled)
 
 
-class _WeightGradient:
+class WeightGradient:
     """Sum of gradᵀ hidden over chunks, accumulated in float32 whatever the factors' dtype."""
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
-        self.total = torch.zeros(weight.shape, dtype=_wide(dtype), device=weight.device)
+        self.total = torch.zeros(weight.shape, dtype=wide_dtype(dtype), device=weight.device)
 
     def add(self, grad_logits: Tensor, states: Tensor) -> None:
         if grad_logits.dtype == self.total.dtype:
@@ -182,21 +198,21 @@ class _WeightGradient:
             self.total += grad_logits.T @ states
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
+def scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
     """[C, V]: divided after the cast to float32, as samplers do; not cast at all where there is nothing to divide."""
     logits = states @ head.T
     if temperature == 1.0:
         return logits
     # Not a 0-dim tensor: those do not take part in type promotion, so this divides and casts in one pass.
-    divisor = torch.full((1, 1), temperature, dtype=_wide(logits.dtype), device=logits.device)
+    divisor = torch.full((1, 1), temperature, dtype=wide_dtype(logits.dtype), device=logits.device)
     return logits.div_(divisor) if logits.dtype == divisor.dtype else logits / divisor
 
 
-def _rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
+def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
     """int64: rows that any of the gradients [T] reaches; None where there is none. Masked tokens cost no backward."""
     reached = [gradient != 0 for gradient in gradients if gradient is not None]
     if not reached:
@@ -216,8 +232,18 @@ def packed_logprobs(
     return logprobs, entropies
 
 
-def patch_head(model: nn.Module) -> None:
+class HeadLogprobs(Protocol):
+    """Log-probabilities and entropies [R] of `targets`, int64 [R], from the hidden states [R, H] before them."""
+
+    def __call__(
+        self, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def patch_head(model: nn.Module, compute: HeadLogprobs | None = None) -> None:
     """Make a transformers causal language model return `packed_logprobs` from its forward, in place of logits.
+
+    `compute` takes the place of `token_logprobs` with the head's weight.
 
     The call stays one call of the root module, so whatever wraps it (FSDP2, which gathers embeddings, final norm and head
     only during the root's forward) works unchanged, and so do all parameter names.
@@ -225,17 +251,26 @@ def patch_head(model: nn.Module) -> None:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if getattr(head, "bias", None) is not None:
         raise ContractError("patch_head: found a head with a bias; expected one without")
-    model.forward = partial(_policy_forward, model)
+    model.forward = partial(_policy_forward, model, compute)
 
 
 def _policy_forward(
-    model: nn.Module, input_ids: Tensor, packed: PackedSequences, temperature: float, entropy: EntropyMode
+    model: nn.Module,
+    compute: HeadLogprobs | None,
+    input_ids: Tensor,
+    packed: PackedSequences,
+    temperature: float,
+    entropy: EntropyMode,
 ) -> tuple[Tensor, Tensor | None]:
     hidden = packed_forward(model, input_ids, packed)
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
     predicting = packed.predicting
     targets = input_ids.index_select(0, predicting + 1).long()
-    results = token_logprobs(hidden.index_select(0, predicting), head.weight, targets, temperature=temperature, entropy=entropy)
+    states = hidden.index_select(0, predicting)
+    if compute is None:
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        results = token_logprobs(states, head.weight, targets, temperature=temperature, entropy=entropy)
+    else:
+        results = compute(states, targets, temperature=temperature, entropy=entropy)
     aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]
     assert aligned[0] is not None
     return aligned[0], aligned[1]

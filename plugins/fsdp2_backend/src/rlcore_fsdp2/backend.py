@@ -2,17 +2,17 @@
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from rlcore.spi import (
     BoundError,
     CloseRequest,
     CloseResult,
+    ConfigError,
     ContractError,
     ExportWeightsRequest,
     LoadStateRequest,
@@ -25,22 +25,25 @@ from rlcore.spi import (
     SetResidencyRequest,
     SetResidencyResult,
     TrainerContext,
-    TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
     WeightExport,
     hookimpl,
 )
 from rlcore.torchkit.hf_directory import write_hf_directory
+from rlcore.torchkit.models import load_config
 from rlcore_fsdp2 import checkpoint, process_group
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.gradients import Figures, Totals, accumulate, non_finite_names, reduce
+from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.residency import RESIDENT, Residency, num_bytes
 from rlcore_fsdp2.schedule import learning_rate
+from rlcore_fsdp2.sharding import local
 
 HF_BUCKET_BYTES = 2**28
 MAX_NAMED = 3
@@ -51,23 +54,25 @@ class Fsdp2Backend:
 
     def __init__(self, context: TrainerContext, config: Fsdp2Config) -> None:
         place = context.place
-        self.layout = TrainerLayout(data_parallel_rank=place.rank, data_parallel_size=place.world_size)
+        _check_layout(context, config)
+        self._parallel = ParallelLayout.of(config, place.rank, place.world_size)
+        self.layout = self._parallel.data
         self._context, self._config = context, config
         self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
-        self._is_sharded = place.world_size > 1
-        mesh = None
+        self._is_sharded = place.world_size > 1 or config.cpu_offload
+        meshes = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         if self._is_sharded:
             process_group.join(place, config.collective_timeout_s)
-            mesh = init_device_mesh(place.device, (place.world_size,))
-        self._policy, self._exporter = make_policy(context.model, config, mesh, self._device)
+            meshes = self._parallel.meshes(place.device)
+        self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
             self._working = make_working_copy(context.model, config, self._policy, self._device)
         self._computing = self._policy if self._working is None else self._working.model
-        self._reference = make_reference(context.model, config, mesh, self._device) if context.needs_reference else None
+        self._reference = make_reference(context.model, config, meshes, self._device) if context.needs_reference else None
         self._optimizer = make_optimizer(self._policy, config.optimizer)
         self._residency = Residency(self._device)
         self._weight_version = 0
@@ -79,7 +84,7 @@ class Fsdp2Backend:
         try:
             totals = self._accumulate(request)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
-            figures = reduce(totals, list(gradients.values()), self.layout.data_parallel_size)
+            figures = reduce(totals, list(gradients.values()), self._parallel)
             self._check_finite(figures, gradients)
             self._check_bounds(figures, request.bounds)
             rate = self._update(list(gradients.values()), figures.grad_norm)
@@ -166,7 +171,7 @@ class Fsdp2Backend:
         if not math.isfinite(figures.loss):
             raise NonFiniteError(f"{where}: the loss is {figures.loss}; the step is refused and the state before it kept")
         if not math.isfinite(figures.grad_norm):
-            names = non_finite_names(gradients, self.layout.data_parallel_size)
+            names = non_finite_names(gradients, self._parallel.world_size)
             of = f" in {', '.join(names[:MAX_NAMED])}" + (f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else "")
             raise NonFiniteError(
                 f"{where}: the gradient's norm is {figures.grad_norm}, not finite{of if names else ''}; "
@@ -202,7 +207,7 @@ class Fsdp2Backend:
     def _export(self, request: ExportWeightsRequest) -> WeightExport:
         is_narrow = self._working is not None and request.dtype == self._context.model.dtype
         parameters = dict((self._computing if is_narrow else self._policy).named_parameters())
-        return self._exporter.export(request, parameters, self.layout.data_parallel_size)
+        return self._exporter.export(request, parameters, self._device)
 
     def _models(self) -> list[nn.Module]:
         models = [self._policy, *([] if self._working is None else [self._working.model])]
@@ -210,7 +215,8 @@ class Fsdp2Backend:
 
     def _move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device."""
-        weights, state = [parameter for model in self._models() for parameter in model.parameters()], self._state()
+        weights = self._on_device(parameter for model in self._models() for parameter in model.parameters())
+        state = self._on_device(tensor for state in self._optimizer.state.values() for tensor in state.values())
         self._residency.move(request, weights, state)
         return num_bytes([*weights, *state])
 
@@ -224,10 +230,9 @@ class Fsdp2Backend:
         finally:
             self._move(before)
 
-    def _state(self) -> list[Tensor]:
-        """Moments, and what else of the optimizer is on the device; step counts may be on the host."""
-        tensors = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
-        return [tensor for tensor in tensors if tensor.device.type == self._device.type]
+    def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Those that are there; step counts, and what `cpu_offload` keeps, are on the host."""
+        return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
     def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
         place = self._context.place
@@ -244,3 +249,11 @@ class Fsdp2Backend:
         for _ in export.buckets:
             pass  # takes part in gathering what rank 0 writes
         return ()
+
+
+def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
+    """What `check` could not see of a model on the Hub."""
+    place, model = context.place, load_config(context.model).to_dict()
+    problems = list(layout_problems(config, place.world_size, place.device, model))
+    if problems:
+        raise ConfigError(problems)

@@ -9,8 +9,8 @@ from typing import Any
 from rlcore.spi import CheckContext, Problem
 from rlcore.torchkit.models import check_model
 from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig, ScheduleConfig
+from rlcore_fsdp2.layout_check import SECTION, layout_problems
 
-SECTION = "trainer.fsdp2"
 COMPILERS = ("g++", "clang++", "c++")
 """What torch.compile builds its kernels' launchers with."""
 
@@ -21,6 +21,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *_model_problems(context),
         *_optimizer_problems(config.optimizer),
         *_schedule_problems(config.schedule),
+        *layout_problems(config, context.world_size, context.device, _model_config(context)),
         *_compiler_problems(config),
         *_range(f"{SECTION}.collective_timeout_s", config.collective_timeout_s, lambda value: value > 0, "more than 0"),
     ]
@@ -32,17 +33,30 @@ def _model_problems(context: CheckContext) -> Iterator[Problem]:
         yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
     problems = check_model(context.model.path)
     yield from problems
-    file = Path(context.model.path).expanduser() / "config.json"
-    if problems or not file.exists():
+    config = _model_config(context)
+    if problems or config is None:
         return
-    limit = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and limit < context.max_sequence_length:
         yield Problem(
-            path=str(file),
+            path=str(_config_file(context)),
             found=f"max_position_embeddings = {limit}",
             expected=f"at least {context.max_sequence_length}, the longest sequence of the recipe",
             remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
         )
+
+
+def _config_file(context: CheckContext) -> Path:
+    return Path(context.model.path).expanduser() / "config.json"
+
+
+def _model_config(context: CheckContext) -> dict[str, Any] | None:
+    """What config.json says; None where it cannot be had or read, which `check_model` reports."""
+    try:
+        content = json.loads(_config_file(context).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """Sharded checkpoints that any layout can load: each rank writes its parts and where they lie in the whole.
 
 Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, and
-`trainer-rrrrr.json` with each name's global shape and the part's offset and shape.
+`trainer-rrrrr.json` with each name's global shape and the part's offset and shape. Of a part that several ranks hold the first
+writes it, and the others write an empty one.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from rlcore.spi import CheckpointError
 from rlcore.torchkit.hf_directory import storage_errors
-from rlcore_fsdp2.sharding import local
+from rlcore_fsdp2.sharding import is_first_copy, local
 
 FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,6 +53,12 @@ class Part:
         shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return cls(global_shape=tuple(tensor.shape), offset=tuple(offset), shape=tuple(shape))
 
+    @classmethod
+    def written(cls, tensor: Tensor) -> "Part":
+        """This rank's block, empty where another rank writes the same."""
+        part = cls.of(tensor)
+        return part if is_first_copy(tensor) else evolve(part, shape=(0,) * tensor.ndim)
+
     @property
     def is_empty(self) -> bool:
         return 0 in self.shape
@@ -73,12 +80,12 @@ def save(
 ) -> tuple[str, ...]:
     """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
     parameters = dict(model.named_parameters())
-    tensors = {key: local(tensor).detach().contiguous() for key, tensor in _keyed(parameters, optimizer).items()}
+    tensors = {key: _written(tensor) for key, tensor in _keyed(parameters, optimizer).items()}
     index = {
         "format": FORMAT,
         "world_size": writer.world_size,
         "weight_version": weight_version,
-        "parts": {name: asdict(Part.of(parameter)) for name, parameter in parameters.items()},
+        "parts": {name: asdict(Part.written(parameter)) for name, parameter in parameters.items()},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
     stem = f"trainer-{writer.rank:05d}"
@@ -86,6 +93,11 @@ def save(
         save_file(tensors, directory / f"{stem}.safetensors")
         (directory / f"{stem}.json").write_text(json.dumps(index))
     return f"{stem}.safetensors", f"{stem}.json"
+
+
+def _written(tensor: Tensor) -> Tensor:
+    part = local(tensor).detach()
+    return part.contiguous() if is_first_copy(tensor) else part.new_empty((0,) * tensor.ndim)
 
 
 def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

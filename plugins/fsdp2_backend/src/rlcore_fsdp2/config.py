@@ -39,6 +39,22 @@ class Fsdp2Config:
 
     optimizer: OptimizerConfig = field(factory=OptimizerConfig)
     schedule: ScheduleConfig = field(factory=ScheduleConfig)
+    tensor_parallel: int = 1
+    """Ranks that share each layer: its heads, the columns of its MLP, its experts, and the vocabulary."""
+    sequence_parallel: bool = True
+    """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
+    context_parallel: int = 1
+    """Ranks that share the tokens of a microbatch, for sequences too long for one."""
+    expert_parallel: int = 1
+    """Ranks that share the experts of a mixture-of-experts layer; a divisor of the ranks left by tensor_parallel and
+    replicate."""
+    replicate: int = 1
+    """Groups of ranks that each hold all of the weights between them (hybrid sharding): less traffic between the groups, more
+    memory. The other ranks, world size / (replicate · context_parallel · tensor_parallel), divide the data and the weights."""
+    cpu_offload: bool = False
+    """On CUDA, keep weights, gradients and optimizer state on the host and bring over each layer's weights when it computes."""
+    fp8: bool = False
+    """Compute the linear layers of decoders in float8 (needs `rlcore-fsdp2[fp8]` and a GPU with float8; emulated on CPU)."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the layer again: less memory, a third more work."""
     compile_layers: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightExport
@@ -33,16 +33,14 @@ class Exporter:
         self._model = model
         self._sources = [_source(model, name, parameter) for name, parameter in model.named_parameters()]
 
-    def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], world_size: int) -> WeightExport:
-        """Every rank iterates; with one rank and `parameters` already in the dtype asked for nothing is copied."""
+    def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
+        """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        is_own = world_size == 1 and all(
-            source.is_itself and parameters[source.parameter].dtype == dtype for source in self._sources
-        )
+        is_own = all(source.is_itself and _is_whole(parameters[source.parameter], dtype, device) for source in self._sources)
         return WeightExport(
             weight_version=request.weight_version,
             specs=tuple(self._specs(request.dtype)),
-            buckets=make_buckets(self._tensors(parameters, dtype), request.max_bucket_bytes),
+            buckets=make_buckets(self._tensors(parameters, dtype, device), request.max_bucket_bytes),
             persistent=is_own,
         )
 
@@ -51,9 +49,11 @@ class Exporter:
             for name, shape in source.shapes.items():
                 yield TensorSpec(name=name, shape=shape, dtype=dtype)
 
-    def _tensors(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
         for source in self._sources:
-            full = _full(parameters[source.parameter].detach(), dtype)
+            full = whole(parameters[source.parameter].detach(), dtype, device)
             if source.is_itself:
                 yield source.parameter, full
             else:
@@ -65,8 +65,21 @@ def _source(model: nn.Module, name: str, parameter: Tensor) -> Source:
     return Source(parameter=name, shapes={key: tuple(tensor.shape) for key, tensor in converted.items()})
 
 
-def _full(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The whole tensor in `dtype`; cast before it is gathered, so that less travels."""
-    if isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1:
-        return parameter.to(dtype).full_tensor()
-    return local(parameter).to(dtype)
+def _is_whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> bool:
+    is_sharded = isinstance(parameter, DTensor) and parameter.device_mesh.size() > 1
+    return not is_sharded and parameter.dtype == dtype and local(parameter).device.type == device.type
+
+
+def whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The whole tensor in `dtype` on `device`; cast before it is gathered, so that less travels."""
+    part = local(parameter).to(device, dtype)
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.size() == 1:
+        return part
+    mesh, placements = parameter.device_mesh, list(parameter.placements)
+    shape, stride = parameter.shape, parameter.stride()
+    full = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+    for dim in range(mesh.ndim):  # FSDP's dimensions come first: they divide the parts that the others have made
+        if not placements[dim].is_replicate():
+            placements[dim] = Replicate()
+            full = full.redistribute(placements=placements)
+    return full.to_local()

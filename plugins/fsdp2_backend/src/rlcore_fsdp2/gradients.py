@@ -13,8 +13,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from rlcore.spi import ContractError, GlobalCounts, LossInputs, LossOutput, LossSpec
 from rlcore.torchkit.logprobs import packed_logprobs
+from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.microbatch import Microbatch
-from rlcore_fsdp2.optimizer import local_norms
+from rlcore_fsdp2.optimizer import local_norms, squared_norm
 
 
 class LossFunction(Protocol):
@@ -72,10 +73,14 @@ def accumulate(
     return _total(outputs)
 
 
-def reduce(totals: Totals, gradients: Sequence[Tensor], world_size: int) -> Figures:
-    """Add up the ranks' totals and gradient norms in one collective, and read them back."""
-    norms = local_norms(gradients)
-    sums = torch.stack([totals.loss, norms.square().sum(), *_float64(totals.sums)])
+def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) -> Figures:
+    """Add up the data-parallel ranks' totals and all ranks' gradient norms in one collective, and read them back."""
+    world_size = layout.world_size
+    figures = torch.stack([totals.loss, *_float64(totals.sums)])
+    if not layout.is_first_of_data_rank:
+        figures = torch.zeros_like(figures)
+    norm = squared_norm(gradients).to(figures.device)
+    sums = torch.cat([figures, norm[None]])
     maxima = torch.stack([*_float64(totals.maxima)]) if totals.maxima else sums.new_zeros(0)
     packed = torch.cat([sums, maxima])
     if world_size > 1:
@@ -83,9 +88,10 @@ def reduce(totals: Totals, gradients: Sequence[Tensor], world_size: int) -> Figu
         dist.all_gather(parts, packed)
         by_rank = torch.stack(parts)
         packed = torch.cat([by_rank[:, : len(sums)].sum(0), by_rank[:, len(sums) :].amax(0)])
-    loss, squared_norm, *metrics = packed.tolist()
-    names = [*totals.sums, *totals.maxima]
-    return Figures(loss=loss, grad_norm=squared_norm**0.5, metrics=dict(zip(names, metrics, strict=True)))
+    loss, *values = packed.tolist()
+    names = [*totals.sums, "", *totals.maxima]
+    metrics = dict(zip(names, values, strict=True))
+    return Figures(loss=loss, grad_norm=metrics.pop("") ** 0.5, metrics=metrics)
 
 
 def non_finite_names(named: Mapping[str, Tensor], world_size: int) -> list[str]:

@@ -36,6 +36,8 @@ def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) 
         raise ContractError(f"microbatch: found token columns {sorted(batch.token_columns)}; expected {missing} too")
     packed = PackedSequences.from_offsets(batch.offsets, device)
     _ = packed.predicting  # copied now: later the copy would wait for all that the device has queued by then
+    if device.type == "cpu":
+        _ = packed.plan  # made now: what compiles layers cannot look into its making
     return Microbatch(
         tokens=_tensor(batch.tokens, device),
         packed=packed,

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from rlcore.spi import ModelSpec
 from rlcore.torchkit.logprobs import patch_head
@@ -11,17 +10,22 @@ from rlcore.torchkit.models import load_model
 from rlcore.torchkit.onednn import use_onednn
 from rlcore.torchkit.rms_norm import fuse_norms
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.context_parallel import patch_context
+from rlcore_fsdp2.experts import divide_experts
 from rlcore_fsdp2.export import Exporter
+from rlcore_fsdp2.float8 import use_float8
+from rlcore_fsdp2.layout import Meshes
 from rlcore_fsdp2.sharding import shard
+from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
 
 
-def make_policy(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> tuple[Any, Exporter]:
+def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
     model = load_model(spec, dtype=torch.float32)
     exporter = Exporter(model)
     _checkpoint(model, config)
-    _place(model, spec, config, mesh, device)
+    _place(model, spec, config, meshes, device)
     return model, exporter
 
 
@@ -33,10 +37,10 @@ def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device:
     return WorkingCopy(master, model)
 
 
-def make_reference(spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> Any:
+def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> Any:
     """The frozen initial model, stored in the compute dtype."""
     model = load_model(spec, dtype=getattr(torch, spec.dtype)).requires_grad_(False)
-    _place(model, spec, config, mesh, device)
+    _place(model, spec, config, meshes, device)
     return model
 
 
@@ -49,16 +53,32 @@ def _checkpoint(model: Any, config: Fsdp2Config) -> None:
         layer.training = True
 
 
-def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, mesh: DeviceMesh | None, device: torch.device) -> None:
-    patch_head(model)
+def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> None:
+    if config.fp8:
+        use_float8(model, device)
     fuse_norms(model)
-    if device.type == "cpu":
-        use_onednn(model)
+    if device.type == "cpu" and not config.compile_layers:
+        use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
+    _divide(model, meshes)
     if config.compile_layers:
         for layer in model.model.layers:
             layer.forward = torch.compile(layer.forward)
-    if mesh is None:
+    if meshes is None:
         model.to(device)
+    else:
+        shard(model, meshes, config, getattr(torch, spec.dtype))
+
+
+def _divide(model: Any, meshes: Meshes | None) -> None:
+    """Give this rank its part of every layer and of the tokens, and the model a head that knows of it."""
+    if meshes is None:
+        patch_head(model)
         return
-    reshard = config.reshard_after_forward and mesh.size() > 1
-    shard(model, mesh, getattr(torch, spec.dtype), reshard_after_forward=reshard)
+    layout, head = meshes.layout, None
+    if layout.tensor > 1:
+        head = parallelize(model, meshes.tensor, sequence_parallel=layout.sequence_parallel, experts=layout.expert == 1)
+    if layout.expert > 1:
+        divide_experts(model, meshes.expert)
+    patch_head(model, head)
+    if layout.context > 1:
+        patch_context(model, meshes.context_group, head=head)

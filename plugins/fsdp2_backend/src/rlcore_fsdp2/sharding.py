@@ -1,23 +1,35 @@
 """FSDP2 applied to a Hugging Face causal language model: one group per decoder layer, and one for all the rest."""
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+
+from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.layout import Meshes
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
-    """Shard `model`, in place, over the one dimension of `mesh`.
+def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.dtype) -> None:
+    """Shard `model`, in place, over the meshes for weights and, where there is one, for experts.
 
     Parameters keep their dtype; layers compute in `compute_dtype` and gradients are reduced in float32. The reduction is a
     sum, not FSDP's usual mean: each rank's loss is already divided by global counts.
     """
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    mesh = meshes.fsdp
+    options: dict[str, Any] = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
+    }
+    reshard_layers = config.reshard_after_forward and meshes.layout.fsdp > 1
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        if meshes.experts is not None and hasattr(layer.mlp, "experts"):
+            fully_shard(layer.mlp.experts, mesh=meshes.expert_fsdp, reshard_after_forward=reshard_layers, **options)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_layers, **options)
     # The backward pass begins with the root's group, so it stays gathered.
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule) and mesh.size() > 1:
             module.set_force_sum_reduction_for_comms(True)
@@ -34,3 +46,20 @@ def reshard(model: nn.Module) -> None:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor, sharing its storage; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def num_copies(tensor: Tensor) -> int:
+    """On how many ranks each element is."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    mesh = tensor.device_mesh
+    return prod(mesh.size(dim) for dim, placement in enumerate(tensor.placements) if isinstance(placement, Replicate))
+
+
+def is_first_copy(tensor: Tensor) -> bool:
+    """Whether this rank is the one of those with the same elements that speaks for them."""
+    if not isinstance(tensor, DTensor):
+        return True
+    mesh = tensor.device_mesh
+    replicated = [dim for dim, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
+    return all(mesh.get_local_rank(dim) == 0 for dim in replicated)

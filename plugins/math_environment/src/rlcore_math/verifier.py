@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlcore.spi import PluginError
+
+MAX_KILLS = 3
+"""How often a response is judged anew after its worker was killed, which may say nothing about the response."""
 
 
 class Verifier:
@@ -30,12 +34,16 @@ class Verifier:
     def _ask(self, request: dict[str, Any]) -> str | None:
         worker = self._idle.get()
         try:
-            if worker is None:
-                worker = _Worker(self._arguments)
-            answer = worker.ask(request)
-            if answer is None:
-                worker = None
-            return None if answer is None else str(answer["verdict"])
+            for _ in range(MAX_KILLS):
+                if worker is None:
+                    worker = _Worker(self._arguments)
+                answer = worker.ask(request)
+                if answer is not None:
+                    return str(answer["verdict"])
+                killed, worker = worker.was_killed, None
+                if not killed:
+                    break
+            return None
         finally:
             self._idle.put(worker)
 
@@ -49,6 +57,11 @@ class _Worker:
         greeting = self._read() or {"error": f"it ended with exit code {self._process.wait()}"}
         if "error" in greeting:
             raise PluginError(f"the process that checks answers ({' '.join(command)}) does not start: {greeting['error']}")
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was ended from outside: one that takes too long or too much memory ends in another way."""
+        return self._process.returncode == -signal.SIGKILL
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The answer, or None where the process ended without one."""

@@ -12,7 +12,7 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, GIB, device_memories, gib, model_size
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import engines_per_device
+from rlcore_vllm.settings import engines_per_device, placed
 
 SECTION = "generator.vllm"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens."
@@ -24,6 +24,7 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     """The section's values, the devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
+    config = placed(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None
     problems = [
         *option_problems(config),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.spi import GeneratorContext, ModelSpec
 from rlcore_vllm.config import VllmConfig
@@ -32,6 +32,11 @@ class EngineSettings:
 
         spec = self.model
         return AutoTokenizer.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+
+
+def placed(config: VllmConfig, devices: tuple[int, ...] | None) -> VllmConfig:
+    """The section with the devices that the run sets aside for generation, where it names none itself."""
+    return evolve(config, devices=devices) if config.devices is None else config
 
 
 def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSettings:

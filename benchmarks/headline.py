@@ -1,0 +1,255 @@
+"""The field's headline work, GRPO on a model of 8 billion parameters: seconds of a step by phase, and shares of the GPUs' peak.
+
+    python benchmarks/headline.py results --gpus 8              # three steps more, then the medians of all so far
+    python benchmarks/headline.py results --gpus 8 --report     # the medians alone
+    python benchmarks/headline.py /tmp/results --quick          # a tiny shape on a CPU, to try the script
+
+A step of the shape of Llama-3.1-8B with random weights: 64 prompts of 150 tokens x 32 samples, four updates of 512, sequences
+of at most 4,096 tokens, log-probabilities of the policy and of a reference policy with a KL term, bfloat16 with float32 master
+weights, trainer `fsdp2` and generator `vllm` on the same GPUs. Lengths are log-normal with a mean of 795 and a tail to the
+limit; a sample's is drawn from its seed and forced through its token limit. Rewards are random but fixed.
+
+Every step is kept in the directory as soon as it is done, so that a machine may be lent for a few minutes at a time; each call
+starts anew, and its first step, which warms up, is left out. `--set KEY=VALUE` changes the recipe.
+
+Model FLOPs of a sequence of l tokens are 2 N l + 2 L D l^2 forward, with N the weights in matrix products, L layers and
+D = heads x head dimension; training takes three times as many. Recomputed work does not count. The log-probabilities take one
+pass over all sequences for the reference and one over those of the second and later updates. The peak is 989 TFLOP/s for each
+GPU, dense bfloat16 of an H100 or H200 SXM.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
+from model_shapes import SHAPES, write_model
+
+PEAK_FLOPS = 989e12
+COLUMNS = ("total", "train", "refit", "generation", "logprobs", "other")
+PUBLISHED = (
+    ("NeMo-RL 0.3, FSDP2, 8 H100", (122, 38, 4, 57, 19, None), 777),
+    ("NeMo-RL 0.3, Megatron, 8 H100", (112, 28, 5, 58, 18, None), 795),
+)
+"""NVIDIA, July 2025: Llama-3.1-8B-Instruct, GRPO, 2,048 samples, global batch 512, 4,096 tokens; means of steps 22 to 29."""
+ENTRY_POINTS = """
+[rlcore.environments]
+headline = headline_plugins:ENVIRONMENT
+[rlcore.generators]
+headline_{generator} = headline_plugins:{attribute}
+"""
+
+
+@frozen(kw_only=True)
+class Work:
+    """Of a step."""
+
+    shape: str = "8b"
+    num_prompts: int = 64
+    group: int = 32
+    num_updates: int = 4
+    prompt_length: int = 150
+    max_length: int = 4096
+    max_tokens_per_microbatch: int = 8192
+    generator: str = "vllm"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    gpus: int = 8
+    """0 runs in one process, without `[cluster]`."""
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_prompts * self.group
+
+
+QUICK = Work(
+    shape="tiny",
+    num_prompts=8,
+    group=4,
+    prompt_length=6,
+    max_length=128,
+    max_tokens_per_microbatch=512,
+    generator="transformers",
+    device="cpu",
+    dtype="float32",
+    gpus=0,
+)
+
+
+def recipe_of(work: Work) -> dict[str, Any]:
+    """The keys of the recipe."""
+    keys = {
+        "algorithm.name": "grpo",
+        "algorithm.grpo.kl_coefficient": 0.01,
+        "algorithm.grpo.previous_logprobs": "trainer",
+        "environment.name": "headline",
+        "environment.headline.num_prompts": 64 * work.num_prompts,
+        "environment.headline.prompt_length": work.prompt_length,
+        "trainer.name": "fsdp2",
+        "generator.name": f"headline_{work.generator}",
+        "rollout.samples_per_prompt": work.group,
+        "rollout.max_prompt_tokens": work.prompt_length,
+        "rollout.max_response_tokens": work.max_length - work.prompt_length,
+        "rollout.stop_token_ids": [],
+        "training.prompts_per_step": work.num_prompts,
+        "training.updates_per_step": work.num_updates,
+        "training.max_tokens_per_microbatch": work.max_tokens_per_microbatch,
+        "run.device": work.device,
+        "evaluation.at_start": False,
+        "evaluation.at_end": False,
+        "checkpoint.at_end": False,
+        "logging.rollouts_every_n_steps": 0,
+        "logging.curve": False,
+    }
+    if work.generator == "vllm" and work.device == "cuda":
+        keys["generator.headline_vllm.gpu_memory_utilization"] = 0.6
+    if work.gpus:
+        keys |= {"cluster.gpus_per_node": work.gpus, "cluster.placement": "colocated", "cluster.max_restarts": 0}
+    return keys
+
+
+def run(work: Work, directory: Path, model: Path, num_steps: int, overrides: list[str], seconds: float) -> str | None:
+    """Run so many steps, each of which lasts in the directory; what went wrong, if anything did."""
+    information = directory / "plugins" / "rlcore_headline-1.0.dist-info"
+    information.mkdir(parents=True, exist_ok=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: rlcore-headline\nVersion: 1.0\n")
+    points = ENTRY_POINTS.format(generator=work.generator, attribute=work.generator.upper())
+    (information / "entry_points.txt").write_text(points)
+    number = len(list(directory.glob("runs/*")))
+    own = {"model.path": str(model), "run.directory": str(directory / "runs"), "run.name": f"call-{number:03}"}
+    keys = recipe_of(work) | own | {"run.seed": number, "run.num_steps": num_steps}
+    recipe = directory / "recipe.toml"
+    recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    command = [sys.executable, "-c", "from rlcore.cli.main import main; main()", "train", str(recipe), *overrides]
+    environment = {"PYTHONPATH": f"{directory / 'plugins'}:{Path(__file__).parent}"}
+    if work.device == "cpu":
+        environment |= QUICK_ENVIRONMENT
+    log = directory / f"call-{number:03}.log"
+    status, output = run_process(command, log, environment, seconds)
+    with log.open("a") as file:
+        file.write(output)
+    if status == 0:
+        return None
+    return f"{f'over {seconds:.0f} s' if status is None else f'exit code {status}'}; the end of {log}:\n{last_lines(log)}"
+
+
+def done_steps(directory: Path) -> list[dict[str, float]]:
+    """The metrics of every step in the directory but the first of each call."""
+    steps = []
+    for file in sorted(directory.glob("runs/*/metrics.jsonl")):
+        records = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        steps += [record for record in records if "time/total_s" in record][1:]
+    return steps
+
+
+def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
+    """Medians over the steps: seconds by column, tokens, and utilisation."""
+    own = {name: median(step[f"time/{name}_s"] for step in steps) for name in COLUMNS if name != "other"}
+    own["other"] = own["total"] - sum(value for name, value in own.items() if name != "total")
+    own["mean_tokens"] = median(step["mean_generated_tokens"] for step in steps)
+    tokens = work.num_samples * (work.prompt_length + own["mean_tokens"])
+    squared = work.num_samples * median(step["environment/squared_length"] for step in steps)
+    forward = forward_flops(work.shape, tokens, squared)
+    devices = max(work.gpus, 1)
+    own["tokens_per_s"] = tokens / own["total"] / devices
+    own["train_share"] = 3 * forward / own["train"] / devices / PEAK_FLOPS
+    passes = 1 + (work.num_updates - 1) / work.num_updates
+    own["logprobs_share"] = passes * forward / own["logprobs"] / devices / PEAK_FLOPS
+    return own
+
+
+def forward_flops(shape: str, tokens: float, squared: float) -> float:
+    """As the module's docstring says, of sequences with so many tokens, and with this sum of squared lengths."""
+    options = SHAPES[shape]
+    hidden, heads, layers = options["hidden_size"], options["num_attention_heads"], options["num_hidden_layers"]
+    head_dim = hidden // heads
+    attention = hidden * head_dim * (2 * heads + 2 * options["num_key_value_heads"])
+    weights = layers * (attention + 3 * hidden * options["intermediate_size"]) + hidden * options["vocab_size"]
+    return 2 * weights * tokens + 2 * layers * heads * head_dim * squared
+
+
+def report(work: Work, directory: Path) -> None:
+    steps = done_steps(directory)
+    size = f"{work.shape}, {work.num_samples} samples a step, {work.num_updates} updates, {work.gpus} GPUs"
+    print(f"\n{versions(work.device)}; {size}")
+    heads = ("total", "train", "refit", "generation", "log-probs", "other", "generated", "tok/s/GPU", "train MFU", "log-p MFU")
+    print(f"{'seconds':34}" + "".join(f"{head:>11}" for head in heads))
+    if steps:
+        own = figures(work, steps)
+        shown = "".join(f"{own[name]:>11.2f}" for name in COLUMNS)
+        shown += f"{own['mean_tokens']:>11.1f}{own['tokens_per_s']:>11,.0f}"
+        on_gpu = work.device == "cuda"
+        shown += "".join(f"{own[name]:>11.1%}" if on_gpu else f"{'-':>11}" for name in ("train_share", "logprobs_share"))
+        print(f"{f'rlcore, medians of {len(steps)} steps':34}{shown}")
+    else:
+        print("no step is done yet but those that warm up")
+    if work.shape == "8b":
+        for name, seconds, mean_tokens in PUBLISHED:
+            shown = "".join(f"{'-' if value is None else value:>11}" for value in seconds)
+            print(f"{f'{name}*':34}{shown}{mean_tokens:>11}" + f"{'-':>11}" * 3)
+        print("* published by NVIDIA in July 2025, not measured here; log-probabilities, refit and others as reported there")
+
+
+def same_work(work: Work, overrides: list[str], directory: Path) -> None:
+    """Steps of different work must not end up in one median."""
+    kept, now = directory / "work.json", json.dumps({**asdict(work), "set": overrides}, indent=1)
+    if kept.exists() and kept.read_text() != now:
+        sys.exit(
+            f"{directory} holds steps of other work: {kept} is\n{kept.read_text()}\nbut now\n{now}\nName another directory."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    kept.write_text(now)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the steps are kept")
+    parser.add_argument("--steps", type=int, default=4, help="of this call, the one that warms up included")
+    parser.add_argument("--shape", choices=sorted(SHAPES))
+    parser.add_argument("--gpus", type=int, help="0 runs in one process")
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--generator", choices=("vllm", "transformers"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the recipe")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU, to try the script")
+    parser.add_argument("--limit", type=float, default=560.0, help="seconds after which the call ends; done steps are kept")
+    parser.add_argument("--model-directory", type=Path, help="where the model is made, or found")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--write-model", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def chosen_work(arguments: argparse.Namespace) -> Work:
+    names = ("shape", "gpus", "device", "generator")
+    given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    work = evolve(QUICK if arguments.quick else Work(), **given)
+    return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")
+
+
+def main() -> None:
+    arguments = parse()
+    work = chosen_work(arguments)
+    model = arguments.model_directory or Path(tempfile.gettempdir()) / f"rlcore-headline-{work.shape}-{work.dtype}"
+    if arguments.write_model:
+        write_model(model, work.shape, work.device, work.dtype)
+        return
+    directory = arguments.directory.resolve()
+    same_work(work, arguments.set, directory)
+    failure = None
+    if not arguments.report:
+        if not (model / "config.json").exists():  # in a process of its own, which leaves no memory of the device taken
+            subprocess.run([sys.executable, *sys.argv, "--write-model"], check=True)
+        failure = run(work, directory, model, arguments.steps, arguments.set, arguments.limit)
+    report(work, directory)
+    if failure is not None:
+        sys.exit(failure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Errors on their way from a worker to the driver: the worker's own exception, with its rank, node and last lines of output."""
+
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore.spi import RlcoreError, WorkerError
+
+NUM_LOG_LINES = 20
+MAX_LOG_BYTES = 2**14
+
+
+@frozen(kw_only=True)
+class RemoteError:
+    """An exception in a form that travels: classes whose constructors take other arguments than `args` do not pickle."""
+
+    pickled_class: bytes | None
+    """None where the class cannot be found by its name elsewhere."""
+    pickled_state: bytes
+    """`args` and attributes; what does not pickle is left out."""
+    text: str
+    traceback: str
+    is_ours: bool
+    """Whether it is an RlcoreError, whose message says everything."""
+    last_lines: str
+    """What the worker had printed before."""
+
+    @classmethod
+    def of(cls, error: BaseException, log_file: Path) -> "RemoteError":
+        """Take an exception apart, in the worker."""
+        attributes = {name: value for name, value in vars(error).items() if _pickled(value) is not None}
+        args = error.args if _pickled(error.args) is not None else (str(error),)
+        return cls(
+            pickled_class=_pickled(type(error)),
+            pickled_state=pickle.dumps((args, attributes)),
+            text=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+            is_ours=isinstance(error, RlcoreError),
+            last_lines=last_lines(log_file),
+        )
+
+    def restore(self) -> BaseException:
+        """The exception again, in the driver: class, message, attributes and notes. No constructor is called."""
+        try:
+            args, attributes = pickle.loads(self.pickled_state)
+            if self.pickled_class is not None:
+                cls: type[BaseException] = pickle.loads(self.pickled_class)
+                error = cls.__new__(cls, *args)
+                vars(error).update(attributes)
+                return error
+        except Exception:  # a class or a module that the driver does not have
+            pass
+        return WorkerError(self.text)
+
+
+@frozen(kw_only=True)
+class Reply:
+    """What a worker returns from every call."""
+
+    value: Any = None
+    error: RemoteError | None = None
+    is_usable: bool = True
+    """Whether trainer and generator of the rank are in a known state."""
+
+
+@frozen(kw_only=True)
+class Whereabouts:
+    """Where a rank lives; how messages call it."""
+
+    rank: int
+    node: str = "?"
+    """Address of its machine."""
+    node_id: str = ""
+    pid: int = 0
+    log_file: Path
+    gpu_ids: tuple[str, ...] = field(default=(), eq=False)
+    """What Ray assigned to it, by numbers of the machine."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (node {self.node}, process {self.pid})"
+
+
+def last_lines(log_file: Path) -> str:
+    """Where a worker's output is, and how it ends."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(max(0, log_file.stat().st_size - MAX_LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
+    except OSError:
+        return f"Its output is in {log_file}, on its own node"
+    return "\n".join([f"Its output is in {log_file}; its last lines:", *(f"  {line}" for line in lines)])
+
+
+def with_origin(error: BaseException, place: Whereabouts, remote: RemoteError) -> BaseException:
+    """The same error, with notes on where it comes from."""
+    error.add_note(f"raised on {place}. {remote.last_lines}")
+    if not remote.is_ours:
+        error.add_note(f"The worker's own traceback:\n{remote.traceback}")
+    return error
+
+
+def _pickled(value: object) -> bytes | None:
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return None

@@ -1,0 +1,120 @@
+"""What the driver tells a worker: which plugins to load, and what to build them with."""
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from attrs import frozen
+
+from rlcore import __version__
+from rlcore.plugins.discovery import DISABLE_VARIABLE
+from rlcore.plugins.selection import ChosenPlugin
+from rlcore.run.cluster.dispatch import RankPart
+from rlcore.run.setup import Prepared
+from rlcore.spi import GeneratorContext, GlobalCounts, LossSpec, TrainerContext, TrainerLayout, TrainStepRequest
+
+
+@frozen(kw_only=True)
+class Software:
+    """What has to be the same on every node."""
+
+    versions: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def here(cls) -> "Software":
+        """Of this process."""
+        found = [("python", ".".join(map(str, sys.version_info[:2]))), ("rlcore", __version__), ("numpy", np.__version__)]
+        for name in ("torch", "transformers"):
+            try:
+                found.append((name, metadata.version(name)))
+            except metadata.PackageNotFoundError:
+                continue
+        return cls(versions=tuple(found))
+
+
+@frozen(kw_only=True)
+class Plugins:
+    """What a worker loads, as the driver chose it."""
+
+    trainer: ChosenPlugin
+    generator: ChosenPlugin | None
+    disabled: tuple[str, ...]
+    """Observers, among others, to leave out."""
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> "Plugins":
+        """The recipe's."""
+        generator = prepared.chosen.get("generator")
+        elsewhere = os.environ.get(DISABLE_VARIABLE, "").split(",")
+        return cls(
+            trainer=ChosenPlugin.of(prepared.chosen["trainer"]),
+            generator=None if generator is None else ChosenPlugin.of(generator),
+            disabled=(*prepared.recipe.plugins.disable, *filter(None, map(str.strip, elsewhere))),
+        )
+
+
+@frozen(kw_only=True)
+class Surroundings:
+    """The process around the backends."""
+
+    gpu_ids: tuple[str, ...]
+    """The GPUs of the node that all its ranks see, in the order of their local ranks."""
+    own_gpu_ids: tuple[str, ...]
+    """Those of them that are this rank's."""
+    ranks_on_node: int
+    directory: Path
+    """The driver's, from which relative paths start where the node has it."""
+    num_threads: str | None
+    """The driver's OMP_NUM_THREADS; None where each rank takes its share of the cores."""
+
+
+@frozen(kw_only=True, eq=False)
+class BuildOrder:
+    """What to build the backends of a rank with."""
+
+    trainer: TrainerContext
+    trainer_config: Any
+    generator: GeneratorContext | None
+    """None where this rank hosts none."""
+    generator_config: Any
+
+
+@frozen(kw_only=True)
+class Built:
+    """What a rank says of what it has built."""
+
+    layout: TrainerLayout
+
+
+@frozen(kw_only=True, eq=False)
+class StepOrder:
+    """A train step without its data."""
+
+    counts: GlobalCounts
+    loss: LossSpec
+    temperature: float
+    weight_version: int
+    bounds: dict[str, float]
+
+    def request(self, part: RankPart) -> TrainStepRequest:
+        """With its data."""
+        return TrainStepRequest(
+            microbatches=part.microbatches(),
+            counts=self.counts,
+            loss=self.loss,
+            temperature=self.temperature,
+            weight_version=self.weight_version,
+            bounds=self.bounds,
+        )
+
+
+@frozen(kw_only=True)
+class LogprobsOrder:
+    """A request for log-probabilities without its data."""
+
+    model: Literal["policy", "reference"]
+    temperature: float
+    weight_version: int

@@ -1,0 +1,225 @@
+"""Trainer, generator and the way between them, on the ranks of a pool."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import define, evolve, frozen
+
+from rlcore.plugins.discovery import Entry
+from rlcore.run.cluster.calls import Calls
+from rlcore.run.cluster.dispatch import Dispatch, deal_prompts, join_results, part_of
+from rlcore.run.cluster.orders import LogprobsOrder, StepOrder
+from rlcore.run.groups import RefitOrder
+from rlcore.run.packing import WIDTH
+from rlcore.run.trainer_group import columns_for
+from rlcore.spi import (
+    CheckpointError,
+    ContractError,
+    GenerateRequest,
+    GenerateResult,
+    LoadStateRequest,
+    LoadStateResult,
+    LossSpec,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    TokenBatch,
+    TrainStepResult,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array
+
+COUNT_EVERY_S = 1.0
+TOLERANCE = 1e-6
+"""Relative; figures that were reduced over all ranks may differ by rounding where the reduction does."""
+
+
+@frozen(kw_only=True, eq=False)
+class PoolTrainer:
+    """The trainer on all ranks."""
+
+    calls: Calls
+    entry: Entry
+    members: Sequence[Sequence[int]]
+    """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
+    max_tokens_per_microbatch: int
+    temperature: float
+    width: int = WIDTH
+    """The model's hidden size, by which attention weighs more or less."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every rank lives and is in a known state."""
+        return self.calls.is_usable
+
+    @property
+    def can_refuse(self) -> bool:
+        """Whether `train_step` takes bounds."""
+        return self.has(capabilities.METRIC_BOUNDS)
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability."""
+        return self.entry.provider is not None and capability in self.entry.provider.capabilities
+
+    def train_step(
+        self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> TrainStepResult:
+        """One optimizer step on the whole batch, each data-parallel rank with its part of it."""
+        batch = columns_for(batch, loss)
+        order = StepOrder(
+            counts=batch.counts(),
+            loss=loss,
+            temperature=self.temperature,
+            weight_version=weight_version,
+            bounds=dict(bounds or {}),
+        )
+        parts = self._parts(batch, self._dispatch(batch))
+        results: list[TrainStepResult] = self.calls.together("train_step", [(order, parts[rank]) for rank in sorted(parts)])
+        for rank, result in enumerate(results):
+            if not _same_figures(result, results[0]):
+                self.calls.lose("ranks disagree on the figures of a step")
+                raise ContractError(f"train_step: {self.calls.places[rank]} returned {result}; expected rank 0's {results[0]}")
+        return results[0]
+
+    def logprobs(self, batch: TokenBatch, model: Literal["policy", "reference"], weight_version: int) -> Float32Array:
+        """float32 [T]: of every token of the batch, in its order."""
+        bare = evolve(batch, token_columns={}, sequence_columns={})
+        dispatch = self._dispatch(bare)
+        order = LogprobsOrder(model=model, temperature=self.temperature, weight_version=weight_version)
+        parts, leaders = self._parts(bare, dispatch), [ranks[0] for ranks in self.members]
+        results = self.calls.together("logprobs", [(order, parts[rank], rank in leaders) for rank in sorted(parts)])
+        return dispatch.join([results[leader] for leader in leaders])
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what every rank holds."""
+        return SetResidencyResult(device_bytes=max(self.calls.together("move_trainer", [(request,)] * len(self.calls.ranks))))
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write every rank's part; CheckpointError where the driver does not see it."""
+        request = evolve(request, directory=request.directory.absolute())
+        written = self.calls.all("save_trainer", request)
+        return SaveStateResult(files=_seen(request.directory, self.calls, range(len(written)), written))
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore every rank's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        results: list[LoadStateResult] = self.calls.together("load_trainer", [(request,)] * len(self.calls.ranks))
+        if len({result.weight_version for result in results}) > 1:
+            raise CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
+        return results[0]
+
+    def _dispatch(self, batch: TokenBatch) -> Dispatch:
+        return Dispatch.of(batch, len(self.members), self.max_tokens_per_microbatch, self.width)
+
+    def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, Any]:
+        """By rank, a reference to its data in the object store; ranks of one data-parallel rank share theirs."""
+        import ray
+
+        stored = [ray.put(dispatch.part(batch, index)) for index in range(len(self.members))]
+        return {rank: stored[index] for index, ranks in enumerate(self.members) for rank in ranks}
+
+
+@define(kw_only=True, eq=False)
+class PoolGenerator:
+    """A generator on every rank that hosts one; prompts are dealt out among them."""
+
+    calls: Calls
+    entry: Entry
+    hosts: Sequence[int]
+    """The ranks with a generator."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every rank lives and is in a known state."""
+        return self.calls.is_usable
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability. What it streams stays in the worker."""
+        declared = self.entry.provider is not None and capability in self.entry.provider.capabilities
+        return declared and capability != capabilities.STREAMING
+
+    def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
+        dealt = deal_prompts(request, len(self.hosts))
+        given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
+        count = _Counter(calls=self.calls, ranks=list(given), num_samples=len(request.seeds))
+        parts = {rank: (part_of(request, prompts),) for rank, prompts in given.items()}
+        results = self.calls.apart("generate", parts, watch=count)
+        return join_results(list(given.values()), request.num_samples, results)
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what every generator holds."""
+        return SetResidencyResult(device_bytes=max(self.calls.apart("move_generator", dict.fromkeys(self.hosts, (request,)))))
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write every generator's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        written = self.calls.apart("save_generator", dict.fromkeys(self.hosts, (request,)))
+        return SaveStateResult(files=_seen(request.directory, self.calls, self.hosts, written))
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore every generator's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        results: list[LoadStateResult] = self.calls.apart("load_generator", dict.fromkeys(self.hosts, (request,)))
+        return results[0]
+
+
+@frozen(kw_only=True, eq=False)
+class PoolRoute:
+    """From every trainer rank to the generator beside it."""
+
+    calls: Calls
+
+    def hand_over(self, order: RefitOrder) -> None:
+        """Export and refit on all ranks; ContractError unless all exported the same."""
+        digests = self.calls.all("refit", order)
+        for rank, found in enumerate(digests):
+            differing = [name for name in found.keys() | digests[0].keys() if found.get(name) != digests[0].get(name)]
+            if differing:
+                self.calls.lose("ranks export different weights")
+                names = ", ".join(sorted(differing)[:3])
+                place = self.calls.places[rank]
+                raise ContractError(
+                    f"export_weights: {place} exports other values than rank 0, in {len(differing)} tensors: {names}"
+                )
+
+
+@define(kw_only=True, eq=False)
+class _Counter:
+    """Tells the display how many samples have ended, now and then."""
+
+    calls: Calls
+    ranks: list[int]
+    num_samples: int
+    last: float = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self.last >= COUNT_EVERY_S:
+            self.last = now
+            num_finished = sum(self.calls.ask(self.ranks, "num_finished", 0))
+            if num_finished:
+                self.calls.progress.samples(num_finished, self.num_samples)
+
+
+def _same_figures(one: TrainStepResult, other: TrainStepResult) -> bool:
+    figures = [(one.loss, other.loss), (one.grad_norm, other.grad_norm), (one.learning_rate, other.learning_rate)]
+    figures += [(value, other.metrics.get(name, math.nan)) for name, value in one.metrics.items()]
+    close = all(math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for first, second in figures)
+    return close and one.weight_version == other.weight_version
+
+
+def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """All files, which the driver has to see as well."""
+    for rank, files in zip(ranks, written, strict=True):
+        missing = [name for name in files if not (directory / name).exists()]
+        if missing:
+            raise CheckpointError(
+                f"{calls.places[rank]} wrote {missing[0]}, which is not in {directory} on the driver's machine. "
+                "run.directory has to be on a file system that all nodes share."
+            )
+    return tuple(sorted({name for files in written for name in files}))

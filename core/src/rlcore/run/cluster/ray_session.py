@@ -1,0 +1,148 @@
+"""Ray itself: joined where it runs, else started on the loopback interface alone, and stopped at the end."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.spi import ConfigError, Problem
+
+REACH_S = 5.0
+"""Most seconds for a head to take a connection."""
+ANSWER_S = 20.0
+"""Most seconds for it to answer as Ray does."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Makes Ray use 127.0.0.1 alone, as it does by itself on those systems."""
+
+
+@contextmanager
+def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_directory: Path | None) -> Iterator[None]:
+    """Ray, as long as it is needed. One that this process has joined or started already is used, and left as it is.
+
+    ConfigError where the address leads to no Ray cluster. What Ray itself has to say goes to `log_directory`/ray.log.
+    """
+    added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(added)
+    import ray
+
+    if cluster.address is None:
+        # Only now: for this process the import would keep it, also when it joins another cluster later.
+        added |= {name: value for name, value in _LOOPBACK.items() if name not in os.environ}
+        os.environ.update(added)
+
+    is_ours = not ray.is_initialized()
+    try:
+        with _own_log(log_directory), _loopback_only(is_ours and cluster.address is None):
+            if is_ours:
+                _start(cluster, device) if cluster.address is None else _join(cluster.address)
+            yield
+    finally:
+        if is_ours:
+            ray.shutdown()
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _start(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> None:
+    import ray
+
+    cores = os.cpu_count() or 1
+    store = None if cluster.object_store_mib is None else cluster.object_store_mib * 2**20
+    ray.init(
+        address="local",
+        # On CPU ranks are processes, of which there may be more than cores.
+        num_cpus=max(cores, cluster.gpus_per_node),
+        num_gpus=0 if device == "cpu" else None,
+        object_store_memory=store,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _join(address: str) -> None:
+    import ray
+
+    if address != "auto":
+        _reach(address)
+    _probe(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _no_cluster(address, f"joining it failed: {error}") from error
+
+
+def _reach(address: str) -> None:
+    """A connection to the head, since Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, f"it takes no connection: {error}") from error
+
+
+def _probe(address: str) -> None:
+    """Ask the head for its status, from a process that can be given up."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
+    command += [] if address == "auto" else ["--address", address]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise _no_cluster(address, f"it does not answer as Ray within {ANSWER_S:g} s") from error
+    if result.returncode != 0:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        raise _no_cluster(address, lines[-1] if lines else f"`ray status` ended with exit code {result.returncode}")
+
+
+def _no_cluster(address: str, reason: str) -> ConfigError:
+    problem = Problem(
+        path="cluster.address",
+        found=f'"{address}", where no Ray cluster can be joined: {reason}',
+        expected='"auto" on a machine of a running cluster, or the "host:port" of its head',
+        remedy="Start one with `ray start --head`, or leave the key out for a local one.",
+    )
+    return ConfigError([problem])
+
+
+@contextmanager
+def _loopback_only(wanted: bool) -> Iterator[None]:
+    """What _LOOPBACK says to Ray's processes, for this one."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    if wanted:
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _own_log(directory: Path | None) -> Iterator[None]:
+    """Keep what Ray would print in the midst of the display."""
+    from ray._private import worker
+
+    lock = threading.Lock()
+
+    def keep(data: Any, *_: Any, **__: Any) -> None:
+        if directory is not None and data.get("lines"):
+            with lock:
+                directory.mkdir(parents=True, exist_ok=True)
+                with (directory / "ray.log").open("a") as file:
+                    file.write("\n".join(map(str, data["lines"])) + "\n")
+
+    printing = worker.print_to_stdstream
+    worker.print_to_stdstream = keep
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printing

@@ -1,0 +1,180 @@
+"""Log-probabilities and entropy where each rank of a group holds some rows of the head: logits are never gathered.
+
+Shapes: T rows, V vocabulary in all, W of it on this rank, H hidden size, C rows of a chunk.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.spi.errors import ContractError
+from rlcore.torchkit.logprobs import (
+    EntropyMode,
+    Upstream,
+    WeightGradient,
+    chunk_rows,
+    has_kernels,
+    rows_with_gradient,
+    scaled_logits,
+    wide_dtype,
+)
+
+
+def vocabulary_parallel_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    first: int,
+    group: dist.ProcessGroup,
+    temperature: float,
+    chunk_tokens: int | None = None,
+    entropy: EntropyMode = "none",
+) -> tuple[Tensor, Tensor | None]:
+    """As `token_logprobs`, with `weight` [W, H] the head's rows from `first` on and the others on the other ranks of `group`.
+
+    `hidden` [T, H] and `targets` int64 [T], in the whole vocabulary, are the same on every rank, and so are the results. Two
+    sums over ranks of [T] each are all that travels. The gradient of `hidden` is this rank's part: add up those of the ranks.
+    """
+    if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
+        found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
+        raise ContractError(f"vocabulary_parallel_logprobs: found {found}; expected [T, H], [W, H], [T]")
+    if not temperature > 0.0:
+        raise ContractError(f"vocabulary_parallel_logprobs: found temperature {temperature}; expected a positive one")
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    options = _Options(first, group, float(temperature), chunk_tokens or chunk_rows(device, weight.shape[0]), entropy)
+    apply: Any = _VocabularyParallel.apply
+    logprobs, entropies = apply(hidden, weight, targets, options)
+    return logprobs, entropies
+
+
+class _Options(NamedTuple):
+    first: int
+    group: dist.ProcessGroup
+    temperature: float
+    chunk_tokens: int
+    entropy: EntropyMode
+
+
+class _Part(NamedTuple):
+    """What a rank knows of each row's softmax: [T] each, with z the scaled logits of its part of the vocabulary."""
+
+    base: Tensor
+    """A number near the greatest z."""
+    mass: Tensor
+    """Σ exp(z - base)."""
+    weighted: Tensor | None
+    """Σ exp(z - base) (z - base); None where the entropy is not wanted."""
+    chosen: Tensor
+    """z at the target, where it is in this part."""
+
+    @classmethod
+    def empty(cls, num_rows: int, like: Tensor, *, has_entropy: bool) -> "_Part":
+        base, mass, chosen, weighted = (like.new_empty(num_rows, dtype=wide_dtype(like.dtype)) for _ in range(4))
+        return cls(base, mass, weighted if has_entropy else None, chosen)
+
+    def rows(self, rows: slice) -> "_Part":
+        weighted = None if self.weighted is None else self.weighted[rows]
+        return _Part(self.base[rows], self.mass[rows], weighted, self.chosen[rows])
+
+
+class _VocabularyParallel(torch.autograd.Function):
+    """The gradients are those of `token_logprobs`, of this rank's columns, from the log-sum-exp over all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, Tensor | None]:
+        head = weight.to(hidden.dtype)
+        places = targets - options.first
+        places = places.masked_fill((places < 0) | (places >= weight.shape[0]), -1)
+        part = _Part.empty(len(targets), hidden, has_entropy=options.entropy != "none")
+        for start in range(0, len(targets), options.chunk_tokens):
+            rows = slice(start, start + options.chunk_tokens)
+            _normalise(hidden[rows], head, places[rows].clamp(min=0), options.temperature, part.rows(rows))
+        logprobs, logsumexps, entropies = _combine(part, places >= 0, options.group)
+        ctx.save_for_backward(hidden, weight, places, entropies if options.entropy == "loss" else None, logsumexps)
+        ctx.options = options
+        if entropies is not None and options.entropy == "metric":
+            ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
+        hidden, weight, places, entropies, logsumexps = ctx.saved_tensors
+        grad_entropy = grad_entropy if entropies is not None else None
+        rows = rows_with_gradient(grad_logprobs, grad_entropy)
+        if rows is None:
+            return (None,) * 4
+        head, temperature = weight.to(hidden.dtype), ctx.options.temperature
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
+        upstreams = Upstream.scaled_by(-1.0 / temperature, grad_logprobs, grad_entropy, entropies)
+        for chunk in torch.split(rows, ctx.options.chunk_tokens):
+            states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
+            grad_logits = _grad_logits(states, head, places[chunk], temperature, logsumexps[chunk], upstream)
+            if grad_hidden is not None:
+                grad_hidden.index_copy_(0, chunk, grad_logits @ head)
+            if grad_weight is not None:
+                grad_weight.add(grad_logits, states)
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None
+
+
+def _normalise(states: Tensor, head: Tensor, places: Tensor, temperature: float, into: _Part) -> None:
+    """Fill `into` [C] for states [C, H] and head [W, H]; `places` int64 [C] are columns to read."""
+    if has_kernels(states):
+        from rlcore.torchkit.softmax_kernels import normalise
+
+        normalise(states @ head.T, places, temperature, into.chosen, into.base, into.weighted)
+        into.chosen.add_(into.base)
+        into.mass.fill_(1.0)
+        if into.weighted is not None:
+            into.weighted.neg_()  # the entropy of this part's own softmax, whose log-sum-exp is the base
+        return
+    logits = scaled_logits(states, head, temperature).to(into.base.dtype)
+    into.chosen.copy_(logits.gather(1, places[:, None])[:, 0])
+    torch.amax(logits, 1, out=into.base)
+    logits = logits.sub_(into.base[:, None])
+    shares = logits.exp()
+    torch.sum(shares, 1, out=into.mass)
+    if into.weighted is not None:
+        torch.sum(shares.mul_(logits), 1, out=into.weighted)
+
+
+def _combine(part: _Part, is_here: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities, log-sum-exps and entropies over the whole vocabulary: [T] each."""
+    greatest = part.base.clone()
+    dist.all_reduce(greatest, op=dist.ReduceOp.MAX, group=group)
+    offset = part.base - greatest
+    share = offset.exp()
+    sums = [part.mass * share, torch.where(is_here, part.chosen - greatest, 0.0)]
+    if part.weighted is not None:
+        sums.append((part.weighted + part.mass * offset) * share)
+    total = torch.stack(sums)
+    dist.all_reduce(total, group=group)
+    log_mass = total[0].log()
+    entropies = None if part.weighted is None else log_mass - total[2] / total[0]
+    return total[1] - log_mass, greatest + log_mass, entropies
+
+
+def _grad_logits(
+    states: Tensor, head: Tensor, places: Tensor, temperature: float, logsumexps: Tensor, upstream: Upstream
+) -> Tensor:
+    """[C, W] in the states' dtype: p (log p · reached + shift) - onehot · scaled; place -1 where the target is elsewhere."""
+    if has_kernels(states):
+        from rlcore.torchkit.softmax_kernels import gradient_
+
+        return gradient_(states @ head.T, logsumexps, places, temperature, *upstream)
+    scaled, reached, shift = upstream
+    log_softmax = scaled_logits(states, head, temperature).to(logsumexps.dtype).sub_(logsumexps[:, None])
+    gradient = log_softmax.exp()
+    if reached is None or shift is None:
+        gradient.mul_(scaled[:, None])
+    else:
+        gradient.mul_(torch.addcmul(shift[:, None], log_softmax, reached[:, None], out=log_softmax))
+    at_target = torch.where(places >= 0, -scaled, 0.0)
+    gradient.scatter_add_(1, places.clamp(min=0)[:, None], at_target[:, None])
+    return gradient.to(states.dtype)

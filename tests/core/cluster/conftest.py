@@ -1,0 +1,134 @@
+"""Runs with the fakes on real Ray: one Ray for a module, and plugins that workers find where an installer would put them."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.progress import Progress, SilentProgress
+from rlcore.run.setup import Prepared, prepare
+from rlcore.run.train import train
+from rlcore.testing.fakes import FakeTokenizer
+
+RECIPE = """
+[model]
+path = "none"
+[trainer]
+name = "ranked"
+[generator]
+name = "ranked"
+[algorithm]
+name = "ranked"
+[environment]
+name = "ranked"
+[run]
+num_steps = 4
+device = "cpu"
+[data.evaluation]
+[training]
+prompts_per_step = 6
+updates_per_step = 2
+max_tokens_per_microbatch = 64
+[rollout]
+max_prompt_tokens = 16
+max_response_tokens = 8
+samples_per_prompt = 4
+[logging]
+rollouts_every_n_steps = 0
+curve = false
+[evaluation]
+every_n_steps = 3
+[checkpoint]
+every_n_steps = 2
+"""
+NUM_CPUS = 4
+SITE = Path(__file__).parent / "site"
+BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")
+
+
+class Notes(SilentProgress):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The plugins of `ranked_fakes`, as a distribution that this process and all that it starts can find."""
+    folder = tmp_path_factory.mktemp("site")
+    information = folder / "ranked_fakes-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ranked-fakes\nVersion: 1.0\n")
+    groups = {"trainers": "TRAINER", "generators": "GENERATOR", "algorithms": "ALGORITHM", "environments": "ENVIRONMENT"}
+    points = "".join(f"[rlcore.{group}]\nranked = ranked_fakes:{name}\n" for group, name in groups.items())
+    (information / "entry_points.txt").write_text(points)
+    before = os.environ.get("PYTHONPATH")
+    added = [str(folder), str(SITE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *filter(None, [before])])
+    sys.path[:0] = added
+    yield folder
+    for path in added:
+        sys.path.remove(path)
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture(scope="module")
+def local_ray(installed: Path) -> Iterator[None]:
+    """One Ray for all runs of a module, started as a run would start it."""
+    from rlcore.config.recipe import ClusterConfig
+    from rlcore.run.cluster.ray_session import ray_session
+
+    with ray_session(ClusterConfig(gpus_per_node=NUM_CPUS, object_store_mib=100), "cpu", None):
+        yield
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, installed: Path) -> Callable[..., Prepared]:
+    """Prepare the recipe with overrides; runs go below tmp_path/runs."""
+    recipe = write_recipe(tmp_path)
+
+    def prepare_with(*overrides: str) -> Prepared:
+        return prepare(recipe, [f"run.directory={tmp_path / 'runs'}", *overrides])
+
+    return prepare_with
+
+
+@pytest.fixture
+def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
+    """Prepare and train; returns the summary."""
+
+    def run_with(*overrides: str, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+        return train(prepared(*overrides), resume=resume, progress=progress or SilentProgress(), tokenizer=FakeTokenizer())
+
+    return run_with
+
+
+def write_recipe(folder: Path) -> Path:
+    """The recipe, as a file."""
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    return recipe
+
+
+def read_metrics(run_directory: Path) -> list[dict[str, float]]:
+    """metrics.jsonl without what depends on the clock."""
+    records = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if not name.startswith(BY_THE_CLOCK)} for record in records]
+
+
+def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]], tolerance: float = 1e-5) -> None:
+    """The same figures to rounding."""
+    assert [record.keys() for record in found] == [record.keys() for record in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=tolerance, abs=tolerance)

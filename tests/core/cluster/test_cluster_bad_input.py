@@ -1,0 +1,185 @@
+"""What cannot work on a cluster: one clear message each, before anything is allocated where that is possible."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.cluster import pool, ray_session
+from rlcore.run.cluster.affinity import bind_near, parse_cores
+from rlcore.run.cluster.orders import Software
+from rlcore.run.progress import SilentProgress
+from rlcore.run.setup import Prepared
+from rlcore.run.train import train
+from rlcore.spi import CheckContext, ConfigError, PluginError
+from rlcore.testing.fakes import FakeTokenizer
+
+Prepare = Callable[..., Prepared]
+
+
+def start(prepared: Prepared) -> None:
+    train(prepared, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster.gpus_per_node=0"], "cluster.gpus_per_node: found 0; expected an integer of at least 1"),
+        (["cluster.nodes=2"], "cluster.nodes: found 2, without an address; expected 1, since a local cluster"),
+        (["cluster.address=somewhere"], 'cluster.address: found "somewhere"; expected "auto" or the "host:port"'),
+        (["cluster.address=ray://head:10001"], "cluster.address: found"),
+        (["cluster.wait_s=-1"], "cluster.wait_s: found -1.0"),
+        (["cluster.late_timeout_s=0"], "cluster.late_timeout_s: found 0"),
+        (["cluster.max_restarts=-1"], "cluster.max_restarts: found -1"),
+        (["cluster.generator_gpus_per_node=1", "cluster.gpus_per_node=2"], 'found 1, with placement = "colocated"; expected 0'),
+        (
+            ['cluster.placement="separate"', "cluster.gpus_per_node=2"],
+            'found 0 of 2, with placement = "separate"; expected at least 1',
+        ),
+        (['cluster.placement="separate"', "cluster.generator_gpus_per_node=1"], "found 1 of 1"),
+    ],
+)
+def test_layouts_that_cannot_be(prepared: Prepare, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(*overrides)
+    found, _, expected = message.partition("; ")
+    assert found in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"), [([], 1), (["cluster.gpus_per_node=3"], 3), (["cluster.nodes=2", "cluster.address=auto"], 2)]
+)
+def test_backends_check_the_number_of_ranks(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: int
+) -> None:
+    from rlcore.run import setup
+
+    seen: list[CheckContext] = []
+    monkeypatch.setattr(setup, "run_check", lambda entry, context, config: seen.append(context) or ())
+    prepared(*overrides)
+    assert {context.world_size for context in seen} == {expected}
+    assert {context.generator_devices for context in seen} == {None}
+
+
+def test_between_devices_weights_take_other_ways(prepared: Prepare) -> None:
+    separate = ("run.device=cuda", "model.dtype=float32", 'cluster.placement="separate"', "cluster.gpus_per_node=2")
+    with pytest.raises(PluginError, match=r"on cuda, between devices. Wanted: nccl, directory. .*refit.in_process"):
+        prepared(*separate, "cluster.generator_gpus_per_node=1")
+
+
+def test_without_ray_the_way_to_install_it_is_said(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
+    with pytest.raises(ConfigError, match=r"pip install 'rlcore\[ray\]'"):
+        prepared("cluster.gpus_per_node=2")
+
+
+def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
+    recipe = prepared("run.num_steps=1", "data.train.limit=6").recipe
+    folder = Path(recipe.run.directory).parent
+    script = f"""
+import sys
+from pathlib import Path
+from rlcore.run.progress import SilentProgress
+from rlcore.run.setup import prepare
+from rlcore.run.train import train
+from rlcore.testing.fakes import FakeTokenizer
+recipe = prepare(Path({str(folder / "recipe.toml")!r}), ["run.num_steps=1", "run.directory={folder / "runs"}"])
+train(recipe, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+print(sorted({{"ray", "torch"}} & sys.modules.keys()))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-1:] == ["[]"], result.stderr
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        start(prepared("cluster.gpus_per_node=1000"))
+    assert time.monotonic() - began < 5
+    assert "cluster.gpus_per_node: found 1 node(s) with 1000 CPUs each" in str(caught.value)
+    assert "expected no more than the cluster has: node 127.0.0.1 with 4 CPUs" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"cluster.nodes: found 2 node\(s\) with 1 CPU each; .* has, also after 1 s: "):
+        start(prepared("cluster.nodes=2", "cluster.address=auto", "cluster.wait_s=1", "run.name=two"))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from rlcore.run.cluster import placement
+
+    monkeypatch.setattr(placement, "RESERVE_S", 1.0)
+    other = ray.util.placement_group([{"CPU": 2}])
+    assert other.wait(10)
+    try:
+        with pytest.raises(ConfigError, match="with 4 CPUs, of which 2 CPUs are free; others use the rest"):
+            start(prepared("cluster.gpus_per_node=3"))
+    finally:
+        ray.util.remove_placement_group(other)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) -> None:
+    whole = prepared("cluster.gpus_per_node=2")
+    chosen = {**whole.chosen, "trainer": evolve(whole.chosen["trainer"], version="9.9")}
+    with pytest.raises(PluginError) as caught:
+        start(evolve(whole, chosen=chosen))
+    assert "not every node has the plugins that the driver chose:\n  - node(s) 127.0.0.1: the driver chose" in str(caught.value)
+    assert "this worker has version 1.0. Install the same version" in str(caught.value)
+
+
+def test_another_version_of_the_core_is_named_with_its_nodes() -> None:
+    from rlcore.run.cluster.failures import Whereabouts
+
+    here = Software.here()
+    other = Software(versions=(*((name, "0.0" if name == "rlcore" else version) for name, version in here.versions),))
+    places = [Whereabouts(rank=rank, node=f"10.0.0.{rank}", log_file=Path("log")) for rank in range(3)]
+    pool._require_same(places, [here] * 3)
+    with pytest.raises(PluginError, match=r"node\(s\) 10.0.0.1, 10.0.0.2: rlcore 0.0"):
+        pool._require_same(places, [here, other, other])
+
+
+def test_an_address_where_nothing_listens_is_said_in_time() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ConfigError, match=rf'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'):
+        ray_session._join(f"127.0.0.1:{port}")
+
+
+def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_session, "ANSWER_S", 3.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match="does not answer as Ray within 3 s"):
+            ray_session._join(f"127.0.0.1:{other.getsockname()[1]}")
+
+
+def test_no_running_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = subprocess.CompletedProcess([], 1, "", "none")
+    monkeypatch.setattr(ray_session.subprocess, "run", lambda *_, **__: result)
+    with pytest.raises(ConfigError, match='"auto", where no Ray cluster can be joined: none'):
+        ray_session._join("auto")
+
+
+def test_cores_are_read_and_unknown_gpus_change_nothing(tmp_path: Path) -> None:
+    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
+    assert parse_cores("") == set()
+    assert bind_near(("0",), tmp_path) == os.sched_getaffinity(0)
+
+
+def test_the_ranks_per_node_are_what_is_left() -> None:
+    cluster = ClusterConfig(nodes=2, gpus_per_node=8, placement="separate", generator_gpus_per_node=3)
+    assert (cluster.ranks_per_node, cluster.world_size) == (5, 10)

@@ -1,0 +1,59 @@
+"""Several nodes, which here are several of Ray's on one machine: ranks spread over them, and one that leaves."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.cluster.ray_session import ray_session
+from rlcore.spi import ConfigError
+
+from .conftest import Notes, assert_close, read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture
+def nodes(installed: Path) -> Iterator[Any]:
+    """A running cluster of two nodes with two CPUs each, which runs join by its address."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    cluster.second = cluster.add_node(**NODE)
+    yield cluster
+    cluster.shutdown()
+
+
+class Leaves(Notes):
+    """Takes the second node away after a step; another one comes in its place, or none."""
+
+    def __init__(self, cluster: Any, step: int, *, is_replaced: bool) -> None:
+        super().__init__()
+        self.cluster, self.last, self.is_replaced = cluster, step, is_replaced
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self.last and self.cluster.second is not None:
+            self.cluster.remove_node(self.cluster.second, allow_graceful=False)
+            self.cluster.second = None
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if self.is_replaced and "restart 1" in text:
+            self.cluster.second = self.cluster.add_node(**NODE)
+            self.last = -1
+
+
+def test_a_node_that_leaves_costs_a_restart_on_another_or_the_run(run: Run, tmp_path: Path, nodes: Any) -> None:
+    options = ("cluster.nodes=2", "cluster.gpus_per_node=2", f"cluster.address={nodes.address}", "run.num_steps=3")
+    with ray_session(ClusterConfig(nodes=2, address=nodes.address), "cpu", None):
+        notes = Leaves(nodes, step=2, is_replaced=True)
+        run("run.name=alone", "run.num_steps=3")
+        run("run.name=left", "cluster.wait_s=20", *options, progress=notes)
+        assert_close(read_metrics(tmp_path / "runs" / "left"), read_metrics(tmp_path / "runs" / "alone"))
+        assert len([text for text in notes.texts if "restart 1 of 3" in text]) == 1
+        with pytest.raises(ConfigError, match=r"found 2 node\(s\) with 2 CPUs each; .*: node ") as caught:
+            run("run.name=short", *options, progress=Leaves(nodes, step=2, is_replaced=False))
+        assert "The workers were to be started anew, since: " in "".join(caught.value.__notes__)

@@ -1,0 +1,38 @@
+"""Whole runs with the fakes in workers on Ray: the figures of a run in one process, whatever the layout."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+LAYOUTS = {
+    "two": ("cluster.gpus_per_node=2",),
+    "one": ("cluster.gpus_per_node=1",),
+    "helpers": ("cluster.gpus_per_node=4", "trainer.ranked.helpers=2"),
+    "separate": ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: str) -> None:
+    options = ("algorithm.ranked.previous_logprobs=true", "algorithm.ranked.kl_coefficient=0.1")
+    run("run.name=alone", *options)
+    summary = run("run.name=pool", *options, *LAYOUTS[layout])
+    runs = tmp_path / "runs"
+    assert_close(read_metrics(runs / "pool"), read_metrics(runs / "alone"))
+    assert summary["steps"] == 4
+    assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
+
+
+def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> None:
+    unmeasured = ("evaluation.at_end=false",)
+    run("run.name=whole", "run.num_steps=6", *unmeasured)
+    run("run.name=part", "cluster.gpus_per_node=2", *unmeasured)
+    run("run.name=part", "run.num_steps=6", "cluster.gpus_per_node=3", *unmeasured, resume=True)
+    assert_close(read_metrics(tmp_path / "runs" / "part"), read_metrics(tmp_path / "runs" / "whole"))

@@ -1,0 +1,105 @@
+"""Launches ranks on gloo, once for each number of them, that run the cases of several test files."""
+
+import importlib
+import json
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from hypothesis import settings
+from torch import Tensor
+
+from rlcore.spi import RankSpec
+from rlcore.testing.models import make_model
+from rlcore_fsdp2 import process_group
+
+MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases")
+ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
+WORLD_SIZES = (2, 4)
+TOLERANCE = 1e-6
+quickly = settings(max_examples=8, deadline=None, derandomize=True, database=None)
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where a case runs."""
+
+    rank: int
+    num_ranks: int
+    models: Path
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return dist.group.WORLD
+
+
+class Cases(dict[str, Callable[[Place], None]]):
+    """Functions that every rank calls, by their names."""
+
+    def add(self, function: Callable[[Place], None]) -> Callable[[Place], None]:
+        self[function.__name__] = function
+        return function
+
+
+def assert_close_everywhere(pairs: list[tuple[str, Tensor, Tensor]], tolerance: float = TOLERANCE) -> None:
+    """Found and expected; all ranks fail if one does, so that hypothesis draws the same examples on each."""
+    errors = [_error(found.detach().float(), expected.detach().float()) for _, found, expected in pairs]
+    worst = torch.stack(errors)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    wrong = {name: error for (name, _, _), error in zip(pairs, worst.tolist(), strict=True) if not error <= tolerance}
+    assert wrong == {}
+
+
+def _error(found: Tensor, expected: Tensor) -> Tensor:
+    """Relative to the largest entry, where that is above 1."""
+    assert found.shape == expected.shape
+    if not found.numel():
+        return torch.tensor(0.0)
+    return (found - expected).abs().max() / max(1.0, expected.abs().max())
+
+
+@contextmanager
+def on_cuda() -> Iterator[None]:
+    """A group of one rank on NCCL."""
+    process_group.join(RankSpec(device="cuda"), 60.0)
+    try:
+        yield
+    finally:
+        process_group.leave()
+
+
+@cache
+def results_of(num_ranks: int) -> list[dict[str, str]]:
+    """What went wrong in each rank's cases, by their names; empty where nothing did."""
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        for architecture in ARCHITECTURES:
+            make_model(scratch / architecture, architecture, num_heads=4, num_kv_heads=2)
+        # Imports take seconds: one process does them, of which the ranks are forks.
+        modelling = [f"transformers.models.{architecture}.modeling_{architecture}" for architecture in ARCHITECTURES]
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload([*MODULES, *modelling])
+        torch.multiprocessing.start_processes(run_all, (num_ranks, scratch), nprocs=num_ranks, start_method="forkserver")
+        return [json.loads((scratch / f"results-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def run_all(rank: int, num_ranks: int, scratch: Path) -> None:
+    """Run all cases up to the first that fails."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=num_ranks)
+    cases = {name: function for module in MODULES for name, function in importlib.import_module(module).CASES.items()}
+    results = dict.fromkeys(cases, "not run, since a case before it failed")
+    for name, function in cases.items():
+        try:
+            function(Place(rank=rank, num_ranks=num_ranks, models=scratch))
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+            break  # the ranks are out of step
+    (scratch / f"results-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""Every layout on gloo against plain transformers and torch in one process; the table is in fsdp2_layout_cases."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fsdp2_layout_cases import (
+    LEARNING_RATE,
+    NUM_STEPS,
+    SAVE_AFTER,
+    assert_weights,
+    cases,
+    prepare,
+    run_all,
+    saved_at,
+    train_on_one,
+)
+from fsdp2_support import exported, make_backend, make_config
+
+from rlcore.spi import CloseRequest, LoadStateRequest
+
+Results = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("layouts")
+    prepare(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once."""
+
+    @cache
+    def get(num_ranks: int) -> Results:
+        if num_ranks == 4:
+            get(2)  # its checkpoints are resumed
+        # Imports take seconds: one process does them, of which the ranks are forks.
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fsdp2_layout_cases"])
+        torch.multiprocessing.start_processes(run_all, (num_ranks, root), nprocs=num_ranks, start_method="forkserver")
+        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    return get
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), [(num_ranks, name) for num_ranks in (2, 4) for name in cases(num_ranks)])
+def test_layout(num_ranks, name, results):
+    found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
+    assert found == {}, "\n".join(found.values())
+
+
+@pytest.mark.parametrize(
+    ("layout", "architecture"),
+    [
+        ("tp2+sp", "qwen3"),
+        ("dp2xtp2", "qwen3"),
+        ("tp2xcp2", "qwen3_moe"),
+        ("hsdp2x2", "qwen3_moe"),
+        ("hsdp2xtp2", "qwen3"),
+        ("dp2xep2", "qwen3_moe"),
+    ],
+)
+def test_one_process_resumes_any_layout(layout, architecture, root, results):
+    results(4)
+    directory = saved_at(root, layout, architecture)
+    backend = make_backend(root / "models" / architecture, config=make_config(learning_rate=LEARNING_RATE))
+    assert backend.load_state(LoadStateRequest(directory=directory)).weight_version == SAVE_AFTER
+    train_on_one(backend, SAVE_AFTER)
+    assert_weights(exported(backend, NUM_STEPS), torch.load(root / f"{architecture}.pt")["weights"])
+    backend.close(CloseRequest())
