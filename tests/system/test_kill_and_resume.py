@@ -126,11 +126,12 @@ def test_stopped_by_ctrl_c_it_saves_and_says_how_to_go_on(workplace: Workplace) 
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     done = num_lines(run) - 1
-    assert errors == (
+    # Only the last line: optional libraries that do not find what they were built for say so when they are imported.
+    assert errors.splitlines()[-1] == (
         f"error: stopped after step {done}; its checkpoint is in runs/stopped/checkpoints. "
-        "Continue with the same command and --resume.\n"
+        "Continue with the same command and --resume."
     )
-    assert "Traceback" not in output
+    assert "Traceback" not in errors + output
     assert checkpoints(run) == [f"step-{done:06d}"]
     run_until(done + 4, *arguments, "run.name=stopped", resume=True)
     run_until(done + 4, *arguments, "run.name=whole")

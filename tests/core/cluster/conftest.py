@@ -60,7 +60,7 @@ class Notes(SilentProgress):
         self.texts.append(text)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The plugins of `ranked_fakes`, as a distribution that this process and all that it starts can find."""
     folder = tmp_path_factory.mktemp("site")
