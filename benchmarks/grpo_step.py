@@ -299,7 +299,10 @@ def report(found: Mapping[str, Mapping[str, Any]], work: Work) -> None:
         columns = "".join(f"{median(step.get(phase, 0.0) for step in result['phases'][1:]):11.2f}" for phase in phases)
         used = " ".join(f"{gib:.2f}" for gib in result["used_gib"])
         peak = max(result["peak_gib"])
-        print(f"{name:22}{seconds:8.2f}{seconds / fastest:7.2f}{columns}{result['start_up']:9.1f}{used:>36}{peak:10.1f}")
+        print(
+            f"{name:22}{seconds:8.2f}{seconds / fastest:7.2f}{columns}{result['start_up']:9.1f}{used:>36}{peak:10.1f}",
+            flush=True,
+        )
 
 
 def _step_s(result: Mapping[str, Any]) -> float:
@@ -360,8 +363,11 @@ def main() -> None:
                 json.dumps(asdict(work)),
             ]
             subprocess.run(make, check=True)
-        found = {name: measure(name, work, str(model), arguments.set, arguments.limit) for name in arguments.contestants}
-    report(found, work)
+        found: dict[str, dict[str, Any]] = {}
+        for name in arguments.contestants:
+            found[name] = measure(name, work, str(model), arguments.set, arguments.limit)
+            # Anew each time: what is measured is not lost if the next one is cut off.
+            report(found, work)
 
 
 if __name__ == "__main__":

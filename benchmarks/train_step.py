@@ -17,7 +17,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from attrs import frozen
-from transformers import AutoConfig, AutoModelForCausalLM
+from model_shapes import SHAPES, write_model
+from transformers import AutoModelForCausalLM
 
 from rlcore.spi import (
     CloseRequest,
@@ -38,28 +39,11 @@ from rlcore.spi import (
     TrainerContext,
     TrainStepRequest,
 )
-from rlcore.testing.models import make_tokenizer
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
 
 PEAK_FLOPS = 989e12
 LEARNING_RATE = 1e-6
-QWEN2_1_5B = {
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-}
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 @frozen(kw_only=True)
@@ -93,16 +77,6 @@ Steps: TypeAlias = tuple[Callable[[], float], Callable[[], None]]
 """A step that returns its loss, and what frees everything."""
 
 LOSS = LossSpec(path="train_step:negative_loglikelihood", config=None)
-
-
-def make_model(directory: Path, shape: dict[str, int], device: torch.device) -> Path:
-    """A Qwen2 directory with random weights in bfloat16."""
-    make_tokenizer(directory)
-    config = AutoConfig.for_model("qwen2", **shape, tie_word_embeddings=True, max_position_embeddings=32768)
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    return directory
 
 
 def fsdp2_steps(workload: Workload, config: Fsdp2Config) -> Steps:
@@ -190,7 +164,7 @@ def measure(
     return Result(name=name, seconds=statistics.median(seconds), peak_bytes=peak, first_loss=first_loss)
 
 
-def flops_per_token(shape: dict[str, int], length: int) -> float:
+def flops_per_token(shape: Mapping[str, int], length: int) -> float:
     """As the module's docstring says."""
     hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
     head_dim = hidden // heads
@@ -200,7 +174,7 @@ def flops_per_token(shape: dict[str, int], length: int) -> float:
     return 6 * weights + 12 * shape["num_hidden_layers"] * heads * head_dim * length / 2
 
 
-def print_table(results: list[Result], workload: Workload, shape: dict[str, int]) -> None:
+def print_table(results: list[Result], workload: Workload, shape: Mapping[str, int]) -> None:
     num_tokens, length = workload.tokens.size, workload.tokens.shape[-1]
     device = torch.cuda.get_device_name() if workload.device.type == "cuda" else "CPU"
     print(f"\n{device}, {workload.dtype}, torch {torch.__version__}; a step is {workload.tokens.shape} tokens")
@@ -222,8 +196,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     arguments = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    shape, length = (TINY, min(arguments.length, 64)) if arguments.tiny else (QWEN2_1_5B, arguments.length)
-    tokens = np.random.default_rng(0).integers(0, shape["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
+    shape, length = ("tiny", min(arguments.length, 64)) if arguments.tiny else ("1.5b", arguments.length)
+    tokens = (
+        np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
+    )
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE)
     sides: list[tuple[str, Fsdp2Config | None]] = [
         ("fsdp2", Fsdp2Config(optimizer=optimizer)),
@@ -232,14 +208,14 @@ def main() -> None:
         ("plain transformers", None),
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        model = make_model(Path(scratch), shape, device)
+        model = write_model(Path(scratch), shape, device.type, "bfloat16")
         dtype = "bfloat16" if device.type == "cuda" else "float32"
         workload = Workload(model=model, device=device, dtype=dtype, tokens=tokens)
         results = []
         for name, config in sides:
             make = partial(transformers_steps, workload) if config is None else partial(fsdp2_steps, workload, config)
             results.append(measure(name, make, workload, arguments.steps))
-    print_table(results, workload, shape)
+    print_table(results, workload, SHAPES[shape])
 
 
 if __name__ == "__main__":
