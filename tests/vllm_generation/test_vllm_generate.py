@@ -108,9 +108,18 @@ def test_a_refit_in_flight_parts_each_sample_by_its_weights(backend, two_models,
     assert np.median(by_weights[0][is_new]) > 0.1
 
 
-def test_several_refits_in_flight(backend, two_models, references):
+def test_several_refits_in_flight(backend, two_models, references, monkeypatch):
+    replica, begun = backend._replicas[0], threading.Event()
+    generate = replica.generate
+
+    def begin(*arguments):
+        begun.set()  # while refits are locked out
+        return generate(*arguments)
+
+    monkeypatch.setattr(replica, "generate", begin)
     with ThreadPoolExecutor() as pool:
         call = pool.submit(backend.generate, request_of(3, 280))
+        assert begun.wait(60)
         for version in range(1, 6):
             two_models.refit(backend, version % 2, version)
         result = call.result(60)
