@@ -30,7 +30,7 @@ from rlcore_vllm.check import SHORTER, check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.explain import SHORTER as SHORTER_TEXT
 from rlcore_vllm.explain import explain
-from rlcore_vllm.settings import EngineSettings, engine_settings, replica_devices
+from rlcore_vllm.settings import EngineSettings, engine_settings, longest_sequence, replica_devices
 
 NUM_LAST_LINES = 40
 MAX_LENGTH = "pass --max-length"
@@ -74,7 +74,7 @@ def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings
         model=request.model,
         place=RankSpec(device=request.device),
         seed=0,
-        max_sequence_length=request.max_sequence_length or 0,
+        max_sequence_length=request.max_sequence_length or longest_sequence(request.model),
         channel="directory",
     )
     settings = engine_settings(context, config)

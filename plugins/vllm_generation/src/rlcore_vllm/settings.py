@@ -112,7 +112,16 @@ def replica_devices(config: VllmConfig, own_device: int) -> list[tuple[int, ...]
 
 def vocabulary_size(model: ModelSpec) -> int:
     """Rows of the model's embedding, by its configuration."""
+    return int(_text_config(model).vocab_size)
+
+
+def longest_sequence(model: ModelSpec) -> int:
+    """Tokens that the model has positions for, by its configuration; 0 where it does not say."""
+    return int(getattr(_text_config(model), "max_position_embeddings", 0))
+
+
+def _text_config(model: ModelSpec) -> Any:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    return int(config.get_text_config().vocab_size)
+    return config.get_text_config()
