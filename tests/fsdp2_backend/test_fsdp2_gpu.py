@@ -25,10 +25,10 @@ from rlcore.spi import (
     SetResidencyRequest,
 )
 from rlcore.testing.models import ARCHITECTURES, make_model
-from rlcore_fsdp2 import process_group
+from rlcore.torchkit import process_group
+from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
-from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.policy import make_policy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

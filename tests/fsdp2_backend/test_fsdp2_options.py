@@ -9,10 +9,10 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec
+from rlcore.torchkit.schedule import learning_rate
 from rlcore_fsdp2 import provider
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig, ScheduleConfig
-from rlcore_fsdp2.schedule import learning_rate
 
 
 def test_provider_imports_nothing_heavy():

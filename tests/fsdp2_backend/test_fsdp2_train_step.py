@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlcore.spi import BoundError, ContractError, ExportWeightsRequest, LossSpec, ModelSpec, NonFiniteError
 from rlcore.testing.models import ARCHITECTURES
+from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.gradients import accumulate
-from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.policy import make_policy
 
 CPU = torch.device("cpu")

@@ -61,6 +61,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
+from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
 from rlcore.spi.serve import ServeRequest
 from rlcore.spi.trainer import (
@@ -121,6 +122,7 @@ __all__ = [
     "NamedTensor",
     "NonFiniteError",
     "Observation",
+    "OptimizerSpec",
     "PluginError",
     "Problem",
     "Provider",
@@ -139,6 +141,7 @@ __all__ = [
     "SamplingParams",
     "SaveStateRequest",
     "SaveStateResult",
+    "ScheduleSpec",
     "ServeRequest",
     "SetResidencyRequest",
     "SetResidencyResult",

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
+from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.weights import DtypeName, RefitChannel
 
 
@@ -47,6 +48,10 @@ class TrainerContext:
     """Whether get_logprobs(model="reference") will be called."""
     max_sequence_length: int
     """Tokens of the longest sequence that any batch will hold."""
+    optimizer: OptimizerSpec = field(factory=OptimizerSpec)
+    """What train_step optimizes with."""
+    schedule: ScheduleSpec = field(factory=ScheduleSpec)
+    """The learning rate of each step, by the formula of `rlcore.torchkit.schedule`."""
 
 
 @frozen(kw_only=True)

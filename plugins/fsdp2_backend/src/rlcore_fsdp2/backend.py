@@ -1,15 +1,13 @@
 """The trainer's hooks: what each request checks, does and returns."""
 
 import gc
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from rlcore.spi import (
-    BoundError,
     CloseRequest,
     CloseResult,
     ConfigError,
@@ -19,7 +17,6 @@ from rlcore.spi import (
     LoadStateResult,
     LogprobsRequest,
     LogprobsResult,
-    NonFiniteError,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
@@ -30,23 +27,25 @@ from rlcore.spi import (
     WeightExport,
     hookimpl,
 )
+from rlcore.torchkit import process_group
+from rlcore.torchkit.figures import check_bounds, check_finite
 from rlcore.torchkit.hf_directory import write_hf_directory
+from rlcore.torchkit.losses import Totals
+from rlcore.torchkit.microbatch import move
 from rlcore.torchkit.models import load_config
-from rlcore_fsdp2 import checkpoint, process_group
+from rlcore.torchkit.residency import RESIDENT, Residency, num_bytes
+from rlcore.torchkit.schedule import learning_rate
+from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.gradients import Figures, Totals, accumulate, non_finite_names, reduce
+from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_fsdp2.logprobs import compute_logprobs
-from rlcore_fsdp2.microbatch import move
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
-from rlcore_fsdp2.residency import RESIDENT, Residency, num_bytes
-from rlcore_fsdp2.schedule import learning_rate
 from rlcore_fsdp2.sharding import local
 
 HF_BUCKET_BYTES = 2**28
-MAX_NAMED = 3
 
 
 class Fsdp2Backend:
@@ -85,8 +84,8 @@ class Fsdp2Backend:
             totals = self._accumulate(request)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
             figures = reduce(totals, list(gradients.values()), self._parallel)
-            self._check_finite(figures, gradients)
-            self._check_bounds(figures, request.bounds)
+            check_finite(figures, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
+            check_bounds(figures, request.bounds, self._weight_version)
             rate = self._update(list(gradients.values()), figures.grad_norm)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -164,30 +163,6 @@ class Fsdp2Backend:
         except BaseException:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
             raise
-
-    def _check_finite(self, figures: Figures, gradients: Mapping[str, Tensor]) -> None:
-        """Every rank sees the same figures, so all of them raise."""
-        where = f"train_step at weight version {self._weight_version}"
-        if not math.isfinite(figures.loss):
-            raise NonFiniteError(f"{where}: the loss is {figures.loss}; the step is refused and the state before it kept")
-        if not math.isfinite(figures.grad_norm):
-            names = non_finite_names(gradients, self._parallel.world_size)
-            of = f" in {', '.join(names[:MAX_NAMED])}" + (f" and {len(names) - MAX_NAMED} more" if names[MAX_NAMED:] else "")
-            raise NonFiniteError(
-                f"{where}: the gradient's norm is {figures.grad_norm}, not finite{of if names else ''}; "
-                "the step is refused and the state before it kept"
-            )
-        for name, value in figures.metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"{where}: the metric {name} is {value}; the step is refused and the state before it kept")
-
-    def _check_bounds(self, figures: Figures, bounds: Mapping[str, float]) -> None:
-        """Every rank sees the same figures, so all of them raise. A metric that the loss does not report has no bound."""
-        exceeded = {name: value for name, value in figures.metrics.items() if value > bounds.get(name, math.inf)}
-        if exceeded:
-            shown = ", ".join(f"the metric {name} is {value:.6g}, above {bounds[name]:.6g}" for name, value in exceeded.items())
-            where = f"train_step at weight version {self._weight_version}"
-            raise BoundError(f"{where}: {shown}; the step is refused and the state before it kept", exceeded)
 
     def _update(self, gradients: Sequence[Tensor], norm: float) -> float:
         """Clip and step; returns the learning rate used."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rlcore.spi import LogprobsRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore.torchkit.logprobs import packed_logprobs
-from rlcore_fsdp2.microbatch import move
+from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.sharding import reshard
 
 

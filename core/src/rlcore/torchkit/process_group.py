@@ -5,7 +5,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlcore.spi import ContractError, RankSpec
+from rlcore.spi.context import RankSpec
+from rlcore.spi.errors import ContractError
 
 _num_users = 0
 _is_ours = False

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
 
-from rlcore.spi import SetResidencyRequest
-from rlcore_fsdp2.sharding import local
+from rlcore.spi.lifecycle import SetResidencyRequest
 
 
 def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
     """The storages of this rank's parts of `tensors`, each once."""
     unique = {}
     for tensor in tensors:
-        storage = local(tensor).untyped_storage()
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        storage = part.untyped_storage()
         unique[storage._cdata] = storage
     return list(unique.values())
 

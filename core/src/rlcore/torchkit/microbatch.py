@@ -8,7 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import ContractError, TokenBatch
+from rlcore.spi.batch import TokenBatch
+from rlcore.spi.errors import ContractError
 from rlcore.torchkit.attention import PackedSequences
 
 

@@ -2,10 +2,10 @@
 
 import math
 
-from rlcore_fsdp2.config import ScheduleConfig
+from rlcore.spi.optimizer import ScheduleSpec
 
 
-def learning_rate(peak: float, schedule: ScheduleConfig, step: int, num_steps: int) -> float:
+def learning_rate(peak: float, schedule: ScheduleSpec, step: int, num_steps: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`.
 
     Steps 0 … warmup_steps-1 rise as peak·(step+1)/warmup_steps. The decay starts at the peak in step warmup_steps and reaches
