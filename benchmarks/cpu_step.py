@@ -77,7 +77,7 @@ prompts_per_step = 16
 samples_per_prompt = 8
 max_prompt_tokens = 12
 max_response_tokens = 32
-[trainer.fsdp2.optimizer]
+[optimizer]
 learning_rate = 1e-5
 [logging]
 rollouts_every_n_steps = 0

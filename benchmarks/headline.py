@@ -2,12 +2,13 @@
 
     python benchmarks/headline.py results --gpus 8              # three steps more, then the medians of all so far
     python benchmarks/headline.py results --gpus 8 --report     # the medians alone
+    python benchmarks/headline.py experts --gpus 8 --trainer megatron --shape 30b-a3b
     python benchmarks/headline.py /tmp/results --quick          # a tiny shape on a CPU, to try the script
 
 A step of the shape of Llama-3.1-8B with random weights: 64 prompts of 150 tokens x 32 samples, four updates of 512, sequences
 of at most 4,096 tokens, log-probabilities of the policy and of a reference policy with a KL term, bfloat16 with float32 master
-weights, trainer `fsdp2` and generator `vllm` on the same GPUs. Lengths are log-normal with a mean of 795 and a tail to the
-limit; a sample's is drawn from its seed and forced through its token limit. Rewards are random but fixed.
+weights, trainer `fsdp2` (or `--trainer megatron`) and generator `vllm` on the same GPUs. Lengths are log-normal with a mean of
+795 and a tail to the limit; a sample's is drawn from its seed and forced through its token limit. Rewards are random but fixed.
 
 Every step is kept in the directory as soon as it is done, so that a machine may be lent for a few minutes at a time; each call
 starts anew, and its first step, which warms up, is left out. `--set KEY=VALUE` changes the recipe.
@@ -30,7 +31,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
-from model_shapes import SHAPES, write_model
+from model_shapes import SHAPES, active_weights, attention_flops, write_model
 
 PEAK_FLOPS = 989e12
 COLUMNS = ("total", "train", "refit", "generation", "logprobs", "other")
@@ -58,6 +59,7 @@ class Work:
     prompt_length: int = 150
     max_length: int = 4096
     max_tokens_per_microbatch: int = 8192
+    trainer: str = "fsdp2"
     generator: str = "vllm"
     device: str = "cuda"
     dtype: str = "bfloat16"
@@ -92,7 +94,7 @@ def recipe_of(work: Work) -> dict[str, Any]:
         "environment.name": "headline",
         "environment.headline.num_prompts": 64 * work.num_prompts,
         "environment.headline.prompt_length": work.prompt_length,
-        "trainer.name": "fsdp2",
+        "trainer.name": work.trainer,
         "generator.name": f"headline_{work.generator}",
         "rollout.samples_per_prompt": work.group,
         "rollout.max_prompt_tokens": work.prompt_length,
@@ -167,17 +169,12 @@ def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
 
 def forward_flops(shape: str, tokens: float, squared: float) -> float:
     """As the module's docstring says, of sequences with so many tokens, and with this sum of squared lengths."""
-    options = SHAPES[shape]
-    hidden, heads, layers = options["hidden_size"], options["num_attention_heads"], options["num_hidden_layers"]
-    head_dim = hidden // heads
-    attention = hidden * head_dim * (2 * heads + 2 * options["num_key_value_heads"])
-    weights = layers * (attention + 3 * hidden * options["intermediate_size"]) + hidden * options["vocab_size"]
-    return 2 * weights * tokens + 2 * layers * heads * head_dim * squared
+    return 2 * active_weights(shape) * tokens + attention_flops(shape, squared)
 
 
 def report(work: Work, directory: Path) -> None:
     steps = done_steps(directory)
-    size = f"{work.shape}, {work.num_samples} samples a step, {work.num_updates} updates, {work.gpus} GPUs"
+    size = f"{work.shape}, {work.num_samples} samples a step, {work.num_updates} updates, {work.trainer}, {work.gpus} GPUs"
     print(f"\n{versions(work.device)}; {size}")
     heads = ("total", "train", "refit", "generation", "log-probs", "other", "generated", "tok/s/GPU", "train MFU", "log-p MFU")
     print(f"{'seconds':34}" + "".join(f"{head:>11}" for head in heads))
@@ -215,6 +212,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES))
     parser.add_argument("--gpus", type=int, help="0 runs in one process")
     parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--trainer", choices=("fsdp2", "megatron"))
     parser.add_argument("--generator", choices=("vllm", "transformers"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the recipe")
     parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU, to try the script")
@@ -226,7 +224,7 @@ def parse() -> argparse.Namespace:
 
 
 def chosen_work(arguments: argparse.Namespace) -> Work:
-    names = ("shape", "gpus", "device", "generator")
+    names = ("shape", "gpus", "device", "trainer", "generator")
     given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     work = evolve(QUICK if arguments.quick else Work(), **given)
     return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")

@@ -28,6 +28,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": False,
     },
+    "30b-a3b": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
     "tiny": {
         "model_type": "qwen2",
         "vocab_size": 512,
@@ -38,8 +53,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
+    "tiny-moe": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+    },
 }
-"""Those of Qwen2-1.5B and Llama-3.1-8B, and one to try the scripts with."""
+"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, and two to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -51,7 +81,7 @@ def config_of(shape: str) -> Any:
     return AutoConfig.for_model(
         options.pop("model_type"),
         **options,
-        max_position_embeddings=32768,
+        max_position_embeddings=131072,
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=None,
@@ -61,7 +91,8 @@ def config_of(shape: str) -> Any:
 def write_config(directory: Path, shape: str, dtype: str) -> Path:
     """config.json and a tokenizer, without weights."""
     config = config_of(shape)
-    config.architectures = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[config.model_type]]
+    names = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+    config.architectures = [names[config.model_type]]
     config.dtype = dtype
     _write_tokenizer(directory, config.vocab_size)
     config.save_pretrained(directory)
@@ -97,8 +128,30 @@ def num_parameters(shape: str) -> int:
 def kv_bytes_per_token(shape: str, bytes_per_number: int = 2) -> int:
     """Keys and values of all layers."""
     options = SHAPES[shape]
-    head_dim = options["hidden_size"] // options["num_attention_heads"]
-    return 2 * options["num_hidden_layers"] * options["num_key_value_heads"] * head_dim * bytes_per_number
+    return 2 * options["num_hidden_layers"] * options["num_key_value_heads"] * head_dim(shape) * bytes_per_number
+
+
+def head_dim(shape: str) -> int:
+    """Numbers in a head."""
+    options = SHAPES[shape]
+    return int(options.get("head_dim") or options["hidden_size"] // options["num_attention_heads"])
+
+
+def active_weights(shape: str) -> int:
+    """Weights of the matrix products that a token takes part in; the head is one, the embedding is not."""
+    options = SHAPES[shape]
+    hidden, heads, keys = options["hidden_size"], options["num_attention_heads"], options["num_key_value_heads"]
+    columns = options["intermediate_size"]
+    if options.get("num_experts"):
+        columns = options["num_experts_per_tok"] * options["moe_intermediate_size"]
+    layer = hidden * head_dim(shape) * (2 * heads + 2 * keys) + 3 * hidden * columns + hidden * options.get("num_experts", 0)
+    return options["num_hidden_layers"] * layer + hidden * options["vocab_size"]
+
+
+def attention_flops(shape: str, squared: float) -> float:
+    """Forward, of causal attention within sequences with this sum of squared lengths."""
+    options = SHAPES[shape]
+    return 2 * options["num_hidden_layers"] * options["num_attention_heads"] * head_dim(shape) * squared
 
 
 def prompts(num_prompts: int, length: int, vocabulary_size: int, seed: int = 0) -> list[list[int]]:

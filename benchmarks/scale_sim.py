@@ -6,33 +6,45 @@
 The real driver (`rlcore.run.train`, its loop, rollouts and metrics), the algorithm `grpo`, the real balancing and the real
 cutting and joining of what travels (`rlcore.run.cluster`), with workers that answer at once in place of GPUs: 256 rollouts a
 rank and step, in groups of 32, four updates, with log-probabilities of the policy and of a reference policy. Lengths are
-log-normal with a mean of 795 tokens, cut at 3,946, after a prompt of about 8. There is a generator for every rank. What the
-workers take to make up their answers is left out, and so are Ray's object store (`--object-store` puts it in) and the network.
-Two columns are the fakes' own: `rewards`, where the environment is called once a rollout, and `texts`, where a tokenizer of
-single characters decodes what it judges.
+log-normal with a mean of 795 tokens, cut at 3,946, after a prompt of about 8. There is a generator for every rank, and eight
+ranks a node. What goes to a generator and what workers answer is pickled and unpickled as on the way through Ray. What the
+workers take to make up their answers, and to decode them, is left out, and so are the network and Ray itself: `--object-store`
+sends the parts through its store on this machine, and measures what one call of an actor costs the driver.
 
-Each row runs in a process of its own. Memory is the process's peak above what it held before the first step: the step's columns
-in whatever copies there are at a time, the workers' answers included. The floor is one copy of the step's columns.
+Seconds are CPU seconds of the driver's process, which other work on the machine does not change much: it does one thing at a
+time, so that on a machine of its own they pass on the clock, of which `wall` is what was seen. `rewards` contains the fake
+environment's own code, which `environment` shows: the same calls without a driver. `system` is the kernel's share of the CPU
+seconds: above all memory that is new to the process. `--keep-memory` tells the C library to keep what
+is freed for the next step. Each row runs in a process of its own. Memory is the process's peak above what it held before the
+first step: the step's columns in whatever copies there are at a time, the workers' answers included; one copy is that of the
+step's columns. The floor in time is what leaves for the workers, copied once, at the rate measured beside.
 """
 
 import argparse
+import asyncio
 import cProfile
 import json
+import os
+import pickle
 import pstats
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
 from response_lengths import lengths_of
 
+import rlcore.run.timing as timing
 import rlcore.run.train as driver
 from rlcore.plugins.discovery import Registry
 from rlcore.run.cluster.dispatch import RankPart
@@ -40,26 +52,38 @@ from rlcore.run.cluster.orders import LogprobsOrder, StepOrder
 from rlcore.run.cluster.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.groups import Backends, RefitOrder
 from rlcore.run.progress import SilentProgress
+from rlcore.run.responses import Responses
 from rlcore.run.setup import prepare
 from rlcore.spi import (
+    EnvironmentContext,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     TrainStepResult,
+    Turn,
 )
-from rlcore.spi.arrays import Float32Array, Int32Array
+from rlcore.spi.arrays import Float32Array
 from rlcore.testing.fakes import FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
+from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 from rlcore_grpo.provider import PROVIDER as GRPO
 
 GROUP = 32
+RANKS_PER_NODE = 8
 ROLLOUTS_PER_RANK = 256
 MAX_TOKENS = 16_384
 LIMIT = 3946
 STEP_S = 60.0
 MIB = 2**20
 BYTES_PER_TOKEN = 4 * 4 + 1
+BYTES_SENT = 1.75 * (4 + 1) + (4 + 1 + 3 * 4 + 0.75 * 4)
+"""A token: for log-probabilities its number and mask, once and for three of four updates; for an update also its advantage and
+log-probabilities of generator, reference and, for three of four, policy."""
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**46),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 TIMED = ("generation", "logprobs", "train", "other", "rewards")
-PHASES = (*TIMED, "texts")
 RECIPE = f"""
 [model]
 path = "none"
@@ -95,14 +119,15 @@ class Workers:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.cpu_s = 0.0
+        self.clocks = np.zeros(3)
 
     @contextmanager
     def work(self, phase: str) -> Iterator[None]:
-        start, start_cpu = time.perf_counter(), time.process_time()
+        start = clocks()
         yield
-        self.cpu_s += time.process_time() - start_cpu
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        taken = clocks() - start
+        self.clocks += taken
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + taken[0]
 
 
 class LocalCalls:
@@ -113,57 +138,58 @@ class LocalCalls:
     def __init__(self, workers: Workers, num_ranks: int) -> None:
         self.workers = workers
         self.ranks = range(num_ranks)
-        self.places = [f"rank {rank}" for rank in self.ranks]
+        self.places = [SimpleNamespace(node_id=str(rank // RANKS_PER_NODE)) for rank in self.ranks]
+        self.tokenizer = FakeTokenizer()
 
     def together(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """One answer a rank."""
         with self.workers.work({"train_step": "train"}.get(name, name)):
-            return [getattr(self, name)(*given) for given in arguments]
+            replies = [pickled(getattr(self, name)(*given)) for given in arguments]
+        return [unpickled(*reply) for reply in replies]
 
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], **_: Any) -> list[Any]:
         """One answer of each of some ranks."""
+        sent = [pickled(given) for given in arguments.values()]
         with self.workers.work("generation"):
-            return [getattr(self, name)(*given) for given in arguments.values()]
+            replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
+        return [unpickled(*reply) for reply in replies]
 
-    def train_step(self, order: StepOrder, part: Any) -> TrainStepResult:
-        received(part)
+    def train_step(self, order: StepOrder, parts: Any, number: int) -> TrainStepResult:
+        received(parts)[number].microbatches()
         metrics = {"token_mult_prob_error": 1.0}
         version = order.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
 
-    def logprobs(self, order: LogprobsOrder, part: Any, leads: bool) -> Float32Array:
-        return np.full(received(part).batch.num_tokens, -1.0, np.float32)
+    def logprobs(self, order: LogprobsOrder, parts: Any, number: int, leads: bool) -> Float32Array:
+        return np.full(len(received(parts)[number].tokens), -1.0, np.float32)
 
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    def generate(self, request: GenerateRequest) -> Responses:
         lengths = lengths_of(request.seeds, mean=795, limit=LIMIT)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         num_tokens = int(offsets[-1])
-        return GenerateResult(
+        result = GenerateResult(
             tokens=(1 + np.arange(num_tokens, dtype=np.int32) % 26),
             offsets=offsets,
             logprobs=np.full(num_tokens, -1.0, np.float32),
             weight_versions=np.full(num_tokens, request.weight_version, np.int32),
             finish_reasons=np.full(len(lengths), FinishReason.LENGTH, np.uint8),
         )
+        return Responses.of(result, self.tokenizer)
 
 
-def received(part: Any) -> RankPart:
+def pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """As Ray sends it: arrays apart, to be read where they lie."""
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(value, 5, buffer_callback=buffers.append), buffers
+
+
+def unpickled(data: bytes, buffers: list[pickle.PickleBuffer]) -> Any:
+    return pickle.loads(data, buffers=buffers)
+
+
+def received(parts: Any) -> list[RankPart]:
     """What a worker gets: from Ray's object store, or as it is."""
-    return ray.get(part) if isinstance(part, ray.ObjectRef) else part
-
-
-class TimedTokenizer(FakeTokenizer):
-    """A character tokenizer; the seconds that it takes for texts are counted apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = 0.0
-
-    def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
-        start = time.perf_counter()
-        texts = super().decode_batch(sequences)
-        self.seconds += time.perf_counter() - start
-        return texts
+    return ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts
 
 
 class NoRoute:
@@ -176,25 +202,49 @@ class NoRoute:
 class StepSeconds(SilentProgress):
     """Driver seconds of each step, by phase."""
 
-    def __init__(self, workers: Workers, tokenizer: TimedTokenizer) -> None:
-        self.workers, self.tokenizer = workers, tokenizer
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
         self.steps: list[dict[str, float]] = []
         self.base_bytes = 0
-        self.last_cpu = 0.0
+        self.last = clocks()
 
     def started(self, run_directory: Path, step: int, num_steps: int) -> None:
         self.base_bytes = peak_bytes()
-        self.last_cpu = time.process_time()
+        self.last = clocks()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         found = {phase: metrics[f"time/{phase}_s"] - self.workers.seconds.get(phase, 0.0) for phase in TIMED}
-        found["texts"], self.tokenizer.seconds = self.tokenizer.seconds, 0.0
-        found["other"] -= found["texts"]
-        now = time.process_time()
-        cpu_s = now - self.last_cpu - self.workers.cpu_s
-        self.steps.append({**found, "cpu": cpu_s, "tokens": metrics["mean_generated_tokens"]})
+        now = clocks()
+        own = dict(zip(("cpu", "system", "wall"), (now - self.last - self.workers.clocks).tolist(), strict=True))
+        self.steps.append({**found, **own, "tokens": metrics["mean_generated_tokens"]})
         self.workers.seconds.clear()
-        self.workers.cpu_s, self.last_cpu = 0.0, now
+        self.workers.clocks[:], self.last = 0.0, now
+
+
+def clocks() -> NDArray[np.float64]:
+    """CPU seconds of this process, those of them in the kernel, and the time."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return np.array([time.process_time(), usage.ru_stime, time.perf_counter()])
+
+
+def environment_seconds(num_rollouts: int, num_tokens: float) -> float:
+    """What the fake environment takes for a step's rollouts without a driver."""
+    environment = FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig())
+    text = FakeTokenizer().decode(1 + np.arange(int(num_tokens)) % 26)
+    turn = Turn(text=text, tokens=np.zeros(0, np.int32), finish_reason=FinishReason.LENGTH)
+
+    async def all_steps(number: int) -> None:
+        for _ in range(number):
+            await environment.step(0, turn)
+
+    return num_rollouts * min(timeit.repeat(lambda: asyncio.run(all_steps(8192)), number=1, repeat=3)) / 8192
+
+
+def copy_rate() -> float:
+    """Bytes a second that one thread copies."""
+    source = np.ones(2**27, np.uint8)
+    target = np.ones_like(source)
+    return source.nbytes / min(timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=5))
 
 
 def peak_bytes() -> int:
@@ -202,7 +252,7 @@ def peak_bytes() -> int:
 
 
 def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, float]:
-    """The quickest of the steps after the first."""
+    """The step after the first that took the least CPU time."""
     workers = Workers()
 
     @contextmanager
@@ -222,6 +272,7 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
 
         yield opened
 
+    timing.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
     driver.execution = execution  # type: ignore[assignment]
     providers = {
         "trainer": [FAKE_TRAINER],
@@ -229,21 +280,24 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         "algorithm": [GRPO],
         "environment": [FAKE_ENVIRONMENT],
     }
-    tokenizer = TimedTokenizer()
     registry = Registry.from_providers(providers)
-    progress = StepSeconds(workers, tokenizer)
+    progress = StepSeconds(workers)
     with tempfile.TemporaryDirectory() as directory:
         recipe = Path(directory) / "recipe.toml"
         recipe.write_text(RECIPE)
         keys = {"run.directory": directory, "run.num_steps": num_steps, "training.prompts_per_step": num_rollouts // GROUP}
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
-        driver.train(prepared, resume=False, progress=progress, tokenizer=tokenizer)
+        driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps
+    peak_mib = (peak_bytes() - progress.base_bytes) / MIB
+    found = min(steps, key=lambda step: step["cpu"])
     return {
-        **min(steps, key=lambda step: sum(step[phase] for phase in PHASES)),
-        "cpu": min(step["cpu"] for step in steps),
-        "peak_mib": (peak_bytes() - progress.base_bytes) / MIB,
+        **found,
+        "wall": min(step["wall"] for step in steps),
+        "environment": environment_seconds(num_rollouts, found["tokens"]),
+        "floor": num_rollouts * (found["tokens"] + 12) * BYTES_SENT / copy_rate(),
+        "peak_mib": peak_mib,
     }
 
 
@@ -252,7 +306,28 @@ def start_store(real: bool) -> None:
     if not real:
         ray.put = lambda value: value
         return
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=2 * 2**30, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2 * 2**30, log_to_driver=False)
+
+
+def call_microseconds() -> float:
+    """CPU time that a call of a Ray actor and its answer take in the driver, all its threads together."""
+
+    class Actor:
+        def call(self, name: str, part: Any) -> str:
+            return name
+
+    remote: Any = ray.remote(num_cpus=0)(Actor)
+    actors = [remote.remote() for _ in range(2)]
+    part = ray.put(np.zeros(10_000))
+    ray.get([actor.call.remote("", part) for actor in actors])
+    found = []
+    for _ in range(4):
+        start = time.process_time()
+        references = [actors[number % 2].call.remote("train_step", part) for number in range(1024)]
+        ray.wait(references, num_returns=len(references))
+        ray.get(references)
+        found.append((time.process_time() - start) / 1024 * 1e6)
+    return min(found)
 
 
 def main() -> None:
@@ -262,6 +337,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="where a step goes, for the first number of ranks")
     parser.add_argument("--object-store", action="store_true", help="send the parts through Ray, on this machine")
+    parser.add_argument("--keep-memory", action="store_true", help="let the C library keep what is freed")
     parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row or arguments.profile:
@@ -270,23 +346,28 @@ def main() -> None:
         (num_ranks,) = arguments.ranks[:1]
         call = (num_ranks, arguments.rollouts or ROLLOUTS_PER_RANK * num_ranks, arguments.steps)
         found = measure(*call) if profile is None else profile.runcall(measure, *call)
+        if arguments.object_store:
+            print(f"a call of a Ray actor: {call_microseconds():.0f} µs of CPU time in the driver", file=sys.stderr)
         print(json.dumps(found))
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(35)
         return
-    heads = ("driver s", "of 60 s", "CPU s", *PHASES, "µs a rollout", "peak MiB", "one copy MiB")
+    names = ("wall", *TIMED, "system", "environment", "floor")
+    heads = ("driver s", "of 60 s", *names, "µs a rollout", "peak MiB", "one copy MiB")
     print(f"{'ranks':>7}{'rollouts':>10}" + "".join(f"{head:>14}" for head in heads))
     for num_ranks in arguments.ranks:
         num_rollouts = arguments.rollouts or ROLLOUTS_PER_RANK * num_ranks
         own = ["--row", "--ranks", str(num_ranks), "--steps", str(arguments.steps), "--rollouts", str(num_rollouts)]
         own += ["--object-store"] if arguments.object_store else []
-        output = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True, text=True).stdout
-        row = json.loads(output.splitlines()[-1])
-        seconds = sum(row[phase] for phase in PHASES)
+        surroundings = os.environ | (KEEP_MEMORY if arguments.keep_memory else {})
+        row = json.loads(
+            subprocess.check_output([sys.executable, __file__, *own], text=True, env=surroundings).splitlines()[-1]
+        )
+        seconds = row["cpu"]
         copy = num_rollouts * (row["tokens"] + 12) * BYTES_PER_TOKEN / MIB
         print(
-            f"{num_ranks:>7}{num_rollouts:>10}{seconds:>14.3f}{seconds / STEP_S:>14.1%}{row['cpu']:>14.3f}"
-            + "".join(f"{row[phase]:>14.3f}" for phase in PHASES)
+            f"{num_ranks:>7}{num_rollouts:>10}{seconds:>14.3f}{seconds / STEP_S:>14.1%}"
+            + "".join(f"{row[name]:>14.3f}" for name in names)
             + f"{seconds / num_rollouts * 1e6:>14.1f}{row['peak_mib']:>14,.0f}{copy:>14,.0f}"
         )
 

@@ -4,8 +4,9 @@
     python benchmarks/train_step.py --tiny    # the same steps on a tiny shape, on whatever device there is
 
 Both sides take the same optimizer steps on the same sequences, all of one length: forward, backward, clipping to norm 1 and
-AdamW on float32 master weights. The trainer `fsdp2` gets them packed; plain transformers as a [sequences, length] batch with
-torch's scaled_dot_product_attention, bfloat16 by autocast, and logits of the whole microbatch.
+AdamW on float32 master weights. The trainers get them packed, `megatron` with TransformerEngine where that is installed; plain
+transformers gets a [sequences, length] batch with torch's scaled_dot_product_attention, bfloat16 by autocast, and logits of the
+whole microbatch.
 
 Model FLOPs of a token: 6 N + 12 L D S/2, with N the weights in matrix products (the head is one, the embedding is not), L
 layers, D = heads x head dimension, and S/2 the mean number of tokens that a token of a sequence of S attends to. Recomputed
@@ -17,15 +18,16 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from attrs import frozen
-from model_shapes import SHAPES, write_model
+from model_shapes import SHAPES, active_weights, attention_flops, write_model
 from transformers import AutoModelForCausalLM
 
 from rlcore.spi import (
@@ -34,13 +36,16 @@ from rlcore.spi import (
     LossOutput,
     LossSpec,
     ModelSpec,
+    OptimizerSpec,
     RankSpec,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
 )
 from rlcore_fsdp2.backend import Fsdp2Backend
-from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
+from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.config import MegatronConfig
 
 PEAK_FLOPS = 989e12
 LEARNING_RATE = 1e-6
@@ -79,8 +84,8 @@ Steps: TypeAlias = tuple[Callable[[], float], Callable[[], None]]
 LOSS = LossSpec(path="train_step:negative_loglikelihood", config=None)
 
 
-def fsdp2_steps(workload: Workload, config: Fsdp2Config) -> Steps:
-    """The trainer's."""
+def trainer_steps(workload: Workload, backend: Any, config: object) -> Steps:
+    """A trainer's."""
     _, num_sequences, length = workload.tokens.shape
     context = TrainerContext(
         model=ModelSpec(path=str(workload.model), dtype=workload.dtype),
@@ -89,8 +94,10 @@ def fsdp2_steps(workload: Workload, config: Fsdp2Config) -> Steps:
         num_train_steps=1,
         needs_reference=False,
         max_sequence_length=length,
+        max_microbatch_tokens=num_sequences * length,
+        optimizer=OptimizerSpec(learning_rate=LEARNING_RATE),
     )
-    trainer = Fsdp2Backend(context, config)
+    trainer = backend(context, config)
     loss_mask = np.ones((num_sequences, length), np.bool_)
     loss_mask[:, 0] = False
     offsets = np.arange(num_sequences + 1, dtype=np.int64) * length
@@ -164,17 +171,12 @@ def measure(
     return Result(name=name, seconds=statistics.median(seconds), peak_bytes=peak, first_loss=first_loss)
 
 
-def flops_per_token(shape: Mapping[str, int], length: int) -> float:
+def flops_per_token(shape: str, length: int) -> float:
     """As the module's docstring says."""
-    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
-    head_dim = hidden // heads
-    attention = hidden * head_dim * (2 * heads + 2 * shape["num_key_value_heads"])
-    layer = attention + 3 * hidden * shape["intermediate_size"]
-    weights = shape["num_hidden_layers"] * layer + hidden * shape["vocab_size"]
-    return 6 * weights + 12 * shape["num_hidden_layers"] * heads * head_dim * length / 2
+    return 6 * active_weights(shape) + 3 * attention_flops(shape, length**2) / length
 
 
-def print_table(results: list[Result], workload: Workload, shape: Mapping[str, int]) -> None:
+def print_table(results: list[Result], workload: Workload, shape: str) -> None:
     num_tokens, length = workload.tokens.size, workload.tokens.shape[-1]
     device = torch.cuda.get_device_name() if workload.device.type == "cuda" else "CPU"
     print(f"\n{device}, {workload.dtype}, torch {torch.__version__}; a step is {workload.tokens.shape} tokens")
@@ -194,28 +196,37 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=1, help="microbatches of 8 sequences in an optimizer step")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--sides", nargs="*", metavar="NAME", help="only these, by the names in the table")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     shape, length = ("tiny", min(arguments.length, 64)) if arguments.tiny else ("1.5b", arguments.length)
     tokens = (
         np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
     )
-    optimizer = OptimizerConfig(learning_rate=LEARNING_RATE)
-    sides: list[tuple[str, Fsdp2Config | None]] = [
-        ("fsdp2", Fsdp2Config(optimizer=optimizer)),
-        ("fsdp2, compiled layers", Fsdp2Config(optimizer=optimizer, compile_layers=True)),
-        ("fsdp2, activation checkpointing", Fsdp2Config(optimizer=optimizer, activation_checkpointing=True)),
-        ("plain transformers", None),
-    ]
+    sides: dict[str, Any] = {
+        "megatron": (MegatronBackend, MegatronConfig()),
+        "megatron, full recompute": (MegatronBackend, MegatronConfig(recompute="full")),
+        "fsdp2": (Fsdp2Backend, Fsdp2Config()),
+        "fsdp2, compiled layers": (Fsdp2Backend, Fsdp2Config(compile_layers=True)),
+        "fsdp2, activation checkpointing": (Fsdp2Backend, Fsdp2Config(activation_checkpointing=True)),
+        "plain transformers": None,
+    }
+    if find_spec("transformer_engine"):
+        sides |= {
+            "megatron, float8": (MegatronBackend, MegatronConfig(fp8=True)),
+            "megatron, no TransformerEngine": (MegatronBackend, MegatronConfig(transformer_engine=False)),
+        }
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(Path(scratch), shape, device.type, "bfloat16")
         dtype = "bfloat16" if device.type == "cuda" else "float32"
         workload = Workload(model=model, device=device, dtype=dtype, tokens=tokens)
         results = []
-        for name, config in sides:
-            make = partial(transformers_steps, workload) if config is None else partial(fsdp2_steps, workload, config)
+        for name in arguments.sides or sides:
+            side = sides[name]
+            make = partial(transformers_steps, workload) if side is None else partial(trainer_steps, workload, *side)
             results.append(measure(name, make, workload, arguments.steps))
-    print_table(results, workload, SHAPES[shape])
+            print_table(results[-1:], workload, shape)  # a run that is cut off keeps what it has measured
+    print_table(results, workload, shape)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=Path("runs"))
+    parser.add_argument("--trainer", default="auto", help="of both runs")
     parser.add_argument("overrides", nargs="*", help="key.path=value, for the GRPO run")
     arguments = parser.parse_args()
 
@@ -43,7 +44,7 @@ def main() -> None:
         alphabet=ALPHABET,
         max_length=64,
     )
-    common = [f"run.seed={arguments.seed}", f"run.directory={root}"]
+    common = [f"run.seed={arguments.seed}", f"run.directory={root}", f"trainer.name={arguments.trainer}"]
     grpo = prepare(RECIPES / "demo-grpo.toml", [*common, f"model.path={model}", *arguments.overrides])
     assert grpo.environment is not None
     solutions = root / "solutions.jsonl"

@@ -6,7 +6,6 @@ import torch
 from rlcore.spi import ModelSpec
 from rlcore.testing import TrainerConformance
 from rlcore.testing.models import make_model
-from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
 from rlcore_fsdp2.provider import PROVIDER
 
 
@@ -14,10 +13,6 @@ class Fsdp2Conformance(TrainerConformance):
     @pytest.fixture
     def provider(self):
         return PROVIDER
-
-    @pytest.fixture
-    def config(self):
-        return Fsdp2Config(optimizer=OptimizerConfig(learning_rate=1e-3))
 
 
 class TestFsdp2(Fsdp2Conformance):

@@ -45,11 +45,16 @@ class VllmConformance(GeneratorConformance):
     def other_model(self, tmp_path_factory):
         return self.make_model(tmp_path_factory, 1)
 
-    def make_model(self, tmp_path_factory, seed):
-        directory = tmp_path_factory.getbasetemp() / f"conformance-vllm-{self.architecture}-{seed}"
+    @pytest.fixture
+    def routed_model(self, tmp_path_factory):
+        return self.make_model(tmp_path_factory, 2, "qwen3_moe")
+
+    def make_model(self, tmp_path_factory, seed, architecture=None):
+        architecture = architecture or self.architecture
+        directory = tmp_path_factory.getbasetemp() / f"conformance-vllm-{architecture}-{seed}"
         if not directory.exists():
             # vLLM's attention on CPU takes heads of at least 32.
-            make_model(directory, self.architecture, hidden_size=64, num_heads=2, tied=self.tied, seed=seed)
+            make_model(directory, architecture, hidden_size=64, num_heads=2, tied=self.tied, seed=seed)
         return ModelSpec(path=str(directory))
 
     @pytest.fixture

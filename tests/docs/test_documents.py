@@ -107,6 +107,8 @@ max_prompt_tokens = 32
 max_response_tokens = 4
 [training]
 prompts_per_step = 8
+[optimizer]
+learning_rate = 0.1
 [evaluation]
 temperature = 1.0
 [logging]

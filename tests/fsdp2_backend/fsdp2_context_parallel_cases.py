@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from rlcore.spi import ContractError, ModelSpec
 from rlcore.torchkit.attention import PackedSequences, packed_attention
+from rlcore.torchkit.context_parallel import ContextPart
 from rlcore.torchkit.logprobs import packed_logprobs, patch_head
 from rlcore.torchkit.models import load_model
-from rlcore_fsdp2.context_parallel import ContextPart, context_attention, patch_context
+from rlcore_fsdp2.context_parallel import context_attention, patch_context
 
 CASES = Cases()
 CPU = torch.device("cpu")

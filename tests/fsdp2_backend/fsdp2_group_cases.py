@@ -19,7 +19,7 @@ from rlcore.spi import RankSpec
 from rlcore.testing.models import make_model
 from rlcore.torchkit import process_group
 
-MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases")
+MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases", "fsdp2_load_cases")
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
 WORLD_SIZES = (2, 4)
 TOLERANCE = 1e-6

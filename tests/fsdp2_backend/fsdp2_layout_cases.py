@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import fsdp2_support
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,8 +24,8 @@ from rlcore_fsdp2.export import whole
 NUM_STEPS = 3
 SAVE_AFTER = 2
 NUM_SEQUENCES = 8
-LEARNING_RATE = 2e-4
-"""Adam divides by the gradient's own size: of one near zero float32's rounding changes the update by percents of this."""
+OPTIMIZER = evolve(fsdp2_support.OPTIMIZER, learning_rate=2e-4)
+"""Adam divides by the gradient's own size: of one near zero float32's rounding changes the update by percents of this rate."""
 
 
 @frozen(kw_only=True)
@@ -56,7 +57,7 @@ class Bounds:
 
 
 FLOAT32 = Bounds(element=1e-5, figure=1e-5)
-BFLOAT16 = Bounds(element=2.1 * NUM_STEPS * LEARNING_RATE, gradient=0.06, figure=0.15)
+BFLOAT16 = Bounds(element=2.1 * NUM_STEPS * OPTIMIZER.learning_rate, gradient=0.06, figure=0.15)
 """bfloat16 rounds by up to 2⁻⁹ in each of some tens of products in a row. Adam's steps are no longer than its learning rate,
 and may point the other way."""
 BFLOAT16_EXPERTS = evolve(BFLOAT16, gradient=0.3)
@@ -157,8 +158,8 @@ class Place:
     def backend(self, layout: Layout, architecture: str, **options: Any) -> Fsdp2Backend:
         place = {"rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank, "device": self.device}
         options |= {"dtype": self.dtype, "rendezvous": "env://"}
-        config = make_config(learning_rate=LEARNING_RATE, **layout.options)
-        return make_backend(self.root / "models" / architecture, config=config, **place, **options)
+        options |= {"config": make_config(**layout.options), "optimizer": OPTIMIZER}
+        return make_backend(self.root / "models" / architecture, **place, **options)
 
     def expected(self, architecture: str) -> Any:
         return torch.load(self.root / f"{architecture}.pt")
@@ -185,7 +186,7 @@ def make_biased(root: Path) -> None:
 
 def write_expected(root: Path, architecture: str) -> None:
     """Log-probabilities before, and gradients of each step and weights after all, of plain transformers in one process."""
-    reference = Reference(root / "models" / architecture, make_config(learning_rate=LEARNING_RATE))
+    reference = Reference(root / "models" / architecture, OPTIMIZER)
     with torch.no_grad():
         logprobs = reference.logprobs(BATCHES[0])
     losses, norms, gradients = [], [], []
@@ -206,7 +207,7 @@ def train_on_one(backend: Fsdp2Backend, version: int) -> None:
 
 def save_on_one(root: Path, architecture: str) -> None:
     """What `resumptions` call "single"."""
-    backend = make_backend(root / "models" / architecture, config=make_config(learning_rate=LEARNING_RATE))
+    backend = make_backend(root / "models" / architecture, optimizer=OPTIMIZER)
     for version in range(SAVE_AFTER):
         train_on_one(backend, version)
     directory = saved_at(root, "single", architecture)

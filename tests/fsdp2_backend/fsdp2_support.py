@@ -16,13 +16,15 @@ from rlcore.spi import (
     LossOutput,
     LossSpec,
     ModelSpec,
+    OptimizerSpec,
     RankSpec,
+    ScheduleSpec,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
 )
 from rlcore_fsdp2.backend import Fsdp2Backend
-from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
+from rlcore_fsdp2.config import Fsdp2Config
 
 VOCABULARY = 100
 TEMPERATURE = 1.3
@@ -90,7 +92,22 @@ def split(batch: TokenBatch, groups: Sequence[Sequence[int]]) -> tuple[TokenBatc
     return tuple(batch.select(np.asarray(group, np.int64)) for group in groups)
 
 
-def make_context(directory: Path, *, dtype: str = "float32", needs_reference: bool = False, **place: Any) -> TrainerContext:
+OPTIMIZER = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def make_config(**options: Any) -> Fsdp2Config:
+    return Fsdp2Config(collective_timeout_s=30.0, **options)
+
+
+def make_context(
+    directory: Path,
+    *,
+    dtype: str = "float32",
+    needs_reference: bool = False,
+    optimizer: OptimizerSpec = OPTIMIZER,
+    schedule: ScheduleSpec | None = None,
+    **place: Any,
+) -> TrainerContext:
     return TrainerContext(
         model=ModelSpec(path=str(directory), dtype=dtype),
         place=RankSpec(**place),
@@ -98,21 +115,13 @@ def make_context(directory: Path, *, dtype: str = "float32", needs_reference: bo
         num_train_steps=10,
         needs_reference=needs_reference,
         max_sequence_length=64,
+        optimizer=optimizer,
+        schedule=schedule or ScheduleSpec(),
     )
 
 
-def make_config(
-    *, learning_rate: float = 1e-3, weight_decay: float = 0.1, max_grad_norm: float = 0.5, **options: Any
-) -> Fsdp2Config:
-    optimizer = OptimizerConfig(learning_rate=learning_rate, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
-    return Fsdp2Config(optimizer=optimizer, collective_timeout_s=30.0, **options)
-
-
-def make_backend(
-    directory: Path, *, config: Fsdp2Config | None = None, dtype: str = "float32", needs_reference: bool = False, **place: Any
-) -> Fsdp2Backend:
-    context = make_context(directory, dtype=dtype, needs_reference=needs_reference, **place)
-    return Fsdp2Backend(context, config or make_config())
+def make_backend(directory: Path, *, config: Fsdp2Config | None = None, **context: Any) -> Fsdp2Backend:
+    return Fsdp2Backend(make_context(directory, **context), config or make_config())
 
 
 def step_request(
@@ -133,13 +142,13 @@ def exported(backend: Fsdp2Backend, weight_version: int = 0, dtype: str = "float
 class Reference:
     """Plain transformers, one sequence at a time, and torch's AdamW."""
 
-    def __init__(self, directory: Path, config: Fsdp2Config | None = None) -> None:
+    def __init__(self, directory: Path, spec: OptimizerSpec = OPTIMIZER) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-        self.config = (config or make_config()).optimizer
+        self.spec = spec
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": self.config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate, fused=False, foreach=False)
+        groups = [{"params": matrices, "weight_decay": spec.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=spec.learning_rate, fused=False, foreach=False)
 
     def logprobs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [T] log-probabilities and entropies, 0.0 at first tokens."""
@@ -170,7 +179,7 @@ class Reference:
     def step(self, batch: TokenBatch) -> tuple[float, float]:
         """One clipped step; returns loss and the gradient's norm before clipping."""
         loss = self.backward(batch)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm.item()

@@ -4,12 +4,11 @@ import json
 import resource
 
 import pytest
-from fsdp2_support import assert_same, exported, make_backend, make_batch, make_config, split, step_request
+from fsdp2_support import assert_same, exported, make_backend, make_batch, split, step_request
 from safetensors import safe_open
 
-from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, StorageError
+from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, ScheduleSpec, StorageError
 from rlcore_fsdp2.checkpoint import Part
-from rlcore_fsdp2.config import ScheduleConfig
 
 
 def step(trainer, version):
@@ -34,8 +33,8 @@ def trained(backend):
 @pytest.mark.parametrize("num_steps", [0, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resumed_run_continues_exactly(num_steps, dtype, backend, tmp_path):
-    config = make_config(schedule=ScheduleConfig(warmup_steps=3, decay="cosine"))
-    first, resumed = backend(dtype=dtype, config=config), backend(dtype=dtype, config=config)
+    schedule = ScheduleSpec(warmup_steps=3, decay="cosine")
+    first, resumed = backend(dtype=dtype, schedule=schedule), backend(dtype=dtype, schedule=schedule)
     for version in range(num_steps):
         step(first, version)
     step(resumed, 0)  # what it held before must leave no trace

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp2_layout_cases import (
-    LEARNING_RATE,
     NUM_STEPS,
+    OPTIMIZER,
     SAVE_AFTER,
     assert_weights,
     cases,
@@ -18,7 +18,7 @@ from fsdp2_layout_cases import (
     saved_at,
     train_on_one,
 )
-from fsdp2_support import exported, make_backend, make_config
+from fsdp2_support import exported, make_backend
 
 from rlcore.spi import CloseRequest, LoadStateRequest
 
@@ -68,7 +68,7 @@ def test_layout(num_ranks, name, results):
 def test_one_process_resumes_any_layout(layout, architecture, root, results):
     results(4)
     directory = saved_at(root, layout, architecture)
-    backend = make_backend(root / "models" / architecture, config=make_config(learning_rate=LEARNING_RATE))
+    backend = make_backend(root / "models" / architecture, optimizer=OPTIMIZER)
     assert backend.load_state(LoadStateRequest(directory=directory)).weight_version == SAVE_AFTER
     train_on_one(backend, SAVE_AFTER)
     assert_weights(exported(backend, NUM_STEPS), torch.load(root / f"{architecture}.pt")["weights"])

@@ -50,7 +50,15 @@ def is_section(cls, name):
 
 def test_plugins_of_every_role_are_looked_at():
     modules = {cls.__module__.partition(".")[0] for cls in ALL}
-    assert {"rlcore", "rlcore_fsdp2", "rlcore_transformers", "rlcore_grpo", "rlcore_sft", "rlcore_math"} <= modules
+    assert {
+        "rlcore",
+        "rlcore_fsdp2",
+        "rlcore_megatron",
+        "rlcore_transformers",
+        "rlcore_grpo",
+        "rlcore_sft",
+        "rlcore_math",
+    } <= modules
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")

@@ -80,7 +80,7 @@ def test_array_fields_of_the_interface_state_their_shape(root):
                     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
                     else ""
                 )
-                if not re.search(r"\[[A-Za-z+1]+\]|scalar", text):
+                if not re.search(r"\[[A-Za-z+1]+(, [A-Z])*\]|scalar", text):
                     missing.append(f"{path.name}: {record.name}.{statement.target.id}")
     assert count > 20
     assert not missing, "\n".join(missing)

@@ -34,7 +34,7 @@ max_prompt_tokens = 8
 max_response_tokens = 4
 [training]
 prompts_per_step = 4
-[trainer.fsdp2.optimizer]
+[optimizer]
 learning_rate = 1e-2
 [checkpoint]
 every_n_steps = 2

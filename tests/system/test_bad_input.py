@@ -27,20 +27,23 @@ def test_unknown_keys_and_wrong_types_are_reported_at_once(workplace: Workplace,
     overrides = [
         "training.prompt_per_step=3",
         "run.num_steps=many",
-        "trainer.fsdp2.optimizer.lr=1",
+        "optimizer.lr=1",
+        "trainer.fsdp2.optimizer.eps=1",
         "model.trust_remote_code=1",
     ]
     message = expect_failure(
         workplace.rlcore(command, "grpo.toml", *overrides),
         2,
-        "4 problem(s) in the recipe",
+        "5 problem(s) in the recipe",
         "training.prompt_per_step: found an unknown key, in the command line",
         "Did you mean training.prompts_per_step?",
         'run.num_steps: found "many" (a string), in the command line; expected an integer',
-        "trainer.fsdp2.optimizer.lr: found an unknown key",
+        "optimizer.lr: found an unknown key",
+        "trainer.fsdp2.optimizer: found an unknown key",
+        "Did you mean [optimizer]",
         "model.trust_remote_code: found 1 (an integer), in the command line; expected true or false",
     )
-    assert len(message.splitlines()) == 5
+    assert len(message.splitlines()) == 6
     assert not (workplace.folder / "runs").exists()
 
 
@@ -48,15 +51,16 @@ def test_values_out_of_range_are_reported_with_those_of_the_plugins(workplace: W
     refuse(
         workplace,
         2,
-        ("rollout.temperature: found 0.0", "training.updates_per_step"),
+        ("rollout.temperature: found 0.0", "training.updates_per_step", "optimizer.eps: found 0.0"),
+        "optimizer.eps=0.0",
         "rollout.temperature=0.0",
         "training.updates_per_step=5",
     )
     refuse(
         workplace,
         2,
-        ("2 problem(s)", "trainer.fsdp2.optimizer.eps: found 0.0", "environment.arithmetic.num_train: found 400"),
-        "trainer.fsdp2.optimizer.eps=0.0",
+        ("2 problem(s)", "trainer.fsdp2.collective_timeout_s: found 0", "environment.arithmetic.num_train: found 400"),
+        "trainer.fsdp2.collective_timeout_s=0",
         "environment.arithmetic.num_train=400",
     )
 

@@ -48,7 +48,7 @@ max_prompt_tokens = 128
 max_response_tokens = 6
 [training]
 prompts_per_step = 4
-[trainer.fsdp2.optimizer]
+[optimizer]
 learning_rate = 1e-2
 [logging]
 rollouts_every_n_steps = 1

@@ -189,7 +189,7 @@ def write_rows(workplace: Workplace, *, poisoned: int) -> None:
 
 
 def test_a_learning_rate_beyond_all_bounds(workplace: Workplace) -> None:
-    result = workplace.rlcore("train", "grpo.toml", "trainer.fsdp2.optimizer.learning_rate=1e30", "evaluation.at_start=false")
+    result = workplace.rlcore("train", "grpo.toml", "optimizer.learning_rate=1e30", "evaluation.at_start=false")
     message = expect_failure(result, 7, "train_step at weight version 1", "trainer 'fsdp2'", "The state after step")
     run = workplace.run("run")
     assert checkpoints(run) == [f"step-{read_metrics(run)[-1]['step']:06d}"]

@@ -23,8 +23,8 @@ EVERYTHING = (
     "algorithm.grpo.previous_logprobs=trainer",
     "algorithm.grpo.entropy_coefficient=0.01",
     "training.updates_per_step=3",
-    "trainer.fsdp2.schedule.warmup_steps=5",
-    'trainer.fsdp2.schedule.decay="cosine"',
+    "schedule.warmup_steps=5",
+    'schedule.decay="cosine"',
     "trainer.fsdp2.activation_checkpointing=true",
     "rollout.top_k=8",
 )

@@ -47,7 +47,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Story:
         sft = workplace.train("sft.toml", *SMALL_SUMS, *options, "run.num_steps=15", "training.prompts_per_step=25")
         (workplace.folder / "second.toml").write_text(
             'extends = ["grpo.toml"]\n[run]\nname = "second"\nnum_steps = 30\n[model]\npath = "runs/sft/model"\n'
-            "[training]\nprompts_per_step = 25\n[trainer.fsdp2.optimizer]\nlearning_rate = 3e-3\n"
+            "[training]\nprompts_per_step = 25\n[optimizer]\nlearning_rate = 3e-3\n"
         )
         grpo = workplace.train("second.toml", *SMALL_SUMS, *options, *EVALUATION, "rollout.samples_per_prompt=8")
     return Story(workplace, sft, grpo, workplace.folder / "second.toml")
@@ -141,7 +141,7 @@ def test_overrides_win_over_the_recipe_and_it_over_what_it_extends(story: Story,
     assert resolved["training"]["prompts_per_step"] == 7
     assert resolved["run"] == {"directory": "runs", "name": "second", "seed": 4, "num_steps": 30, "device": "auto"}
     assert resolved["rollout"]["samples_per_prompt"] == 4
-    assert resolved["trainer"]["fsdp2"]["optimizer"]["learning_rate"] == 3e-3
+    assert resolved["optimizer"]["learning_rate"] == 3e-3
     assert resolved["model"]["path"] == str(story.workplace.folder / "runs" / "sft" / "model")
 
 

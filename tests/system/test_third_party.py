@@ -29,8 +29,8 @@ class Trainer:
 
     def __init__(self, context, config):
         from rlcore_fsdp2.backend import Fsdp2Backend
-        from rlcore_fsdp2.config import Fsdp2Config, OptimizerConfig
-        self.inner = Fsdp2Backend(context, Fsdp2Config(optimizer=OptimizerConfig(learning_rate=0.01)))
+        from rlcore_fsdp2.config import Fsdp2Config
+        self.inner = Fsdp2Backend(context, Fsdp2Config())
         self.layout, self.num_steps = self.inner.layout, 0
 
     @hookimpl

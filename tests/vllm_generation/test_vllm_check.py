@@ -9,12 +9,13 @@ import pytest
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankSpec
 from rlcore.testing.models import make_model
+from rlcore.torchkit.device_memory import GIB, device_memories
 from rlcore_vllm import check as check_module
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import OWNED, engine_arguments
 from rlcore_vllm.explain import explain
-from rlcore_vllm.memory import GIB, device_memories, model_size
+from rlcore_vllm.memory import model_size
 from rlcore_vllm.settings import engine_settings
 
 Problems = Callable[..., list[Problem]]

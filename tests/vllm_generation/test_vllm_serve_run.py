@@ -27,7 +27,7 @@ at_start = false
 at_end = false
 [training]
 prompts_per_step = 2
-[trainer.fsdp2.optimizer]
+[optimizer]
 learning_rate = 1e-2
 [generator]
 name = "transformers"

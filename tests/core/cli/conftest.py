@@ -40,6 +40,7 @@ def prepared() -> SimpleNamespace:
         algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
         evaluates=True,
         registry=SimpleNamespace(warnings=()),
+        notes=("trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU",),
     )
 
 

@@ -48,7 +48,8 @@ def test_check_says_what_would_run(invoke, calls) -> None:
     assert calls.prepared == [(Path("r.toml"), ["run.seed=3"])]
     assert not calls.trained
     lines = {line.split()[0]: line for line in result.output.splitlines()}
-    assert result.output.startswith("ok: r.toml")
+    assert result.stdout.startswith("ok: r.toml")
+    assert result.stderr == "note: trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU\n"
     assert lines["trainer"].split(maxsplit=1)[1] == "tra 1.2 of acme-tra (auto, priority 50)"
     assert lines["generator"].split(maxsplit=1)[1] == "gen 1.2 of acme-gen (named)"
     assert "32 prompts x 8 samples" in lines["each"]

@@ -33,6 +33,8 @@ device = "cpu"
 prompts_per_step = 6
 updates_per_step = 2
 max_tokens_per_microbatch = 64
+[optimizer]
+learning_rate = 0.1
 [rollout]
 max_prompt_tokens = 16
 max_response_tokens = 8

@@ -179,6 +179,14 @@ def test_sections_of_plugins_that_are_not_there(problems) -> None:
     assert "rlcore plugins" in found["generator.fast"].remedy
 
 
+def test_a_section_of_the_recipe_written_below_a_plugin(problems) -> None:
+    found = problems("[trainer.optimizer]\neps = 1\n[trainer.zed]\noptimizer = {learning_rate = 1}\nwarmup_steps = 1")
+    assert found["trainer.optimizer"].remedy == "Did you mean [optimizer]?"
+    assert found["trainer.zed.optimizer"].remedy == "Did you mean [optimizer]?"
+    places = "schedule.warmup_steps or algorithm.alg.warmup_steps"
+    assert found["trainer.zed.warmup_steps"].remedy == f"Did you mean {places}?"
+
+
 def test_an_option_one_level_too_high(problems) -> None:
     found = problems("[trainer]\nrate = 1\nnmae = 'zed'")
     assert found["trainer.rate"].remedy == "Did you mean trainer.zed.rate?"

@@ -6,7 +6,8 @@ import pytest
 from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import ModelConfig, NamedPluginChoice, Recipe, TrainingConfig
-from rlcore.config.validate import RULES, validate, value_at
+from rlcore.config.rules import RULES, value_at
+from rlcore.config.validate import validate
 from rlcore.spi import ConfigError
 
 
@@ -43,6 +44,17 @@ from rlcore.spi import ConfigError
         "training.max_tokens_per_microbatch=0",
         "training.warn_token_mult_prob_error=0.9",
         "training.max_token_mult_prob_error=1.0",
+        "optimizer.learning_rate=0",
+        "optimizer.learning_rate=inf",
+        "optimizer.betas=[0.9, 1.0]",
+        "optimizer.betas=[-0.1, 0.9]",
+        "optimizer.eps=0",
+        "optimizer.weight_decay=-0.1",
+        "optimizer.max_grad_norm=-1",
+        "schedule.warmup_steps=-1",
+        "schedule.min_learning_rate_ratio=1.5",
+        "schedule.min_learning_rate_ratio=-0.5",
+        "schedule.min_learning_rate_ratio=0.5",
         "refit.max_bucket_mib=0",
         "evaluation.every_n_steps=-1",
         "evaluation.every_n_steps=5",
@@ -76,6 +88,8 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("training.updates_per_step=32",),
         ("training.max_token_mult_prob_error=inf",),
         ("training.warn_token_mult_prob_error=inf", "training.max_token_mult_prob_error=1.01"),
+        ("optimizer.max_grad_norm=0.0", "optimizer.betas=[0.0, 0.0]"),
+        ("schedule.decay=cosine", "schedule.min_learning_rate_ratio=1.0", "schedule.warmup_steps=1000"),
         ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
         ("evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
         ("data.evaluation={}", "evaluation.every_n_steps=5"),

@@ -3,10 +3,11 @@
 import pickle
 import sys
 
+import attrs
 import pytest
 
 from rlcore.plugins.discovery import Registry, discover
-from rlcore.plugins.selection import ChosenPlugin, auto_error, explain, load_chosen, select
+from rlcore.plugins.selection import ChosenPlugin, auto_error, explain, load_chosen, passed_over, select
 from rlcore.spi import SPI_VERSION, PluginError
 
 
@@ -39,6 +40,31 @@ def test_auto_passes_over_what_is_unavailable(make_provider):
 def test_auto_passes_over_what_lacks_a_capability(make_provider):
     bare = make_provider("high", priority=30, capabilities=())
     assert chosen(registry_of(bare, make_provider("low")), needs={"entropy": "the loss has an entropy bonus"}) == "low"
+
+
+def test_what_auto_could_not_take_is_told_with_the_reason_highest_first(make_provider):
+    registry = registry_of(
+        make_provider("lower", priority=10, unavailable=lambda: "is not installed"),
+        make_provider("taken", priority=50),
+        make_provider("bare", priority=60, capabilities=()),
+        make_provider("absent", priority=80, unavailable=lambda: "is not installed: pip install it"),
+        make_provider("elsewhere", priority=90, devices=["cuda"]),
+    )
+    needs = {"entropy": "the loss has an entropy bonus"}
+    taken = select(registry, "trainer", "auto", device="cpu", needs=needs)
+    assert passed_over(registry, taken, device="cpu", needs=needs) == (
+        "trainer 'taken' (priority 50) is taken, as 'absent' (priority 80) cannot be: is not installed: pip install it",
+        "trainer 'taken' (priority 50) is taken, as 'bare' (priority 60) cannot be: "
+        "lacks the capability 'entropy' (the loss has an entropy bonus)",
+    )
+
+
+def test_of_what_the_user_disabled_nothing_is_told(make_provider):
+    registry = registry_of(make_provider("taken"), make_provider("off", priority=80, unavailable=lambda: "is broken"))
+    entries = [attrs.evolve(entry, disabled=entry.name == "off") for entry in registry.entries]
+    registry = attrs.evolve(registry, entries=tuple(entries))
+    taken = select(registry, "trainer", "auto", device="cpu", needs={})
+    assert passed_over(registry, taken, device="cpu", needs={}) == ()
 
 
 def test_auto_considers_only_what_is_meant_for_the_device(make_provider):

@@ -25,6 +25,8 @@ num_steps = 6
 [training]
 prompts_per_step = 8
 updates_per_step = 2
+[optimizer]
+learning_rate = 0.1
 [rollout]
 max_prompt_tokens = 16
 max_response_tokens = 8

@@ -18,7 +18,7 @@ from rlcore.spi import CheckpointError, StorageError
 
 
 def state(step: int) -> LoopState:
-    return LoopState(step=step, weight_version=2 * step, model="a" * 64)
+    return LoopState(step=step, weight_version=2 * step, model="a" * 64, trainer="fake")
 
 
 def write_weights(directory: Path) -> None:

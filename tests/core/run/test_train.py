@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas
 import pytest
+from attrs import evolve
 
+from rlcore.plugins.discovery import Registry
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import (
     CheckpointError,
@@ -18,6 +20,8 @@ from rlcore.spi import (
     RefitError,
     RewardError,
 )
+from rlcore.testing.fakes import fake_registry
+from rlcore.testing.fakes.providers import FAKE_TRAINER
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
 
@@ -164,6 +168,23 @@ def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path)
     assert [record["updates"] for record in records[1:]] == [0, 0]
     assert records[-1]["weight_version"] == 0
     assert len([note for note in notes if "nothing to learn from" in note]) == 2
+
+
+def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
+    notes: list[str] = []
+    progress = SilentProgress()
+    progress.note = notes.append  # type: ignore[method-assign]
+    absent = evolve(FAKE_TRAINER, name="absent", priority=80, unavailable=lambda: "its engine is not installed: pip install it")
+    entries = Registry.from_providers({"trainer": [absent]}).entries
+    registry = evolve(fake_registry(), entries=(*fake_registry().entries, *entries))
+    run("run.num_steps=1", progress=progress, registry=registry)
+    reason = "as 'absent' (priority 80) cannot be: its engine is not installed: pip install it"
+    assert [note for note in notes if reason in note] == [
+        f"trainer 'fake' (priority {FAKE_TRAINER.priority}) is taken, {reason}"
+    ]
+    notes.clear()
+    run("run.num_steps=1", "run.name=named", 'trainer.name="fake"', progress=progress, registry=registry)
+    assert not any("absent" in note for note in notes)
 
 
 def test_all_rewards_equal_ends_the_run_where_the_recipe_says_so(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import pickle
 import shutil
 import string
 
@@ -146,3 +147,11 @@ def test_loading_leaves_the_directory_as_it_was(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "copy")
     load(directory)
     assert sorted(entry.name for entry in directory.iterdir()) == sorted(entry.name for entry in (tmp_path / "copy").iterdir())
+
+
+def test_another_process_reads_the_same_tokenizer(directory):
+    tokenizer = load(directory, chat_template="{{ messages[0]['content'] }}!")
+    found = pickle.loads(pickle.dumps(tokenizer))
+    assert found.decode(found.encode("two")) == "two"
+    assert (found.stop_token_ids, found.prompt_prefix) == (tokenizer.stop_token_ids, tokenizer.prompt_prefix)
+    assert found.render_chat([{"role": "user", "content": "two"}]) == "two!"

@@ -1,11 +1,11 @@
-"""Ragged rows are copied as an index to every element would copy them."""
+"""Ragged rows are taken, put and joined as an index to every element would do it."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi.arrays import gather_ragged, take_rows
+from rlcore.spi.arrays import gather_ragged, join_rows, offsets_of, put_rows, take_rows
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
@@ -28,3 +28,29 @@ def test_rows_are_a_copy_that_may_be_changed(column: np.ndarray) -> None:
     assert taken.tolist() == [*before[4:], *before[:4]]
     taken[:] = -1
     np.testing.assert_array_equal(column, before)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, data=st.data())
+def test_rows_that_were_taken_go_back_to_their_places(lengths: list[int], data: st.DataObject) -> None:
+    offsets = offsets_of(lengths)
+    column = np.arange(1, offsets[-1] + 1, dtype=np.int32)
+    indices = np.asarray(data.draw(st.lists(st.integers(0, len(lengths) - 1), unique=True)), np.int64)
+    taken = take_rows(column, offsets, indices)
+    placed = put_rows([taken[:3], taken[3:]], offsets, indices)
+    chosen = np.repeat(np.isin(np.arange(len(lengths)), indices), lengths)
+    assert placed.dtype == column.dtype
+    np.testing.assert_array_equal(placed, np.where(chosen, column, 0))
+
+
+@settings(deadline=None)
+@given(number=st.integers(0, 12), data=st.data(), dtype=st.sampled_from([np.bool_, np.int32, np.float32]))
+def test_rows_side_by_side_equal_a_loop_over_them(number: int, data: st.DataObject, dtype: type) -> None:
+    pieces = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        offsets = offsets_of(data.draw(st.lists(st.integers(0, 5), min_size=number, max_size=number)))
+        pieces.append((np.random.default_rng(number).integers(0, 2**31, offsets[-1]).astype(dtype), offsets))
+    expected = [column[offsets[row] : offsets[row + 1]] for row in range(number) for column, offsets in pieces]
+    joined = join_rows(pieces)
+    assert joined.dtype == dtype
+    np.testing.assert_array_equal(joined, np.concatenate([np.empty(0, dtype), *expected]))

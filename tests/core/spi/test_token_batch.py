@@ -73,6 +73,11 @@ def test_counts_do_not_depend_on_order_and_add_up(sequences, order):
     assert sum(part.num_loss_sequences for part in parts) == whole.num_loss_sequences
 
 
+def test_loss_tokens_of_each_sequence():
+    assert GOOD.loss_lengths.tolist() == [2, 0, 1]
+    assert GOOD.select(np.zeros(0, np.int64)).loss_lengths.tolist() == []
+
+
 def test_counts_of_a_known_batch():
     assert GOOD.counts() == GlobalCounts(num_loss_tokens=3, num_loss_sequences=2)
     assert GOOD.select(np.zeros(0, np.int64)).counts() == GlobalCounts(num_loss_tokens=0, num_loss_sequences=0)

@@ -2,25 +2,14 @@
 
 import numpy as np
 from attrs import evolve
+from mutants import killed_by
 
 from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, hookimpl
 from rlcore.testing.fakes import generator as fake
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.policy import log_softmax
 
-MUTANTS = {}
-"""Class by name; `killed_by` of each is the check that has to fail."""
-
 LOGPROBS = "test_logprobs_are_those_of_the_distribution_sampled_from"
-
-
-def killed_by(check):
-    def register(cls):
-        cls.killed_by = check
-        MUTANTS[cls.__name__] = cls
-        return cls
-
-    return register
 
 
 class ChangedModule(FakeGenerator):

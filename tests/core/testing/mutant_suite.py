@@ -1,27 +1,25 @@
 """One conformance class a mutant, reduced to the check that has to fail; run by test_conformance_mutants in one process."""
 
-import mutant_generators
-import mutant_trainers
+import mutant_generators  # noqa: F401 - registers its mutants
+import mutant_optimizers  # noqa: F401 - registers its mutants
+import mutant_trainers  # noqa: F401 - registers its mutants
 import pytest
 from attrs import evolve
+from mutants import MUTANTS
 
 from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.trainer import FakeTrainer
 
 
-def make_class(kit, provider, module, name, mutant):
-    mutated = evolve(provider, backend=f"{module.__name__}:{name}")
+def make_class(name, mutant):
+    trains = issubclass(mutant, FakeTrainer)
+    kit, provider = (FakeTrainerConformance, FAKE_TRAINER) if trains else (FakeGeneratorConformance, FAKE_GENERATOR)
+    mutated = evolve(provider, backend=f"{mutant.__module__}:{mutant.__name__}")
     others = [check for check in dir(kit) if check.startswith("test_") and check != mutant.killed_by]
     assert hasattr(kit, mutant.killed_by), f"{name} names no check of the kit: {mutant.killed_by}"
-    members = {"provider": pytest.fixture(lambda self: mutated), **dict.fromkeys(others)}
-    return type(f"Test{name}", (kit,), members)
+    return type(name, (kit,), {"provider": pytest.fixture(lambda self: mutated), **dict.fromkeys(others)})
 
 
-for kit_class, unbroken, mutants in (
-    (FakeTrainerConformance, FAKE_TRAINER, mutant_trainers),
-    (FakeGeneratorConformance, FAKE_GENERATOR, mutant_generators),
-):
-    for mutant_name, mutant_class in mutants.MUTANTS.items():
-        made = make_class(kit_class, unbroken, mutants, mutant_name, mutant_class)
-        made.__name__ = made.__qualname__ = f"Test{mutants.__name__.removeprefix('mutant_').title()}{mutant_name}"
-        globals()[made.__name__] = made
+for test_name, mutant_class in MUTANTS.items():
+    globals()[test_name] = make_class(test_name, mutant_class)

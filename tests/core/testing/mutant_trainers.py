@@ -4,22 +4,11 @@ from contextlib import suppress
 
 import numpy as np
 from attrs import evolve
+from mutants import killed_by
 
 from rlcore.spi import BoundError, CheckpointError, NonFiniteError, hookimpl
 from rlcore.testing.fakes.policy import Contexts, Forward
 from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
-
-MUTANTS = {}
-"""Class by name; `killed_by` of each is the check that has to fail."""
-
-
-def killed_by(check):
-    def register(cls):
-        cls.killed_by = check
-        MUTANTS[cls.__name__] = cls
-        return cls
-
-    return register
 
 
 def firsts_zeroed(values, batch):

@@ -3,22 +3,21 @@
 import pytest
 from attrs import evolve
 
-from rlcore.spi import capabilities
+from rlcore.spi import OptimizerSpec, capabilities
 from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
-from rlcore.testing.fakes.trainer import FakeTrainerConfig
 
 
 class TestFakeTrainer(FakeTrainerConformance):
-    """Adam."""
+    """The kit's optimizer."""
 
 
-class TestFakeTrainerSgd(FakeTrainerConformance):
-    """SGD, with clipping."""
+class TestFakeTrainerOptimizer(FakeTrainerConformance):
+    """With every option of the optimizer in effect."""
 
     @pytest.fixture
-    def config(self):
-        return FakeTrainerConfig(vocabulary_size=9, initial_scale=1.0, optimizer="sgd", learning_rate=0.05, max_grad_norm=0.5)
+    def optimizer(self):
+        return OptimizerSpec(learning_rate=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=0.05)
 
 
 class TestFakeTrainerThatDeclaresNothing(FakeTrainerConformance):

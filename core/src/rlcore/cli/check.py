@@ -24,6 +24,8 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     prepared = prepare(recipe, overrides)
     for warning in prepared.registry.warnings:
         click.echo(f"warning: {warning}", err=True)
+    for note in prepared.notes:
+        click.echo(f"note: {note}", err=True)
     click.echo(f"ok: {recipe}")
     for name, text in _lines(prepared):
         click.echo(f"  {name:<13} {text}")

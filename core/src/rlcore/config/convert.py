@@ -128,6 +128,7 @@ class _Conversion:
         close = difflib.get_close_matches(key, ["name", *plugins], n=1)
         remedy = f"Did you mean {role}.{close[0]}?" if close else ""
         if isinstance(value, Mapping):
+            remedy = f"Did you mean [{key}]?" if key in describe.fields(Recipe) else remedy
             return Problem(
                 path=f"{role}.{key}",
                 found=f"options of a plugin that is not installed or not usable: {key}",
@@ -156,13 +157,14 @@ class _Conversion:
         return attrs.evolve(problem, remedy=self._section_of(name))
 
     def _section_of(self, key: str) -> str:
-        """A did-you-mean with the full path of every key of this name."""
+        """A did-you-mean with the full path of every key, and of the section, of this name."""
         tables: dict[str, type] = {}
         for name, attribute in describe.fields(Recipe).items():
             if not _choice_class(attribute.type):
                 tables |= _tables_below(name, attribute.type)
         tables |= {f"{role}.{plugin}": cls for role, plugins in self.sections.items() for plugin, cls in plugins.items()}
-        places = [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
+        places = [f"[{key}]"] if key in describe.fields(Recipe) else []
+        places += [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
         return f"Did you mean {' or '.join(places)}?" if places else ""
 
     def _broken(self) -> tuple[str, ...]:

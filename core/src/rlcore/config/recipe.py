@@ -8,6 +8,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from rlcore.spi import OptimizerSpec, ScheduleSpec
+
 
 @frozen(kw_only=True)
 class RunConfig:
@@ -116,6 +118,9 @@ class RolloutConfig:
     """Tokens that end a response; None is those of the model's generation_config.json and tokenizer."""
     max_turns: int = 1
     """Most turns of an episode."""
+    replay_routing: bool = False
+    """For mixture-of-experts models: the generator reports which experts each token went to, and the trainer sends it to the
+    same ones."""
     environment_timeout_s: float = 60.0
     """Most seconds for one call of the environment."""
     on_environment_error: Literal["error", "mask"] = "error"
@@ -273,6 +278,8 @@ class Recipe:
     generator: PluginChoice = field(factory=PluginChoice)
     rollout: RolloutConfig = field(factory=RolloutConfig)
     training: TrainingConfig = field(factory=TrainingConfig)
+    optimizer: OptimizerSpec = field(factory=OptimizerSpec)
+    schedule: ScheduleSpec = field(factory=ScheduleSpec)
     refit: RefitConfig = field(factory=RefitConfig)
     residency: ResidencyConfig = field(factory=ResidencyConfig)
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)

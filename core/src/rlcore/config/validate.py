@@ -2,17 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from attrs import frozen
 
 from rlcore.config import describe
 from rlcore.config.recipe import DatasetConfig, Recipe
+from rlcore.config.rules import RULES, at_least, not_empty, positive_seconds, rule, value_at, within
 from rlcore.spi import ConfigError, Problem
-
-Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
 
 SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -28,82 +24,18 @@ def find_problems(recipe: Recipe, broken: Sequence[str] = ()) -> list[Problem]:
     return [problem for rule in RULES if not rule.reads_any(broken) for problem in rule.check(recipe)]
 
 
-@frozen
-class Rule:
-    """One check and the keys it reads."""
-
-    keys: tuple[str, ...]
-    check: Check
-
-    def reads_any(self, broken: Sequence[str]) -> bool:
-        """Whether a key is, contains or lies below one of `broken`."""
-        return any(
-            f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for key in self.keys for other in broken
-        )
-
-
-RULES: list[Rule] = []
-
-
-def rule(*keys: str) -> Callable[[Check], Check]:
-    """Registers a check that reads `keys`."""
-
-    def register(check: Check) -> Check:
-        RULES.append(Rule(keys, check))
-        return check
-
-    return register
-
-
-def value_at(recipe: Recipe, key: str) -> Any:
-    """The value of a dotted key; None where a table on the way is None."""
-    value: Any = recipe
-    for part in key.split("."):
-        value = None if value is None else getattr(value, part)
-    return value
-
-
-def within(key: str, expected: str, accepts: Callable[[Any], bool], remedy: str = "") -> None:
-    """Registers a rule on one key alone; None, where the key may be it, is always accepted."""
-
-    @rule(key)
-    def check(recipe: Recipe) -> Iterator[Problem]:
-        value = value_at(recipe, key)
-        if value is not None and not accepts(value):
-            yield Problem(path=key, found=_shown(value), expected=expected, remedy=remedy)
-
-
-def _shown(value: object) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else describe.toml_literal(value)
-
-
-def _at_least(least: int, *keys: str, remedy: str = "") -> None:
-    for key in keys:
-        within(key, f"an integer of at least {least}", lambda value: bool(value >= least), remedy)
-
-
-def _positive_seconds(key: str) -> None:
-    within(key, "a number of seconds above 0", lambda value: value > 0 and math.isfinite(value))
-
-
-def _text(key: str, remedy: str = "") -> None:
-    within(key, "a text that is not empty", lambda value: bool(value.strip()), remedy)
-
-
-_at_least(1, "run.num_steps", "rollout.samples_per_prompt", "rollout.max_prompt_tokens", "rollout.max_response_tokens")
-_at_least(
-    1, "rollout.max_turns", "training.prompts_per_step", "training.updates_per_step", "training.max_tokens_per_microbatch"
-)
-_at_least(1, "refit.max_bucket_mib", "refit.max_attempts", "evaluation.samples_per_prompt", "checkpoint.keep")
-_at_least(0, "run.seed")
-_at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tokens.")
-_at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
-_at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
-_positive_seconds("rollout.environment_timeout_s")
-_at_least(1, "cluster.nodes", "cluster.gpus_per_node", "cluster.object_store_mib")
-_at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
+at_least(1, "run.num_steps", "rollout.samples_per_prompt", "rollout.max_prompt_tokens", "rollout.max_response_tokens")
+at_least(1, "rollout.max_turns", "training.prompts_per_step", "training.updates_per_step", "training.max_tokens_per_microbatch")
+at_least(1, "refit.max_bucket_mib", "refit.max_attempts", "evaluation.samples_per_prompt", "checkpoint.keep")
+at_least(0, "run.seed")
+at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tokens.")
+at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
+at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
+positive_seconds("rollout.environment_timeout_s")
+at_least(1, "cluster.nodes", "cluster.gpus_per_node", "cluster.object_store_mib")
+at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
 for _limit in ("start", "call", "late"):
-    _positive_seconds(f"cluster.{_limit}_timeout_s")
+    positive_seconds(f"cluster.{_limit}_timeout_s")
 within("cluster.wait_s", "a number of seconds of at least 0", lambda value: value >= 0 and math.isfinite(value))
 within(
     "cluster.address",
@@ -111,13 +43,13 @@ within(
     lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
     "Leave the key out to start a local cluster.",
 )
-_text("model.path", "Give a local Hugging Face directory or a name on the Hub.")
-_text("run.directory")
-_text("data.train.prompt_field")
-_text("data.evaluation.prompt_field")
-_text("data.train.completion_field")
-_text("data.evaluation.completion_field")
-_text("model.chat_template", "Leave the key out for the tokenizer's own template.")
+not_empty("model.path", "Give a local Hugging Face directory or a name on the Hub.")
+not_empty("run.directory")
+not_empty("data.train.prompt_field")
+not_empty("data.evaluation.prompt_field")
+not_empty("data.train.completion_field")
+not_empty("data.evaluation.completion_field")
+not_empty("model.chat_template", "Leave the key out for the tokenizer's own template.")
 
 within(
     "rollout.temperature",
@@ -135,6 +67,18 @@ for _level in ("warn", "max"):
         lambda value: value > 1,
         "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
     )
+within("optimizer.learning_rate", "a number above 0", lambda value: value > 0 and math.isfinite(value))
+within("optimizer.betas", "numbers of at least 0 and below 1", lambda value: all(0 <= beta < 1 for beta in value))
+within("optimizer.eps", "a number above 0", lambda value: value > 0 and math.isfinite(value))
+within("optimizer.weight_decay", "a number of at least 0", lambda value: value >= 0 and math.isfinite(value))
+within(
+    "optimizer.max_grad_norm",
+    "a number of at least 0",
+    lambda value: value >= 0 and math.isfinite(value),
+    "0.0 never scales gradients down.",
+)
+at_least(0, "schedule.warmup_steps", remedy="0 starts at the peak.")
+within("schedule.min_learning_rate_ratio", "a number from 0 to 1", lambda value: 0 <= value <= 1)
 within(
     "run.name",
     "the name of one folder",
@@ -159,6 +103,18 @@ def _updates(recipe: Recipe) -> Iterator[Problem]:
             found=f"{training.updates_per_step}, with {training.prompts_per_step} prompts in a step",
             expected="at most training.prompts_per_step",
             remedy="Each update trains on whole groups, so on one prompt at least.",
+        )
+
+
+@rule("schedule.decay", "schedule.min_learning_rate_ratio")
+def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
+    schedule = recipe.schedule
+    if schedule.decay == "constant" and 0 < schedule.min_learning_rate_ratio <= 1:
+        yield Problem(
+            path="schedule.min_learning_rate_ratio",
+            found=f'{schedule.min_learning_rate_ratio}, with decay = "constant"',
+            expected="0.0, since nothing decays",
+            remedy='Set schedule.decay to "linear" or "cosine".',
         )
 
 

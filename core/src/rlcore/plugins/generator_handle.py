@@ -40,6 +40,8 @@ class GeneratorHandle(BackendHandle):
         self._require_sampling(request)
         if request.on_finished is not None:
             self._require_capability("generate", capabilities.STREAMING)
+        if request.routed_experts:
+            self._require_capability("generate", capabilities.ROUTED_EXPERTS)
         with self._generating():
             try:
                 return self._call("generate", request, GenerateResult, lambda result: self._check_samples(request, result))
@@ -108,6 +110,7 @@ class GeneratorHandle(BackendHandle):
         check_range("weight_versions", result.weight_versions, lower=0, upper=newest)
         _check_spans(result)
         _check_lengths(request, result, self._max_sequence_length)
+        _check_routed(request, result)
         if request.sampling.stop_token_ids:
             _check_stops(request, result)
 
@@ -143,6 +146,23 @@ def _check_lengths(request: GenerateRequest, result: GenerateResult, max_sequenc
     _refuse((lengths == 0) & (reasons != FinishReason.ABORTED), "sample lengths", lengths, "at least 1 unless aborted")
     short = (reasons == FinishReason.LENGTH) & (lengths < limits)
     _refuse(short, "sample lengths", lengths, "the whole limit, since its finish reason is LENGTH")
+
+
+def _check_routed(request: GenerateRequest, result: GenerateResult) -> None:
+    """Rows for the tokens of every prompt and response where they were asked for, and for none otherwise."""
+    routed = result.routed_experts
+    if (routed is not None) != request.routed_experts:
+        found, expected = ("None", "experts") if routed is None else ("experts", "None, since they were not asked for")
+        raise ContractError(f"routed_experts: found {found}; expected {expected}")
+    if routed is not None:
+        expected_lengths = np.repeat(request.prompts.lengths, request.num_samples) + np.diff(result.offsets)
+        lengths = np.diff(routed.offsets)
+        if len(lengths) != len(expected_lengths):
+            raise ContractError(f"routed_experts: found {len(lengths)} samples; expected {len(expected_lengths)}")
+        _refuse(lengths != expected_lengths, "routed_experts", lengths, "a row for each token of prompt and response")
+        lowest = int(routed.experts.min(initial=0))
+        if lowest < -1:
+            raise ContractError(f"routed_experts: found the expert {lowest}; expected -1 where none is known")
 
 
 def _check_stops(request: GenerateRequest, result: GenerateResult) -> None:

@@ -73,6 +73,21 @@ def select(
     return _select_named(role, name, verdicts)
 
 
+def passed_over(
+    registry: Registry, taken: Entry, *, device: Literal["cpu", "cuda"], needs: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher: a sentence
+    for each. What the user has disabled is left out."""
+    role = taken.role
+    higher = [entry for entry in registry.of(role) if not entry.disabled and _priority(entry) > _priority(taken)]
+    verdicts = [_judge(entry, needs) for entry in higher if _wrong_device(entry, device) is None]
+    return tuple(
+        f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {verdict.entry.name!r} "
+        f"(priority {_priority(verdict.entry)}) cannot be: {verdict.reason}"
+        for verdict in sorted(verdicts, key=lambda verdict: -_priority(verdict.entry))
+    )
+
+
 def explain(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> tuple[Row, ...]:
     """Every installed plugin of a role, whether it is usable or why not, and which one "auto" takes."""
     verdicts = [_judge(entry, {}) for entry in registry.of(role)]

@@ -7,7 +7,7 @@ from rlcore.plugins.discovery import Entry
 from rlcore.plugins.handle import BackendHandle
 from rlcore.plugins.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
-from rlcore.spi.batch import PREVIOUS_LOGPROBS, TokenBatch
+from rlcore.spi.batch import PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
@@ -72,6 +72,8 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook} takes a tuple of at least one microbatch; found {microbatches!r}")
         for microbatch in microbatches:
             check_record(microbatch, TokenBatch)
+        if any(ROUTED_EXPERTS in microbatch.token_columns for microbatch in microbatches):
+            self._require_capability(hook, capabilities.ROUTING_REPLAY)
         if not temperature > 0:
             raise ContractError(f"{self.entry.label}: {hook} takes a positive temperature; found {temperature}")
         self._state.require_version(hook, weight_version)

@@ -7,6 +7,7 @@ from attrs import define
 
 from rlcore.run.disagreement import WorstSamples
 from rlcore.run.groups import TrainerGroup
+from rlcore.run.minibatch import Minibatch
 from rlcore.run.progress import Progress
 from rlcore.spi import (
     GENERATION_LOGPROBS,
@@ -14,9 +15,9 @@ from rlcore.spi import (
     LossSpec,
     RefitError,
     StorageError,
-    TokenBatch,
     TrainStepResult,
 )
+from rlcore.spi.arrays import take_rows
 
 METRIC = "token_mult_prob_error"
 DOCUMENT = "docs/train-inference-agreement.md"
@@ -46,32 +47,32 @@ class Agreement:
     warned: bool = False
     """Whether the last update lay above `warn_above`: that it goes on is not said again."""
 
-    def first_update(self, step: int, batch: TokenBatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
+    def first_update(self, step: int, minibatch: Minibatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
         """A step's first update; RefitError, and nothing changed, where its figure is above `end_above`."""
-        if GENERATION_LOGPROBS not in batch.token_columns or not self.trainer.can_refuse:
-            return self.trainer.train_step(batch, loss, weight_version)
+        if GENERATION_LOGPROBS not in minibatch.batch.token_columns or not self.trainer.can_refuse:
+            return self.trainer.train_step(minibatch, loss, weight_version)
         try:
-            return self.trainer.train_step(batch, loss, weight_version, {METRIC: self._bound})
+            return self.trainer.train_step(minibatch, loss, weight_version, {METRIC: self._bound})
         except BoundError as error:
             if METRIC not in error.metrics:
                 raise
-            self._report(step, batch, error.metrics[METRIC], weight_version, refused=True)
-        return self.trainer.train_step(batch, loss, weight_version, {METRIC: self.end_above})
+            self._report(step, minibatch, error.metrics[METRIC], weight_version, refused=True)
+        return self.trainer.train_step(minibatch, loss, weight_version, {METRIC: self.end_above})
 
-    def after_first_update(self, step: int, batch: TokenBatch, result: TrainStepResult) -> None:
+    def after_first_update(self, step: int, minibatch: Minibatch, result: TrainStepResult) -> None:
         """Judge the update of a trainer that cannot refuse: RefitError where its figure is above `end_above`."""
         found = result.metrics.get(METRIC)
-        if found is None or GENERATION_LOGPROBS not in batch.token_columns:
+        if found is None or GENERATION_LOGPROBS not in minibatch.batch.token_columns:
             return
         if not self.trainer.can_refuse and found > self._bound:
-            self._report(step, batch, found, result.weight_version, refused=False)
+            self._report(step, minibatch, found, result.weight_version, refused=False)
         self.warned = found > self.warn_above
 
     @property
     def _bound(self) -> float:
         return self.end_above if self.warned else min(self.warn_above, self.end_above)
 
-    def _report(self, step: int, batch: TokenBatch, found: float, weight_version: int, *, refused: bool) -> None:
+    def _report(self, step: int, minibatch: Minibatch, found: float, weight_version: int, *, refused: bool) -> None:
         """Write the worst samples; end the run, or note it."""
         ends = found > self.end_above
         key, bound = ("max", self.end_above) if ends else ("warn", self.warn_above)
@@ -79,7 +80,10 @@ class Agreement:
             f"step {step}: generator and trainer disagree on the sampled tokens: {METRIC} is {found:.4g}; "
             f"expected at most {bound:g} (training.{key}_{METRIC})"
         )
-        worst = WorstSamples.of(batch, self.trainer.logprobs(batch, "policy", weight_version), weight_version)
+        batch, sequences = minibatch.batch, minibatch.sequences
+        logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
+        own = take_rows(logprobs, batch.offsets, sequences)
+        worst = WorstSamples.of(batch.select(sequences), own, weight_version)
         weights = "before the update, those that generated" if refused else "after the update: this trainer cannot refuse one"
         remark = f"The trainer's log-probabilities are those of weight version {weight_version}, {weights}."
         try:

@@ -34,6 +34,8 @@ class LoopState:
     """Optimizer steps done."""
     model: str
     """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
+    trainer: str
+    """The plugin that wrote it, which alone can read it."""
     unlogged: Mapping[str, float] | None = None
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 
@@ -53,7 +55,7 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
             write(partial)
             manifest = {"format": FORMAT, "files": _describe(partial)}
             (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
-            for path in [*_files(partial), partial]:
+            for path in [*partial.rglob("*"), partial]:
                 _sync(path)
             if final.exists():
                 shutil.rmtree(final)

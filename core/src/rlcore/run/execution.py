@@ -10,21 +10,24 @@ from rlcore.run.groups import Backends
 from rlcore.run.in_process import in_process
 from rlcore.run.progress import Progress
 from rlcore.run.setup import Prepared
+from rlcore.run.tokenizer import Tokenizer
 
 OpenBackends: TypeAlias = Callable[[], AbstractContextManager[Backends]]
 """Builds trainer and generator, and closes them at the end; may be called again after that."""
 
 
 @contextmanager
-def execution(prepared: Prepared, log_directory: Path | None, progress: Progress) -> Iterator[OpenBackends]:
+def execution(
+    prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress
+) -> Iterator[OpenBackends]:
     """What the recipe runs on, while it runs; `log_directory` is for the output of processes."""
     cluster = prepared.recipe.cluster
     if cluster is None:
-        yield partial(in_process, prepared, log_directory)
+        yield partial(in_process, prepared, tokenizer, log_directory)
         return
     # Imported here, since a run in one process needs no Ray.
     from rlcore.run.cluster.pool import open_pool
     from rlcore.run.cluster.ray_session import ray_session
 
     with ray_session(cluster, prepared.device, log_directory):
-        yield partial(open_pool, prepared, log_directory, progress)
+        yield partial(open_pool, prepared, tokenizer, log_directory, progress)

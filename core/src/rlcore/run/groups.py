@@ -5,11 +5,12 @@ from typing import Literal, Protocol
 
 from attrs import frozen
 
+from rlcore.run.minibatch import Minibatch
+from rlcore.run.responses import Responses
 from rlcore.spi import (
     DtypeName,
     ExportWeightsRequest,
     GenerateRequest,
-    GenerateResult,
     LoadStateRequest,
     LoadStateResult,
     LossSpec,
@@ -21,7 +22,7 @@ from rlcore.spi import (
     TokenBatch,
     TrainStepResult,
 )
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 
 class Group(Protocol):
@@ -52,19 +53,21 @@ class TrainerGroup(Group, Protocol):
         """Whether `train_step` takes bounds."""
 
     def train_step(
-        self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
     ) -> TrainStepResult:
-        """One optimizer step on the whole batch, which holds at least one loss token. BoundError, and nothing changed, where a
+        """One optimizer step on the minibatch, which holds at least one loss token. BoundError, and nothing changed, where a
         metric exceeds its bound."""
 
-    def logprobs(self, batch: TokenBatch, model: Literal["policy", "reference"], weight_version: int) -> Float32Array:
-        """float32 [T]: of every token of the batch, in its order."""
+    def logprobs(
+        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+    ) -> Float32Array:
+        """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
 
 
 class GeneratorGroup(Group, Protocol):
     """All generators."""
 
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    def generate(self, request: GenerateRequest) -> Responses:
         """Sample responses, wherever."""
 
 

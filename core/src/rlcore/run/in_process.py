@@ -8,8 +8,10 @@ from attrs import frozen
 
 from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.generator_group import InProcessGenerator
 from rlcore.run.groups import Backends, RefitOrder
 from rlcore.run.setup import Prepared
+from rlcore.run.tokenizer import Tokenizer
 from rlcore.run.trainer_group import InProcessTrainer
 from rlcore.spi import RankSpec, RefitRequest
 
@@ -30,7 +32,7 @@ class InProcessRoute:
 
 
 @contextmanager
-def in_process(prepared: Prepared, log_directory: Path | None) -> Iterator[Backends]:
+def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
     place, observers = RankSpec(device=prepared.device), prepared.registry.observers
     context = prepared.trainer_context(place)
@@ -48,7 +50,8 @@ def in_process(prepared: Prepared, log_directory: Path | None) -> Iterator[Backe
         entry = prepared.chosen["generator"]
         generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
         try:
-            yield Backends(trainer=group, generator=generator, route=InProcessRoute(trainer=trainer, generator=generator))
+            route = InProcessRoute(trainer=trainer, generator=generator)
+            yield Backends(trainer=group, generator=InProcessGenerator(handle=generator, tokenizer=tokenizer), route=route)
         finally:
             generator.close()
     finally:

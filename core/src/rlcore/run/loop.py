@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.run.agreement import Agreement, DisagreementWriter
@@ -17,6 +17,7 @@ from rlcore.run.groups import TrainerGroup
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.metric_loggers import MetricLogger
 from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
+from rlcore.run.minibatch import Minibatch
 from rlcore.run.progress import Progress
 from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
@@ -36,6 +37,7 @@ from rlcore.spi import (
     TrainStepResult,
     WorkerError,
 )
+from rlcore.spi.arrays import Int64Array
 
 ResultT = TypeVar("ResultT")
 
@@ -184,7 +186,7 @@ class Loop:
     def _train(self, training: TrainingBatch, step: int) -> list[TrainStepResult]:
         """All updates of a step; none where there is nothing to learn from."""
         reason = training.no_signal
-        if reason is None and training.batch.counts().num_loss_tokens == 0:
+        if reason is None and not training.batch.loss_mask.any():
             reason = "no token takes part in the loss"
         if reason is not None:
             return self._without_signal(reason, step)
@@ -209,27 +211,32 @@ class Loop:
         self.progress.note(f"{message}; no update was made")
         return []
 
-    def _with_logprobs(self, training: TrainingBatch, step: int) -> list[TokenBatch]:
+    def _with_logprobs(self, training: TrainingBatch, step: int) -> list[Minibatch]:
         """The step's minibatches, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
         batch = training.batch
         if needs.reference_logprobs:
             with self.clock.phase("logprobs"):
-                batch = batch.with_token_column(REFERENCE_LOGPROBS, self.trainer.logprobs(batch, "reference", version))
-        minibatches = [minibatch for minibatch in self._minibatches(batch, step) if minibatch.loss_mask.any()]
+                every = np.arange(batch.num_sequences)
+                reference = self.trainer.logprobs(batch, every, "reference", version)
+            batch = batch.with_token_column(REFERENCE_LOGPROBS, reference)
+        num_loss_tokens = batch.loss_lengths
+        minibatches = [Minibatch.of(batch, sequences, num_loss_tokens) for sequences in self._sequences(batch, step)]
+        minibatches = [minibatch for minibatch in minibatches if minibatch.counts.num_loss_tokens]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):
                 # The first needs none: its own forward pass sees the very weights that are meant.
-                for index, minibatch in enumerate(minibatches[1:], start=1):
-                    previous = self.trainer.logprobs(minibatch, "policy", version)
-                    minibatches[index] = minibatch.with_token_column(PREVIOUS_LOGPROBS, previous)
+                later = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[1:]]))
+                previous = self.trainer.logprobs(batch, later, "policy", version)
+            batch = batch.with_token_column(PREVIOUS_LOGPROBS, previous)
+            minibatches[1:] = [evolve(minibatch, batch=batch) for minibatch in minibatches[1:]]
         return minibatches
 
-    def _minibatches(self, batch: TokenBatch, step: int) -> list[TokenBatch]:
-        """The batch of each update: whole groups, shuffled where there are several updates."""
+    def _sequences(self, batch: TokenBatch, step: int) -> list[Int64Array]:
+        """The sequences of each update: whole groups, shuffled where there are several updates."""
         num_updates = self.recipe.training.updates_per_step
         if num_updates == 1:
-            return [batch]
+            return [np.arange(batch.num_sequences)]
         groups = batch.sequence_columns.get(GROUP_IDS)
         if groups is None:
             raise ContractError(
@@ -237,7 +244,7 @@ class Loop:
             )
         random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
         order = random.permutation(np.unique(groups))
-        return [batch.select(np.flatnonzero(np.isin(groups, part))) for part in np.array_split(order, num_updates)]
+        return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
         """Let the generator work, with the trainer's weights."""

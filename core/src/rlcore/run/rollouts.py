@@ -1,22 +1,25 @@
 """From prompts to rewarded samples: turns between generator and environment, packed into one batch."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
 from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.garbage import only_young_collections
 from rlcore.run.groups import GeneratorGroup
 from rlcore.run.progress import Progress
 from rlcore.run.prompts import encode_prompts
+from rlcore.run.responses import Responses
 from rlcore.run.timing import PhaseClock
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
+    ROUTED_EXPERTS,
     WEIGHT_VERSIONS,
     DataError,
     FinishReason,
@@ -25,17 +28,25 @@ from rlcore.spi import (
     Observation,
     RaggedTokens,
     RolloutBatch,
+    RoutedExperts,
     Row,
     SamplingParams,
     TokenBatch,
-    Turn,
     capabilities,
 )
-from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, gather_ragged, take_rows
+from rlcore.spi.arrays import (
+    AnyArray,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    join_rows,
+    offsets_of,
+    take_rows,
+)
 
 NOT_GENERATED = -1
 """The weight version of a token that the policy did not say."""
-_REASONS = {int(reason): reason for reason in FinishReason}
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,22 +65,6 @@ class CollectedRollouts:
 
 
 @frozen(kw_only=True, eq=False)
-class _Piece:
-    """Tokens of several episodes, appended to each at the same moment; generated ones carry their columns."""
-
-    episodes: Int64Array
-    tokens: Int32Array
-    offsets: Int64Array
-    result: GenerateResult | None
-
-    def columns(self) -> tuple[Float32Array, Int32Array]:
-        """Log-probabilities and weight versions."""
-        if self.result is None:
-            return np.zeros(len(self.tokens), np.float32), np.full(len(self.tokens), NOT_GENERATED, np.int32)
-        return self.result.logprobs, self.result.weight_versions
-
-
-@frozen(kw_only=True, eq=False)
 class RolloutCollector:
     """Runs the episodes of one step. Every random choice follows from the seed given to `collect`."""
 
@@ -81,12 +76,15 @@ class RolloutCollector:
     max_prompt_tokens: int
     max_response_tokens: int
     max_turns: int
+    routed_experts: bool = False
+    """Whether the batch is to say which experts the generator sent each token to."""
     clock: PhaseClock
     progress: Progress
 
     def collect(self, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
         """`samples_per_prompt` episodes of each row, adjacent. `seed` is a key of numpy's SeedSequence."""
-        return _Collection(self, rows, weight_version, seed).run()
+        with only_young_collections():
+            return _Collection(self, rows, weight_version, seed).run()
 
 
 class _Collection:
@@ -104,17 +102,24 @@ class _Collection:
         self.finish_reasons = np.full(num_episodes, FinishReason.ABORTED, np.uint8)
         self.budget = np.full(num_episodes, collector.max_response_tokens, np.int64)
         self.num_generated = np.zeros(num_episodes, np.int64)
-        self.texts: list[list[str]] = [[] for _ in range(num_episodes)]
+        self.texts = [""] * num_episodes
         self.states: list[Any] = [None] * num_episodes
-        self.metric_sums: dict[str, list[float]] = {}
-        self.pieces: list[_Piece] = []
+        self.metric_values: defaultdict[str, list[float]] = defaultdict(list)
+        self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
+        """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
+        self.routed: list[tuple[Int64Array, RoutedExperts]] = []
+        """Episodes of each turn, and where their tokens went, from the first on."""
 
     def run(self) -> CollectedRollouts:
         active, prompts = self._reset()
         for turn in range(self.c.max_turns):
-            result = self._generate(prompts, active, num_samples=self.c.samples_per_prompt if turn == 0 else 1)
-            self.pieces.append(_Piece(episodes=active, tokens=result.tokens, offsets=result.offsets, result=result))
-            going = self._step(active, result)
+            said = self._generate(prompts, active, num_samples=self.c.samples_per_prompt if turn == 0 else 1)
+            result = said.result
+            self._append(active, result.offsets, result.tokens, result.logprobs, result.weight_versions)
+            if result.routed_experts is not None:
+                self.routed.append((active, result.routed_experts))
+            going = self._step(active, said)
+            del said, result  # they take as much memory as what is made of them
             # An episode goes on where the environment says so and at least one token can still be generated.
             open_ = [(index, obs) for index, obs in going if len(obs) < self.budget[index]]
             if not open_ or turn + 1 == self.c.max_turns:
@@ -122,7 +127,7 @@ class _Collection:
             active = np.asarray([index for index, _ in open_], np.int64)
             observed = RaggedTokens.from_lists([obs.tolist() for _, obs in open_])
             self.budget[active] -= observed.lengths
-            self.pieces.append(_Piece(episodes=active, tokens=observed.tokens, offsets=observed.offsets, result=None))
+            self._append_read(active, observed.offsets, observed.tokens)
             prompts = self._contexts(active)
         return self._collected()
 
@@ -145,10 +150,8 @@ class _Collection:
         self._check_lengths(packed)
         episodes = np.arange(len(self.rows) * group, dtype=np.int64)
         shared = np.repeat(np.arange(len(self.rows)), group)
-        offsets = np.zeros(len(shared) + 1, np.int64)
-        np.cumsum(packed.lengths[shared], out=offsets[1:])
         tokens = take_rows(packed.tokens, packed.offsets, shared)
-        self.pieces.append(_Piece(episodes=episodes, tokens=tokens, offsets=offsets, result=None))
+        self._append_read(episodes, offsets_of(packed.lengths[shared]), tokens)
         return episodes, packed
 
     def _check_lengths(self, prompts: RaggedTokens) -> None:
@@ -171,7 +174,7 @@ class _Collection:
             return np.asarray(self.c.tokenizer.encode(observation.text), np.int32)
         return np.asarray(self.c.tokenizer.apply_chat_template(observation.messages or ()), np.int32)
 
-    def _generate(self, prompts: RaggedTokens, active: Int64Array, num_samples: int) -> GenerateResult:
+    def _generate(self, prompts: RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
         request = GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
@@ -180,6 +183,7 @@ class _Collection:
             sampling=self.c.sampling,
             weight_version=self.weight_version,
             on_finished=self._counter(len(active)) if self.c.generator.has(capabilities.STREAMING) else None,
+            routed_experts=self.c.routed_experts,
         )
         with self.c.clock.phase("generation"):
             return self.c.generator.generate(request)
@@ -196,66 +200,76 @@ class _Collection:
 
         return count
 
-    def _step(self, active: Int64Array, result: GenerateResult) -> list[tuple[int, Int32Array]]:
+    def _step(self, active: Int64Array, said: Responses) -> list[tuple[int, Int32Array]]:
         """Score a turn of each active episode; returns those that go on, with the tokens they read next."""
+        result = said.result
         lengths = np.diff(result.offsets)
         self.budget[active] -= lengths
         self.num_generated[active] += lengths
         self.finish_reasons[active] = result.finish_reasons
-        turns = self._turns(result)
-        for index, turn in zip(active.tolist(), turns, strict=True):
-            self.texts[index].append(turn.text)
+        for index, text in zip(active.tolist(), said.texts, strict=True):
+            self.texts[index] += text
         alive = np.flatnonzero(self.valid[active])
         indices = active[alive].tolist()
+        states, turns = [self.states[index] for index in indices], said.turns(alive)
         with self.c.clock.phase("rewards"):
-            answers = self.c.episodes.step_all(
-                [self.states[index] for index in indices], [turns[position] for position in alive.tolist()]
-            )
+            answers = self.c.episodes.step_all(states, turns)
+        self.valid[[index for index, answer in zip(indices, answers, strict=True) if isinstance(answer, Failure)]] = False
+        scored = {index: answer for index, answer in zip(indices, answers, strict=True) if not isinstance(answer, Failure)}
+        at = list(scored)
+        self.rewards[at] += [float(answer.reward) for answer in scored.values()]
+        self.success[at] = [answer.success for answer in scored.values()]
         going = []
-        for index, answer in zip(indices, answers, strict=True):
-            if isinstance(answer, Failure):
-                self.valid[index] = False
-                continue
-            self.rewards[index] += answer.reward
-            self.success[index] = answer.success
+        for index, answer in scored.items():
             self.states[index] = answer.state
             for name, value in answer.metrics.items():
-                self.metric_sums.setdefault(name, []).append(value)
-            if answer.observation is not None and not answer.done:
+                self.metric_values[name].append(value)
+            if answer.observation is not None:
                 going.append((index, self._encode(answer.observation)))
         return going
 
-    def _turns(self, result: GenerateResult) -> list[Turn]:
-        bounds = result.offsets.tolist()
-        tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
-        texts = self.c.tokenizer.decode_batch(tokens)
-        reasons = [_REASONS[reason] for reason in result.finish_reasons.tolist()]
-        return [
-            Turn(text=text, tokens=part, finish_reason=reason)
-            for text, part, reason in zip(texts, tokens, reasons, strict=True)
-        ]
-
     def _contexts(self, active: Int64Array) -> RaggedTokens:
         """What each active episode has said and read so far."""
-        tokens, offsets, _ = self._assemble()
-        gather, taken = gather_ragged(offsets, active)
-        return RaggedTokens(tokens=tokens[gather], offsets=taken)
+        tokens, offsets = join_rows(self.columns["tokens"]), self._all_offsets()
+        return RaggedTokens(tokens=take_rows(tokens, offsets, active), offsets=offsets_of(np.diff(offsets)[active]))
 
-    def _assemble(self) -> tuple[Int32Array, Int64Array, list[AnyArray]]:
-        """All pieces by episode, in the order they were said: tokens, offsets, and their columns."""
-        episode = np.concatenate([piece.episodes for piece in self.pieces])
-        lengths = np.concatenate([np.diff(piece.offsets) for piece in self.pieces])
-        starts = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=starts[1:])
-        order = np.argsort(episode, kind="stable")
-        offsets = np.zeros(len(self.rewards) + 1, np.int64)
-        np.cumsum(np.bincount(episode, weights=lengths, minlength=len(self.rewards)).astype(np.int64), out=offsets[1:])
-        columns = zip(*((piece.tokens, *piece.columns()) for piece in self.pieces), strict=True)
-        tokens, *taken = [take_rows(np.concatenate(column), starts, order) for column in columns]
-        return tokens, offsets, taken
+    def _append_read(self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array) -> None:
+        """What the environment said."""
+        number = len(tokens)
+        self._append(episodes, offsets, tokens, np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32))
+
+    def _append(
+        self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array, logprobs: Float32Array, versions: Int32Array
+    ) -> None:
+        """A row to each of some episodes, whose numbers rise."""
+        lengths = np.zeros(len(self.rewards), np.int64)
+        lengths[episodes] = np.diff(offsets)
+        for name, column in (("tokens", tokens), ("logprobs", logprobs), ("versions", versions)):
+            self.columns[name].append((column, offsets_of(lengths)))
+
+    def _all_offsets(self) -> Int64Array:
+        """int64 [N+1]: of all that each episode has said and read."""
+        offsets: Int64Array = np.sum([offsets for _, offsets in self.columns["tokens"]], axis=0)
+        return offsets
+
+    def _routed_experts(self, offsets: Int64Array) -> dict[str, AnyArray]:
+        """The column ROUTED_EXPERTS, where it is wanted: of a token that several turns have read, what the last one reports."""
+        if not self.routed:
+            return {}
+        episodes, first = self.routed[0]
+        if len(self.routed) == 1 and np.array_equal(first.offsets, offsets):
+            return {ROUTED_EXPERTS: first.experts}
+        column = np.full((int(offsets[-1]), *first.experts.shape[1:]), -1, np.int16)
+        for episodes, routed in self.routed:
+            for number, start in enumerate(offsets[episodes].tolist()):
+                rows = routed.experts[routed.offsets[number] : routed.offsets[number + 1]]
+                place = column[start : start + len(rows)]
+                np.copyto(place, rows, where=rows >= 0)
+        return {ROUTED_EXPERTS: column}
 
     def _collected(self) -> CollectedRollouts:
-        tokens, offsets, (logprobs, versions) = self._assemble()
+        offsets = self._all_offsets()
+        tokens, logprobs, versions = (join_rows(self.columns.pop(name)) for name in ("tokens", "logprobs", "versions"))
         loss_mask = versions != NOT_GENERATED
         if not self.valid.all():
             loss_mask = loss_mask & np.repeat(self.valid, np.diff(offsets))
@@ -265,7 +279,11 @@ class _Collection:
             tokens=tokens,
             offsets=offsets,
             loss_mask=loss_mask,
-            token_columns={GENERATION_LOGPROBS: logprobs, WEIGHT_VERSIONS: versions},
+            token_columns={
+                GENERATION_LOGPROBS: logprobs,
+                WEIGHT_VERSIONS: versions,
+                **self._routed_experts(offsets),
+            },
             sequence_columns={GROUP_IDS: group_ids},
         )
         rollouts = RolloutBatch(
@@ -278,7 +296,7 @@ class _Collection:
         return CollectedRollouts(
             rollouts=rollouts,
             success=self.success & self.valid,
-            responses=["".join(texts) for texts in self.texts],
+            responses=self.texts,
             num_generated=self.num_generated,
-            environment_metrics={name: float(np.mean(values)) for name, values in self.metric_sums.items()},
+            environment_metrics={name: float(np.mean(values)) for name, values in self.metric_values.items()},
         )

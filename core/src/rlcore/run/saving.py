@@ -48,6 +48,7 @@ class RunSaver:
     tokenizer: Tokenizer
     model: str
     """`model_digest` of the recipe's model."""
+    trainer_name: str
     keep: int
 
     def save(self, position: LoopPosition, *, prune: bool) -> None:
@@ -56,6 +57,7 @@ class RunSaver:
             step=position.step,
             weight_version=position.weight_version,
             model=self.model,
+            trainer=self.trainer_name,
             unlogged=position.unlogged,
         )
         save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep if prune else None)
@@ -66,11 +68,16 @@ class RunSaver:
         return self.trainer.is_usable and (self.generator is None or self.generator.is_usable)
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
-        """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's."""
+        """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's or another trainer's."""
         if state.model != self.model:
             raise CheckpointError(
                 f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; this recipe's "
                 f"model has {self.model:.12}. Resume with the recipe that wrote it, or start a run of another name"
+            )
+        if state.trainer != self.trainer_name:
+            raise CheckpointError(
+                f"{checkpoint} was saved by trainer {state.trainer!r}; this run has {self.trainer_name!r}. "
+                f"Set trainer.name to {state.trainer!r}, or start a run of another name"
             )
         found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
         if found != state.weight_version:

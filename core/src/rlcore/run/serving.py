@@ -254,7 +254,8 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
             f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"
         )
     needs = {capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
-    entry = select(serving.registry, "trainer", recipe.trainer.name, device=serving.device, needs=needs)
+    entry = select(serving.registry, "trainer", state.trainer, device=serving.device, needs=needs)
+    assert entry.provider is not None
     context = TrainerContext(
         model=model_spec(recipe, serving.device),
         place=RankSpec(device="cpu"),
@@ -262,10 +263,13 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
         num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
         needs_reference=False,
         max_sequence_length=recipe.rollout.max_prompt_tokens + recipe.rollout.max_response_tokens,
+        optimizer=recipe.optimizer,
+        schedule=recipe.schedule,
     )
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    trainer = build_trainer(entry, context, plugin_config(recipe, entry))
+    # Its section divides the run's ranks, of which there is one here; what a checkpoint holds does not depend on that.
+    trainer = build_trainer(entry, context, entry.provider.config())
     try:
         trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer"))
         with storage_errors("the exported checkpoint", final.parent):

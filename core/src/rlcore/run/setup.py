@@ -12,7 +12,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_algorithm, build_environment, run_check
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
-from rlcore.plugins.selection import AUTO_ROLES, select
+from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.metric_loggers import check_tensorboard
 from rlcore.run.refit import BETWEEN_DEVICES, CHANNELS
 from rlcore.spi import (
@@ -53,6 +53,8 @@ class Prepared:
     environment: Environment | None
     channel: RefitChannel | None
     """How weights travel; None where nothing generates."""
+    notes: tuple[str, ...] = ()
+    """Which plugins of higher priority "auto" could not take, and why."""
 
     @property
     def max_sequence_length(self) -> int:
@@ -87,6 +89,9 @@ class Prepared:
             num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
             needs_reference=self.algorithm.needs.reference_logprobs,
             max_sequence_length=self.max_sequence_length,
+            max_microbatch_tokens=self.recipe.training.max_tokens_per_microbatch,
+            optimizer=self.recipe.optimizer,
+            schedule=self.recipe.schedule,
         )
 
     def generator_context(self, place: RankSpec, log_directory: Path | None) -> GeneratorContext:
@@ -99,6 +104,7 @@ class Prepared:
             channel=self.channel or "in_process",
             devices=generator_devices(self.recipe, self.device),
             log_directory=log_directory,
+            routed_experts=self.recipe.rollout.replay_routing,
         )
 
 
@@ -131,7 +137,8 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         if isinstance(generator, PluginError):
             raise generator
         chosen["generator"] = generator
-    chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=trainer_needs(recipe, algorithm))
+    needs = {"generator": generator_needs(recipe), "trainer": trainer_needs(recipe, algorithm)}
+    chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=needs["trainer"])
     channel = choose_channel(recipe, chosen, device, declared)
     model = model_spec(recipe, device)
     _check(recipe, chosen, algorithm, model, device, channel)
@@ -148,6 +155,12 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         algorithm=algorithm,
         environment=environment,
         channel=channel,
+        notes=tuple(
+            note
+            for role in AUTO_ROLES
+            if role in chosen and getattr(recipe, role).name == AUTO
+            for note in passed_over(registry, chosen[role], device=device, needs=needs[role])
+        ),
     )
 
 
@@ -211,6 +224,8 @@ def generator_needs(recipe: Recipe) -> dict[str, str]:
             needs[capabilities.TOP_P] = f"{section}.top_p = {options.top_p}"
     if recipe.rollout.stop_strings:
         needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
+    if recipe.rollout.replay_routing:
+        needs[capabilities.ROUTED_EXPERTS] = "rollout.replay_routing = true"
     return needs
 
 
@@ -223,6 +238,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
     if recipe.checkpoint.export == "hf":
         needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
+    if recipe.rollout.replay_routing:
+        needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
     return needs
 
 
@@ -340,8 +357,11 @@ def _check(
         device=device,
         world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
         max_sequence_length=_max_sequence_length(recipe),
+        max_microbatch_tokens=recipe.training.max_tokens_per_microbatch,
+        needs_reference=algorithm.needs.reference_logprobs,
         channel=channel,
         generator_devices=generator_devices(recipe, device),
+        replays_routing=recipe.rollout.replay_routing,
     )
     for entry in chosen.values():
         found = run_check(entry, context, plugin_config(recipe, entry))
@@ -361,6 +381,12 @@ def _impossible(recipe: Recipe, algorithm: Algorithm) -> Iterator[Problem]:
             found="nothing",
             expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
             remedy="Add a section [environment] with a name.",
+        )
+    if needs.source != "rollouts" and recipe.rollout.replay_routing:
+        yield Problem(
+            path="rollout.replay_routing",
+            found=f"true, with algorithm {recipe.algorithm.name!r}, which trains on no rollouts",
+            expected="false: there is no routing to replay",
         )
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(

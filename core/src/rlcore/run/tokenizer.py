@@ -54,6 +54,12 @@ class PretrainedTokenizer:
     backend: Any
     stop_token_ids: tuple[int, ...]
     prompt_prefix: tuple[int, ...]
+    model: ModelConfig
+    """Where it comes from."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process reads the model's files itself: code that they bring cannot be pickled."""
+        return load_tokenizer, (self.model,)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -117,7 +123,10 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
     if model.chat_template is not None:
         backend.chat_template = model.chat_template
     return PretrainedTokenizer(
-        backend=backend, stop_token_ids=_stop_token_ids(backend, model), prompt_prefix=_prompt_prefix(backend)
+        backend=backend,
+        stop_token_ids=_stop_token_ids(backend, model),
+        prompt_prefix=_prompt_prefix(backend),
+        model=model,
     )
 
 

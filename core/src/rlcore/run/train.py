@@ -47,7 +47,10 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
     run = _Run(prepared=prepared, directory=directory, progress=progress, start=start)
     checkpoint = _check_directory(directory, resume, progress)
-    with load_inputs(prepared, tokenizer) as inputs, execution(prepared, directory.logs, progress) as opened:
+    with (
+        load_inputs(prepared, tokenizer) as inputs,
+        execution(prepared, inputs.tokenizer, directory.logs, progress) as opened,
+    ):
         if not resume:
             _begin(prepared, directory)
         summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
@@ -102,8 +105,8 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
         _begin(prepared, directory)
     loop.clock.totals["setup"] = time.perf_counter() - run.start
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-    for warning in prepared.registry.warnings:
-        progress.note(warning)
+    for note in (*prepared.registry.warnings, *prepared.notes):
+        progress.note(note)
     run_to_end(loop, saver)
     try:
         return _finish(loop, saver, prepared, time.perf_counter() - run.start)
@@ -122,7 +125,7 @@ def evaluate(
     clock = PhaseClock(progress)
     with (
         load_inputs(prepared, tokenizer) as inputs,
-        execution(prepared, None, progress) as opened,
+        execution(prepared, inputs.tokenizer, None, progress) as opened,
         opened() as backends,
     ):
         version = 0
@@ -252,6 +255,7 @@ def _collector(
         max_prompt_tokens=rollout.max_prompt_tokens,
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
+        routed_experts=rollout.replay_routing and not evaluation,
         clock=clock,
         progress=progress,
     )
@@ -299,6 +303,7 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: Ru
         generator=backends.generator,
         tokenizer=inputs.tokenizer,
         model=model_digest(prepared.recipe.model.path),
+        trainer_name=prepared.chosen["trainer"].name,
         keep=prepared.recipe.checkpoint.keep,
     )
 

@@ -7,31 +7,27 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.plugins.handles import TrainerHandle
+from rlcore.run.in_process_group import InProcessGroup
+from rlcore.run.minibatch import Minibatch
 from rlcore.run.packing import plan_microbatches
 from rlcore.spi import (
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
-    LoadStateRequest,
-    LoadStateResult,
+    ROUTED_EXPERTS,
     LogprobsRequest,
     LossSpec,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
     capabilities,
 )
-from rlcore.spi.arrays import Float32Array, Int64Array, gather_ragged
+from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
 
 @frozen(kw_only=True, eq=False)
-class InProcessTrainer:
+class InProcessTrainer(InProcessGroup[TrainerHandle]):
     """One trainer worker in the driver's own process."""
 
-    handle: TrainerHandle
     max_tokens_per_microbatch: int
     temperature: float
 
@@ -40,24 +36,15 @@ class InProcessTrainer:
         """Whether `train_step` takes bounds."""
         return self.handle.has(capabilities.METRIC_BOUNDS)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether it is open and in a known state."""
-        return self.handle.is_usable
-
-    def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability."""
-        return self.handle.has(capability)
-
     def train_step(
-        self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
     ) -> TrainStepResult:
-        """One optimizer step on the whole batch, which holds at least one loss token. BoundError, and nothing changed, where a
+        """One optimizer step on the minibatch, which holds at least one loss token. BoundError, and nothing changed, where a
         metric exceeds its bound."""
-        batch = columns_for(batch, loss)
+        batch = columns_for(minibatch.batch, loss)
         request = TrainStepRequest(
-            microbatches=tuple(batch.select(indices) for indices in self._plan(batch)),
-            counts=batch.counts(),
+            microbatches=tuple(batch.select(sequences) for sequences in self._plan(batch, minibatch.sequences)),
+            counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
@@ -65,40 +52,36 @@ class InProcessTrainer:
         )
         return self.handle.train_step(request)
 
-    def logprobs(self, batch: TokenBatch, model: Literal["policy", "reference"], weight_version: int) -> Float32Array:
-        """float32 [T]: of every token of the batch, in its order."""
-        bare = evolve(batch, token_columns={}, sequence_columns={})
-        plan = self._plan(bare)
+    def logprobs(
+        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+    ) -> Float32Array:
+        """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
+        bare = without_columns(batch, model)
+        plan = self._plan(bare, sequences)
         request = LogprobsRequest(
-            microbatches=tuple(bare.select(indices) for indices in plan),
+            microbatches=tuple(bare.select(microbatch) for microbatch in plan),
             model=model,
             temperature=self.temperature,
             entropy=False,
             weight_version=weight_version,
         )
         result = self.handle.get_logprobs(request)
-        logprobs = np.empty(bare.num_tokens, np.float32)
-        for indices, part in zip(plan, result.logprobs, strict=True):
-            logprobs[gather_ragged(bare.offsets, indices)[0]] = part
-        return logprobs
+        return put_rows(result.logprobs, bare.offsets, np.concatenate(plan))
 
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move what the trainer holds."""
-        return self.handle.set_residency(request)
-
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        """Write the state."""
-        return self.handle.save_state(request)
-
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        """Restore a state."""
-        return self.handle.load_state(request)
-
-    def _plan(self, batch: TokenBatch) -> list[Int64Array]:
-        return plan_microbatches(batch.lengths, max_tokens=self.max_tokens_per_microbatch)
+    def _plan(self, batch: TokenBatch, sequences: Int64Array) -> list[Int64Array]:
+        plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch)
+        return [sequences[microbatch] for microbatch in plan]
 
 
 def columns_for(batch: TokenBatch, loss: LossSpec) -> TokenBatch:
-    """The batch with the per-token columns alone that a loss may read."""
-    kept = {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS}
+    """The batch with the per-token columns alone that a training step may read."""
+    return _with_columns(batch, {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, ROUTED_EXPERTS})
+
+
+def without_columns(batch: TokenBatch, model: Literal["policy", "reference"]) -> TokenBatch:
+    """The batch with what a model's log-probabilities depend on alone."""
+    return evolve(_with_columns(batch, {ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
+
+
+def _with_columns(batch: TokenBatch, kept: set[str]) -> TokenBatch:
     return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

@@ -8,6 +8,7 @@ from rlcore.spi.batch import (
     GROUP_IDS,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
+    ROUTED_EXPERTS,
     WEIGHT_VERSIONS,
     GlobalCounts,
     RaggedTokens,
@@ -47,6 +48,7 @@ from rlcore.spi.generator import (
     GeneratorSpec,
     RefitRequest,
     RefitResult,
+    RoutedExperts,
     SamplingParams,
 )
 from rlcore.spi.hooks import hookimpl
@@ -85,6 +87,7 @@ __all__ = [
     "PREVIOUS_LOGPROBS",
     "REFERENCE_LOGPROBS",
     "ROLES",
+    "ROUTED_EXPERTS",
     "SPI_VERSION",
     "WEIGHT_VERSIONS",
     "Algorithm",
@@ -137,6 +140,7 @@ __all__ = [
     "RlcoreError",
     "Role",
     "RolloutBatch",
+    "RoutedExperts",
     "Row",
     "SamplingParams",
     "SaveStateRequest",

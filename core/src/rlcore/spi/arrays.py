@@ -3,16 +3,22 @@
 Shape suffixes used throughout: T tokens of a packed batch, N sequences, P prompts, S samples.
 """
 
-from typing import Any, TypeAlias
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rlcore.spi.errors import ContractError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
 UInt8Array: TypeAlias = NDArray[np.uint8]
+Int16Array: TypeAlias = NDArray[np.int16]
 Float32Array: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 AnyArray: TypeAlias = NDArray[Any]
@@ -39,21 +45,63 @@ def check_offsets(name: str, offsets: Int64Array, num_items: int, *, allow_empty
         raise ContractError(f"{name}: sequence {worst} has length {lengths[worst]}; expected {least}")
 
 
+def offsets_of(lengths: Sequence[int] | Int64Array) -> Int64Array:
+    """int64 [N+1]: where rows of these lengths begin and end, one after another."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def gather_ragged(offsets: Int64Array, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Where the elements of ragged rows `indices` [M] lie, one row after another: positions [T'] and offsets [M+1]."""
     lengths = np.diff(offsets)[indices]
-    gathered = np.zeros(len(indices) + 1, np.int64)
-    np.cumsum(lengths, out=gathered[1:])
+    gathered = offsets_of(lengths)
     return np.arange(gathered[-1], dtype=np.int64) + np.repeat(offsets[:-1][indices] - gathered[:-1], lengths), gathered
 
 
 def take_rows(column: AnyArray, offsets: Int64Array, indices: Int64Array) -> AnyArray:
-    """Ragged rows `indices` [M] of a column [T], one after another: `column[gather_ragged(offsets, indices)[0]]`, but copied
-    row by row, without the time and memory for an index to every element."""
+    """Ragged rows `indices` [M] of a column [T, ...], one after another: `column[gather_ragged(offsets, indices)[0]]`, but
+    copied row by row, without the time and memory for an index to every element."""
+    return _elements(_rows(column, offsets).take(indices), column)
+
+
+def put_rows(parts: Sequence[AnyArray], offsets: Int64Array, indices: Int64Array) -> AnyArray:
+    """The inverse of `take_rows`: a column [T] of which the ragged rows `indices` [M] lie one after another in `parts`; what is
+    in none of these rows is 0. Of a row that is there twice, the last one counts."""
+    num_rows, lengths = len(offsets) - 1, np.diff(offsets)
+    absent = np.ones(num_rows, np.bool_)
+    absent[indices] = False
+    order = np.concatenate([indices, np.flatnonzero(absent)])
+    places = np.empty(num_rows, np.int64)
+    places[order] = np.arange(len(order))
+    values = np.concatenate([*parts, np.zeros(lengths[absent].sum(), parts[0].dtype)])
+    return take_rows(values, offsets_of(lengths[order]), places)
+
+
+def join_rows(pieces: Sequence[tuple[AnyArray, Int64Array]]) -> AnyArray:
+    """Ragged columns of one dtype, each [T_i] with offsets [N+1], side by side: row 0 of each in turn, then row 1 of each, …"""
+    if len(pieces[0][1]) == 1:
+        return pieces[0][0].copy()  # no rows; Arrow would make one
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = [_rows(column, offsets) for column, offsets in pieces]
+    return _elements(pc.binary_join_element_wise(*rows, pa.scalar(b"", pa.large_binary())), pieces[0][0])
+
+
+def _rows(column: AnyArray, offsets: Int64Array) -> "pa.LargeBinaryArray":
+    """Ragged rows as byte strings; a view."""
     import pyarrow as pa  # here, since it takes longer to import than all of the interface
 
     column = np.ascontiguousarray(column)
-    bounds = pa.py_buffer(np.ascontiguousarray(offsets) * column.itemsize)
-    rows = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, bounds, pa.py_buffer(column)])
-    taken = rows.take(pa.array(indices)).buffers()[2]
-    return np.frombuffer(taken, column.dtype) if taken is not None and taken.size else np.empty(0, column.dtype)
+    bounds = pa.py_buffer(np.ascontiguousarray(offsets) * (column.itemsize * math.prod(column.shape[1:])))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, bounds, pa.py_buffer(column)])
+
+
+def _elements(rows: "pa.LargeBinaryArray", like: AnyArray) -> AnyArray:
+    """What fresh rows hold, one after another, in the dtype of `like`; a view."""
+    elements = rows.buffers()[2]
+    shape = like.shape[1:]
+    if elements is None or not elements.size:
+        return np.empty((0, *shape), like.dtype)
+    return np.frombuffer(elements, like.dtype).reshape(-1, *shape)

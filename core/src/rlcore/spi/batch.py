@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import evolve, field, frozen
 
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, take_rows
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, offsets_of, take_rows
 from rlcore.spi.errors import ContractError
 
 GENERATION_LOGPROBS = "generation_logprobs"
@@ -22,6 +22,9 @@ ADVANTAGES = "advantages"
 """float32 [T]: advantage of the token; 0.0 where loss_mask is False."""
 WEIGHT_VERSIONS = "weight_versions"
 """int32 [T]: version of the weights that sampled the token; -1 where the token was not generated."""
+ROUTED_EXPERTS = "routed_experts"
+"""int16 [T, L, K]: the K experts that the generator sent the token to in each of all L layers of a mixture-of-experts model; -1
+in layers without experts, and where no generator routed the token: the trainer then chooses itself."""
 
 GROUP_IDS = "group_ids"
 """int32 [N], a sequence column: index of the prompt within the step; sequences of one group share a minibatch."""
@@ -43,8 +46,7 @@ class RaggedTokens:
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "RaggedTokens":
         """Pack Python lists of token ids."""
-        offsets = np.zeros(len(sequences) + 1, np.int64)
-        np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
+        offsets = offsets_of([len(sequence) for sequence in sequences])
         flat = [np.asarray(sequence, np.int32) for sequence in sequences]
         return cls(tokens=np.concatenate(flat) if flat else np.zeros(0, np.int32), offsets=offsets)
 
@@ -73,7 +75,7 @@ class TokenBatch:
     loss_mask: BoolArray
     """bool [T]: True where the token takes part in the loss; never at the first token of a sequence."""
     token_columns: Mapping[str, AnyArray] = field(factory=dict)
-    """Per-token columns, [T] each, float32, int32 or bool."""
+    """Per-token columns, [T] or [T, ...] each, float32, int32, int16 or bool."""
     sequence_columns: Mapping[str, AnyArray] = field(factory=dict)
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
 
@@ -88,9 +90,9 @@ class TokenBatch:
             if not isinstance(column, np.ndarray):
                 raise ContractError(f"column {name}: found {type(column).__name__}; expected a numpy array")
         for name, column in self.token_columns.items():
-            if column.shape != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.bool_):
-                found = f"shape {list(column.shape)} of {column.dtype}"
-                raise ContractError(f"token column {name}: found {found}; expected [{self.num_tokens}] of float32/int32/bool")
+            if column.shape[:1] != (self.num_tokens,) or column.dtype not in (np.float32, np.int32, np.int16, np.bool_):
+                found, expected = f"shape {list(column.shape)} of {column.dtype}", "float32/int32/int16/bool"
+                raise ContractError(f"token column {name}: found {found}; expected [{self.num_tokens}] of {expected}")
         for name, column in self.sequence_columns.items():
             if column.shape != (self.num_sequences,):
                 raise ContractError(f"sequence column {name}: found {list(column.shape)}; expected [{self.num_sequences}]")
@@ -108,27 +110,30 @@ class TokenBatch:
         """int64 [N]: tokens per sequence."""
         return np.diff(self.offsets)
 
+    @property
+    def loss_lengths(self) -> Int64Array:
+        """int64 [N]: tokens per sequence where loss_mask is True."""
+        if self.num_sequences == 0:
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(self.loss_mask, self.offsets[:-1], dtype=np.int32).astype(np.int64)
+
     def counts(self) -> "GlobalCounts":
         """The counts of this batch alone; global when it is the whole optimizer step's batch."""
-        takes_part = np.logical_or.reduceat(self.loss_mask, self.offsets[:-1]) if self.num_sequences else False
-        return GlobalCounts(
-            num_loss_tokens=int(np.count_nonzero(self.loss_mask)), num_loss_sequences=int(np.count_nonzero(takes_part))
-        )
+        lengths = self.loss_lengths
+        return GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
 
     def select(self, indices: Int64Array) -> "TokenBatch":
         """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(self.lengths[indices], out=offsets[1:])
         return TokenBatch(
             tokens=take_rows(self.tokens, self.offsets, indices),
-            offsets=offsets,
+            offsets=offsets_of(self.offsets[indices + 1] - self.offsets[indices]),
             loss_mask=take_rows(self.loss_mask, self.offsets, indices),
             token_columns={name: take_rows(column, self.offsets, indices) for name, column in self.token_columns.items()},
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":
-        """This batch with one more, or another, per-token column [T]."""
+        """This batch with one more, or another, per-token column [T, ...]."""
         return evolve(self, token_columns={**self.token_columns, name: column})
 
 

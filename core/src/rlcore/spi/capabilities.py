@@ -14,6 +14,8 @@ SAVE_HF = "save_hf"
 
 METRIC_BOUNDS = "metric_bounds"
 """TrainStepRequest.bounds: a step whose metrics exceed them is refused before anything changes."""
+ROUTING_REPLAY = "routing_replay"
+"""A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 
 # generators
 TOP_K = "top_k"
@@ -30,6 +32,8 @@ IN_FLIGHT_REFIT = "in_flight_refit"
 """refit while generate runs in another thread: tokens sampled after it carry the new version, and generation goes on."""
 DISCARD_WEIGHTS = "discard_weights"
 """SetResidencyRequest.discard_weights: device memory is freed without a copy on the host."""
+ROUTED_EXPERTS = "routed_experts"
+"""GenerateRequest.routed_experts: the result says which experts of a mixture-of-experts model each token went to."""
 
 # environments
 CHEAP_RESET = "cheap_reset"
@@ -61,6 +65,8 @@ KNOWN: frozenset[str] = frozenset(
         EXACT_LOGPROBS,
         RESIDENCY,
         METRIC_BOUNDS,
+        ROUTING_REPLAY,
+        ROUTED_EXPERTS,
         STREAMING,
         IN_FLIGHT_REFIT,
         DISCARD_WEIGHTS,

@@ -48,10 +48,16 @@ class TrainerContext:
     """Whether get_logprobs(model="reference") will be called."""
     max_sequence_length: int
     """Tokens of the longest sequence that any batch will hold."""
+    max_microbatch_tokens: int | None = None
+    """Most tokens of one microbatch, unless a single sequence is longer; None where nothing bounds them."""
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     """What train_step optimizes with."""
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
-    """The learning rate of each step, by the formula of `rlcore.torchkit.schedule`."""
+    """How the learning rate changes over the run."""
+
+    def learning_rate(self, step: int) -> float:
+        """What train_step uses at optimizer step `step`, counted from 0: the weight version before it."""
+        return self.optimizer.learning_rate * self.schedule.share(step, self.num_train_steps)
 
 
 @frozen(kw_only=True)
@@ -72,6 +78,8 @@ class GeneratorContext:
     log_directory: Path | None = None
     """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
     one themselves."""
+    routed_experts: bool = False
+    """Whether requests may ask for GenerateResult.routed_experts."""
 
 
 @frozen(kw_only=True)
@@ -101,7 +109,13 @@ class CheckContext:
     device: Literal["cpu", "cuda"]
     world_size: int
     max_sequence_length: int
+    max_microbatch_tokens: int | None = None
+    """TrainerContext.max_microbatch_tokens, as it will be."""
+    needs_reference: bool = False
+    """TrainerContext.needs_reference, as it will be."""
     channel: RefitChannel | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None
     """GeneratorContext.devices, as they will be."""
+    replays_routing: bool = False
+    """Whether the generator's choice of experts will be reported and replayed."""

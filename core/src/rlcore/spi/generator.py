@@ -7,7 +7,15 @@ from typing import Protocol
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
+from rlcore.spi.arrays import (
+    Float32Array,
+    Int16Array,
+    Int32Array,
+    Int64Array,
+    UInt8Array,
+    check_array,
+    check_offsets,
+)
 from rlcore.spi.batch import RaggedTokens
 from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
@@ -69,6 +77,9 @@ class GenerateRequest:
     on_finished: "Callable[[int, GenerateResult], None] | None" = None
     """Called with a sample's number and a result of that one sample as soon as it ends, once a sample, from any thread. Needs
     the capability `streaming`."""
+    routed_experts: bool = False
+    """Whether to report the experts that each token was sent to. Needs the capability `routed_experts`, and a generator built
+    with GeneratorContext.routed_experts."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -76,6 +87,23 @@ class GenerateRequest:
         check_array("max_tokens", self.max_tokens, np.int32, num_samples)
         if num_samples and (self.max_tokens.min() < 1 or self.seeds.min() < 0):
             raise ContractError("max_tokens must be at least 1 and seeds non-negative")
+
+
+@frozen(kw_only=True, eq=False)
+class RoutedExperts:
+    """Where the tokens of S samples went: rows for all tokens of a sample's prompt, then for all of its response."""
+
+    experts: Int16Array
+    """int16 [R, L, K]: the K experts of each of R tokens, in any order, in each of all L layers of the model; -1 in layers
+    without experts, and at tokens of which they are not known, such as the last of a sample, which no layer has seen."""
+    offsets: Int64Array
+    """int64 [S+1]: sample s is experts[offsets[s]:offsets[s+1]]."""
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.experts, np.ndarray) or self.experts.ndim != 3 or self.experts.dtype != np.int16:
+            found = getattr(self.experts, "dtype", type(self.experts).__name__)
+            raise ContractError(f"experts: found {found} {list(np.shape(self.experts))}; expected int16 [R, L, K]")
+        check_offsets("experts' offsets", self.offsets, len(self.experts), allow_empty=False)
 
 
 @frozen(kw_only=True, eq=False)
@@ -93,6 +121,8 @@ class GenerateResult:
     """int32 [T]: version of the weights that sampled the token; never falls within a sample."""
     finish_reasons: UInt8Array
     """uint8 [S]: FinishReason."""
+    routed_experts: RoutedExperts | None = None
+    """None unless asked for."""
 
     def __attrs_post_init__(self) -> None:
         check_array("tokens", self.tokens, np.int32)

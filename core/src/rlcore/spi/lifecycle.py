@@ -35,7 +35,8 @@ class SaveStateRequest:
 
     directory: Path
     kind: Literal["resume", "hf"]
-    """"resume": all that load_state needs, in safetensors and JSON. "hf": a Hugging Face model directory (`save_hf`)."""
+    """"resume": all that load_state needs, in safetensors and JSON or in a format of the backend's own, in subdirectories too.
+    "hf": a Hugging Face model directory (`save_hf`)."""
 
 
 @frozen(kw_only=True)

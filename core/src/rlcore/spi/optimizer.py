@@ -1,5 +1,6 @@
 """What every trainer optimizes with, whichever a recipe takes: the sections `[optimizer]` and `[schedule]`."""
 
+import math
 from typing import Literal
 
 from attrs import frozen
@@ -31,3 +32,18 @@ class ScheduleSpec:
     """Its course from the end of the warm-up to the end of the run."""
     min_learning_rate_ratio: float = 0.0
     """Where a decay ends, as a share of the peak."""
+
+    def share(self, step: int, num_steps: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 0, in a run of `num_steps`, as a share of the peak.
+
+        Steps 0 … warmup_steps-1 rise as (step+1)/warmup_steps. The decay starts at 1 in step warmup_steps and reaches
+        min_learning_rate_ratio in step `num_steps`, where it stays.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        num_decay_steps = max(1, num_steps - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / num_decay_steps)
+        remaining = 1.0 - progress if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.min_learning_rate_ratio + (1.0 - self.min_learning_rate_ratio) * remaining

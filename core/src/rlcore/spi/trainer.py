@@ -36,7 +36,8 @@ class TrainStepRequest:
     """One optimizer step."""
 
     microbatches: tuple[TokenBatch, ...]
-    """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all."""
+    """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all. A token
+    column ROUTED_EXPERTS, in all of them or in none, decides where tokens go; it needs the capability `routing_replay`."""
     counts: GlobalCounts
     """Over all microbatches of all ranks."""
     loss: LossSpec
@@ -69,6 +70,7 @@ class LogprobsRequest:
     """Log-probabilities of given tokens, without a gradient."""
 
     microbatches: tuple[TokenBatch, ...]
+    """With model="policy" the token column ROUTED_EXPERTS works as in train_step; the reference always routes itself."""
     model: Literal["policy", "reference"]
     temperature: float
     entropy: bool

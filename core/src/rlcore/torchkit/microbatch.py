@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi.batch import TokenBatch
+from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.torchkit.attention import PackedSequences
 
@@ -25,16 +25,18 @@ class Microbatch:
     loss_mask: Tensor
     """bool [T]"""
     token_columns: Mapping[str, Tensor]
-    """[T] each."""
+    """[T] each, as a rule."""
     sequence_columns: Mapping[str, Tensor]
     """[N] each."""
 
 
 def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) -> Microbatch:
-    """Copy a batch to the device, with those of its token columns that are read; ContractError where one is missing."""
+    """Copy a batch to the device, with those of its token columns that are read, and ROUTED_EXPERTS where it has that column;
+    ContractError where one is missing."""
     missing = [name for name in token_columns if name not in batch.token_columns]
     if missing:
         raise ContractError(f"microbatch: found token columns {sorted(batch.token_columns)}; expected {missing} too")
+    routed = {ROUTED_EXPERTS} & batch.token_columns.keys()
     packed = PackedSequences.from_offsets(batch.offsets, device)
     _ = packed.predicting  # copied now: later the copy would wait for all that the device has queued by then
     if device.type == "cpu":
@@ -44,7 +46,7 @@ def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) 
         packed=packed,
         offsets=_tensor(batch.offsets, device),
         loss_mask=_tensor(batch.loss_mask, device),
-        token_columns={name: _tensor(batch.token_columns[name], device) for name in token_columns},
+        token_columns={name: _tensor(batch.token_columns[name], device) for name in (*token_columns, *routed)},
         sequence_columns={name: _tensor(column, device) for name, column in batch.sequence_columns.items()},
     )
 

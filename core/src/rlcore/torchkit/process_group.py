@@ -1,6 +1,7 @@
 """The default process group of torch.distributed, shared by the trainers of one process and destroyed with the last."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ def leave() -> None:
 
 def _initialize(place: RankSpec, timeout_s: float) -> None:
     on_cuda = place.device == "cuda"
-    options = {
+    options: dict[str, Any] = {
         "backend": "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         "rank": place.rank,
         "world_size": place.world_size,
@@ -48,7 +49,8 @@ def _initialize(place: RankSpec, timeout_s: float) -> None:
         "device_id": torch.device("cuda", place.local_rank) if on_cuda else None,
     }
     if place.world_size == 1:
-        dist.init_process_group(store=dist.HashStore(), **options)  # no socket for a group of one
+        store = dist.HashStore()  # type: ignore[attr-defined]  # no socket for a group of one
+        dist.init_process_group(store=store, **options)
     elif place.rendezvous is None:
         raise ContractError(
             f"rendezvous: found None with {place.world_size} ranks; expected an address such as tcp://host:port"

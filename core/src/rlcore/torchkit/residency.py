@@ -64,6 +64,27 @@ class HostCopy:
             torch.cuda.synchronize()
 
 
+class Discarded:
+    """Freed device storages whose content is not needed again, but the tensors that use them are."""
+
+    def __init__(self) -> None:
+        self._freed: list[tuple[UntypedStorage, int]] = []
+
+    def discard(self, tensors: Iterable[Tensor]) -> None:
+        """Free the device memory of `tensors`."""
+        for storage in storages(tensors):
+            if storage.nbytes():
+                self._freed.append((storage, storage.nbytes()))
+                storage.resize_(0)
+
+    def restore(self) -> None:
+        """Allocate what was freed, filled with zeros."""
+        for storage, size in self._freed:
+            storage.resize_(size)
+            _bytes_of(storage).zero_()
+        self._freed.clear()
+
+
 def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -76,11 +97,20 @@ class Residency:
 
     def __init__(self, device: torch.device) -> None:
         self._moves = device.type == "cuda"
-        self._weights, self._state = HostCopy(), HostCopy()
+        self._weights, self._state, self._discarded = HostCopy(), HostCopy(), Discarded()
         self.place = RESIDENT
 
-    def move(self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor]) -> None:
-        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused."""
+    def move(
+        self,
+        request: SetResidencyRequest,
+        weights: Sequence[Tensor],
+        state: Sequence[Tensor],
+        discarded: Sequence[Tensor] = (),
+    ) -> None:
+        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused.
+
+        `discarded` goes where the state does, and comes back as zeros.
+        """
         self.place = request
         if not self._moves:
             return
@@ -88,8 +118,10 @@ class Residency:
             self._weights.offload(weights)
         if request.state == "host":
             self._state.offload(state)
+            self._discarded.discard(discarded)
         torch.cuda.empty_cache()
         if request.weights == "device":
             self._weights.restore()
         if request.state == "device":
             self._state.restore()
+            self._discarded.restore()

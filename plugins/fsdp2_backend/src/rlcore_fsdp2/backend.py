@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from rlcore.spi import (
@@ -21,6 +22,7 @@ from rlcore.spi import (
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
+    TokenBatch,
     TrainerContext,
     TrainStepRequest,
     TrainStepResult,
@@ -34,15 +36,16 @@ from rlcore.torchkit.losses import Totals
 from rlcore.torchkit.microbatch import move
 from rlcore.torchkit.models import load_config
 from rlcore.torchkit.residency import RESIDENT, Residency, num_bytes
-from rlcore.torchkit.schedule import learning_rate
+from rlcore.torchkit.routing_replay import check_routing
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
-from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
+from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 
 HF_BUCKET_BYTES = 2**28
@@ -60,19 +63,27 @@ class Fsdp2Backend:
         self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
         self._is_sharded = place.world_size > 1 or config.cpu_offload
-        meshes = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        if self._is_sharded:
-            process_group.join(place, config.collective_timeout_s)
-            meshes = self._parallel.meshes(place.device)
+        if not self._is_sharded:
+            self._build(context, config, None)
+            return
+        process_group.join(place, config.collective_timeout_s)
+        try:
+            self._build(context, config, self._parallel.meshes(place.device))
+        except BaseException:
+            process_group.leave()
+            raise
+
+    def _build(self, context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
             self._working = make_working_copy(context.model, config, self._policy, self._device)
         self._computing = self._policy if self._working is None else self._working.model
         self._reference = make_reference(context.model, config, meshes, self._device) if context.needs_reference else None
-        self._optimizer = make_optimizer(self._policy, config.optimizer)
+        self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
+        self._optimizer = make_optimizer(self._policy, context.optimizer)
         self._residency = Residency(self._device)
         self._weight_version = 0
         self._failed_midway = False
@@ -80,10 +91,12 @@ class Fsdp2Backend:
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         self._check("train_step", request.weight_version)
+        self._check_routing(request.microbatches)
         try:
             totals = self._accumulate(request)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
             figures = reduce(totals, list(gradients.values()), self._parallel)
+            figures = evolve(figures, metrics=figures.metrics | self._routing_metrics(request.microbatches))
             check_finite(figures, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
             check_bounds(figures, request.bounds, self._weight_version)
             rate = self._update(list(gradients.values()), figures.grad_norm)
@@ -104,7 +117,8 @@ class Fsdp2Backend:
         model = self._computing if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
-        logprobs, entropies = compute_logprobs(model, request, self._device)
+        self._check_routing(request.microbatches)
+        logprobs, entropies = compute_logprobs(model, request, self._device, self._replay)
         return LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
     @hookimpl
@@ -135,6 +149,7 @@ class Fsdp2Backend:
             del model.forward  # refers to the model, as what patch_head sets does
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
         del self._policy, self._working, self._computing, self._reference, self._optimizer, self._exporter, self._residency
+        del self._replay
         if refers_to_itself:
             gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
         if self._is_sharded:
@@ -149,8 +164,17 @@ class Fsdp2Backend:
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 
+    def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
+        config = self._policy.config
+        experts, top_k = (getattr(config, name, 0) for name in ("num_experts", "num_experts_per_tok"))
+        check_routing(microbatches, num_layers=config.num_hidden_layers, num_experts=experts, top_k=top_k)
+
+    def _routing_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
+        return self._replay.metrics(microbatches, self._device, self._parallel.world_size)
+
     def _accumulate(self, request: TrainStepRequest) -> Totals:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
+        self._replay.begin()
         try:
             return accumulate(
                 self._computing,
@@ -159,6 +183,7 @@ class Fsdp2Backend:
                 request.counts,
                 request.temperature,
                 reduce_every_microbatch=self._config.reduce_every_microbatch,
+                replay=self._replay,
             )
         except BaseException:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
@@ -166,9 +191,8 @@ class Fsdp2Backend:
 
     def _update(self, gradients: Sequence[Tensor], norm: float) -> float:
         """Clip and step; returns the learning rate used."""
-        options = self._config.optimizer
-        clip(gradients, norm, options.max_grad_norm)
-        rate = learning_rate(options.learning_rate, self._config.schedule, self._weight_version, self._context.num_train_steps)
+        clip(gradients, norm, self._context.optimizer.max_grad_norm)
+        rate = self._context.learning_rate(self._weight_version)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

@@ -47,7 +47,9 @@ def divide_experts(model: Any, mesh: DeviceMesh) -> None:
             raise ContractError(f"{name}: found {experts.num_experts} experts; expected a multiple of {num_ranks} ranks")
         experts.expert_mesh = mesh
         for key, parameter in list(experts.named_parameters(recurse=False)):
-            own = parameter.detach().chunk(num_ranks)[rank].to(mesh.device_type, copy=True)  # the others' are freed
+            own = parameter.detach().chunk(num_ranks)[rank]
+            if not own.is_meta:
+                own = own.to(mesh.device_type, copy=True)  # the others' are freed
             divided = DTensor.from_local(own, mesh, placements, run_check=False)
             setattr(experts, key, nn.Parameter(divided, requires_grad=parameter.requires_grad))
 

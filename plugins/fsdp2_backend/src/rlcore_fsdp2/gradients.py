@@ -14,6 +14,7 @@ from rlcore.torchkit.losses import Totals, evaluate, total
 from rlcore.torchkit.microbatch import Microbatch
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
+from rlcore_fsdp2.routing_replay import ModelReplay
 
 
 def accumulate(
@@ -24,6 +25,7 @@ def accumulate(
     temperature: float,
     *,
     reduce_every_microbatch: bool,
+    replay: ModelReplay | None = None,
 ) -> Totals:
     """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks.
 
@@ -31,6 +33,8 @@ def accumulate(
     """
     outputs = []
     for index, microbatch in enumerate(microbatches):
+        if replay is not None:
+            replay.use(microbatch)
         if isinstance(model, FSDPModule):
             _set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
         outputs.append(_backward(model, microbatch, loss, counts, temperature))

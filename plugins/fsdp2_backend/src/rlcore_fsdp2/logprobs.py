@@ -8,18 +8,21 @@ from rlcore.spi import LogprobsRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore.torchkit.logprobs import packed_logprobs
 from rlcore.torchkit.microbatch import move
+from rlcore_fsdp2.routing_replay import ModelReplay
 from rlcore_fsdp2.sharding import reshard
 
 
 @torch.no_grad()
 def compute_logprobs(
-    model: nn.Module, request: LogprobsRequest, device: torch.device
+    model: nn.Module, request: LogprobsRequest, device: torch.device, replay: ModelReplay
 ) -> tuple[tuple[Float32Array, ...], tuple[Float32Array, ...] | None]:
-    """float32 [T] for each microbatch, and the entropies or None; read back from the device once all are queued."""
+    """float32 [T] for each microbatch, and the entropies or None; read back from the device once all are queued. `replay` is
+    the policy's, and of no effect on another model."""
     mode = "metric" if request.entropy else "none"
     logprobs, entropies = [], []
     for batch in request.microbatches:
         microbatch = move(batch, device, ())
+        replay.use(microbatch)
         values, entropy = packed_logprobs(
             model, microbatch.tokens, microbatch.packed, temperature=request.temperature, entropy=mode
         )

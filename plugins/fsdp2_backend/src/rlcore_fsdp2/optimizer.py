@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlcore_fsdp2.config import OptimizerConfig
+from rlcore.spi import OptimizerSpec
 from rlcore_fsdp2.sharding import local, num_copies
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
     """AdamW over the float32 parameters of `model`: matrices with weight decay, vectors without."""
     groups = [
-        {"params": members, "weight_decay": config.weight_decay if members[0].ndim > 1 else 0.0}
+        {"params": members, "weight_decay": spec.weight_decay if members[0].ndim > 1 else 0.0}
         for members in _groups(model.parameters())
     ]
     # The fused kernel serves CPU too, where it takes a quarter of the time of the plain one.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=True)
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

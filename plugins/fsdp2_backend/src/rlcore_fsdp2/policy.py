@@ -1,4 +1,4 @@
-"""The trained model and its frozen reference, each whole on its only rank or sharded over several."""
+"""The trained model and its frozen reference, each whole on its only rank, or sharded over several and never whole on any."""
 
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlcore_fsdp2.experts import divide_experts
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.float8 import use_float8
 from rlcore_fsdp2.layout import Meshes
+from rlcore_fsdp2.load import load_parts
 from rlcore_fsdp2.sharding import shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
@@ -22,7 +23,7 @@ from rlcore_fsdp2.working_copy import WorkingCopy
 
 def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
-    model = load_model(spec, dtype=torch.float32)
+    model = _open(spec, torch.float32, meshes)
     exporter = Exporter(model)
     _checkpoint(model, config)
     _place(model, spec, config, meshes, device)
@@ -39,9 +40,14 @@ def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device:
 
 def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> Any:
     """The frozen initial model, stored in the compute dtype."""
-    model = load_model(spec, dtype=getattr(torch, spec.dtype)).requires_grad_(False)
+    model = _open(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
     _place(model, spec, config, meshes, device)
     return model
+
+
+def _open(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None) -> Any:
+    """With its values where it stays whole; else without, until it is divided and each rank can read its own parts."""
+    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta")
 
 
 def _checkpoint(model: Any, config: Fsdp2Config) -> None:
@@ -67,6 +73,7 @@ def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | No
         model.to(device)
     else:
         shard(model, meshes, config, getattr(torch, spec.dtype))
+        load_parts(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 
 
 def _divide(model: Any, meshes: Meshes | None) -> None:

@@ -13,6 +13,7 @@ PROVIDER = Provider(
         capabilities.ENTROPY,
         capabilities.SAVE_HF,
         capabilities.METRIC_BOUNDS,
+        capabilities.ROUTING_REPLAY,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,
         capabilities.REFIT_SHARED_MEMORY,

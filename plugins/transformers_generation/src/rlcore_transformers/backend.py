@@ -32,6 +32,7 @@ from rlcore_transformers.check import model_problems, option_problems
 from rlcore_transformers.config import TransformersConfig
 from rlcore_transformers.engine import Generation
 from rlcore_transformers.forward import Decoder
+from rlcore_transformers.routing import Routing
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
 from rlcore_transformers.weights import HeldWeights, expected_shapes
 
@@ -50,7 +51,12 @@ class TransformersBackend:
         model = load_model(context.model, dtype=self._dtype, device="meta")
         problems = [
             *option_problems(config),
-            *model_problems(model.config.to_dict(), context.model.path, context.max_sequence_length),
+            *model_problems(
+                model.config.to_dict(),
+                context.model.path,
+                context.max_sequence_length,
+                routed_experts=context.routed_experts,
+            ),
         ]
         if problems:
             raise ModelError(problems)
@@ -74,7 +80,7 @@ class TransformersBackend:
         _check_sampling(request.sampling)
         limits = self._limits(request)
         if not len(limits):
-            return _empty_result()
+            return _empty_result(request, self._decoder)
         strings = request.sampling.stop_strings
         try:
             with torch.inference_mode():
@@ -209,12 +215,15 @@ def _check_sampling(sampling: SamplingParams) -> None:
         raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
 
 
-def _empty_result() -> GenerateResult:
+def _empty_result(request: GenerateRequest, decoder: Decoder) -> GenerateResult:
     """The answer to a request without samples."""
+    nowhere = np.zeros(0, np.int64)
+    routing = Routing(request, nowhere, decoder.routing_shape) if request.routed_experts else None
     return GenerateResult(
         tokens=np.zeros(0, np.int32),
         offsets=np.zeros(1, np.int64),
         logprobs=np.zeros(0, np.float32),
         weight_versions=np.zeros(0, np.int32),
         finish_reasons=np.zeros(0, np.uint8),
+        routed_experts=None if routing is None else routing.result(nowhere),
     )

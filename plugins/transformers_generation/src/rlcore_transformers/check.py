@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.spi import CheckContext, Problem
+from rlcore.torchkit.model_check import routing_problems
 from rlcore.torchkit.models import check_model
 from rlcore_transformers.config import TransformersConfig
 
@@ -15,8 +16,9 @@ def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem
     problems = [*option_problems(config), *check_model(context.model.path)]
     file = Path(context.model.path).expanduser() / "config.json"
     if not problems and file.exists():
+        model = json.loads(file.read_text(encoding="utf-8"))
         problems += model_problems(
-            json.loads(file.read_text(encoding="utf-8")), context.model.path, context.max_sequence_length
+            model, context.model.path, context.max_sequence_length, routed_experts=context.replays_routing
         )
     return problems
 
@@ -31,9 +33,12 @@ def option_problems(config: TransformersConfig) -> list[Problem]:
     ]
 
 
-def model_problems(model: Mapping[str, Any], path: str, max_sequence_length: int) -> list[Problem]:
-    """What in a model's config does not fit the run: sequences beyond its positions, position embeddings that vary."""
-    problems = []
+def model_problems(
+    model: Mapping[str, Any], path: str, max_sequence_length: int, *, routed_experts: bool = False
+) -> list[Problem]:
+    """What in a model's config does not fit the run: sequences beyond its positions, position embeddings that vary, no experts
+    where their use is to be reported."""
+    problems = list(routing_problems(model, path)) if routed_experts else []
     longest = model.get("max_position_embeddings")
     if longest is not None and max_sequence_length > longest:
         problems.append(

@@ -17,6 +17,7 @@ from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, NonFiniteE
 from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
 from rlcore_transformers.cache import PromptAttention, SlotAttention, SlotCache
 from rlcore_transformers.forward import Decoder
+from rlcore_transformers.routing import Routing
 from rlcore_transformers.sampling import position_keys, sample_tokens
 from rlcore_transformers.stopping import StopStrings
 
@@ -72,6 +73,7 @@ class Generation:
         """int64 [B]: the token that each place drew last."""
         self._drawn: list[tuple[Int64Array, Int64Array, Int64Array, Float32Array]] = []
         """Sample, index in the response, token, log-probability, each [B], by step."""
+        self._routing = Routing(request, limits, decoder.routing_shape) if request.routed_experts else None
         self._finish_reasons = np.full(len(limits), FinishReason.ABORTED, np.uint8)
 
     def run(self) -> GenerateResult:
@@ -106,7 +108,10 @@ class Generation:
             tokens[row, : self._prompt_lengths[prompt]] = self._request.prompts.sequence(prompt)
         attention = PromptAttention(*tokens.shape)
         positions = torch.arange(longest, device=self._device).repeat(len(prompts))
-        hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention)
+        routed = self._unrouted(tokens.size)
+        hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention, routed)
+        if self._routing is not None and routed is not None:
+            self._routing.read(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
         lasts = np.arange(len(prompts)) * longest + self._prompt_lengths[prompts] - 1
         num_samples = self._request.num_samples
         return Prefilled(
@@ -121,9 +126,18 @@ class Generation:
         written = self._positions[: len(self._tokens)] - 1
         positions = torch.from_numpy(written).to(self._device)
         attention = SlotAttention(self._cache, positions, int(written.max()) + 1)
-        hidden = self._decoder.forward(self._tokens, positions, attention)
+        routed = self._unrouted(len(written))
+        hidden = self._decoder.forward(self._tokens, positions, attention, routed)
+        if self._routing is not None and routed is not None:
+            self._routing.said(self._samples[: len(written)], written, routed.cpu().numpy())
         self._tokens = self._tokens[:0]
         self._draw(self._decoder.logits(hidden), 0)
+
+    def _unrouted(self, num_rows: int) -> Tensor | None:
+        """Room for the experts of so many tokens, where they are wanted."""
+        if self._routing is None:
+            return None
+        return torch.full((num_rows, *self._decoder.routing_shape), -1, dtype=torch.int16, device=self._device)
 
     def _draw(self, logits: Tensor, first: int) -> None:
         """Draw a token from each row of logits, for the places from `first` on, and free the places of samples that end."""
@@ -177,4 +191,5 @@ class Generation:
             logprobs=result_logprobs,
             weight_versions=np.full(len(tokens), self._request.weight_version, np.int32),
             finish_reasons=self._finish_reasons,
+            routed_experts=None if self._routing is None else self._routing.result(np.diff(offsets)),
         )

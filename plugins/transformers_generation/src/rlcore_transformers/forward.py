@@ -86,8 +86,16 @@ class Decoder:
         self._embedding = self._final_norm = self._head = torch.empty(0)
         self._layers = []
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states [R, H] of tokens int64 [R] at positions int64 [R]."""
+    @property
+    def routing_shape(self) -> tuple[int, int]:
+        """Layers, and experts of a token in each of them."""
+        return self.num_layers, getattr(self._config, "num_experts_per_tok", 0)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, routed: Tensor | None = None) -> Tensor:
+        """Final hidden states [R, H] of tokens int64 [R] at positions int64 [R].
+
+        `routed` int16 [R, layers, experts of a token], where given, gets the experts of each token in layers that have some.
+        """
         cos, sin = self._cos[positions], self._sin[positions]
         hidden = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
@@ -98,7 +106,8 @@ class Decoder:
             if layer.router is None:
                 hidden = _add_linear(hidden, self._gated(rows, layer.mlps[0]), layer.mlps[0].down)
             else:
-                hidden = hidden + self._experts(rows, layer.router, layer.mlps)
+                chosen = None if routed is None else routed[:, index]
+                hidden = hidden + self._experts(rows, layer.router, layer.mlps, chosen)
         return self._norm(hidden, self._final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -123,9 +132,11 @@ class Decoder:
     def _gated(self, rows: Tensor, mlp: Mlp) -> Tensor:
         return self._activation(F.linear(rows, *mlp.gate)).mul_(F.linear(rows, *mlp.up))
 
-    def _experts(self, rows: Tensor, router: Tensor, experts: tuple[Mlp, ...]) -> Tensor:
+    def _experts(self, rows: Tensor, router: Tensor, experts: tuple[Mlp, ...], routed: Tensor | None) -> Tensor:
         """Sum over each row's chosen experts, weighted; rows are sorted by expert, to wait for the device once."""
         scores, chosen = F.linear(rows, router).softmax(-1, torch.float32).topk(self._config.num_experts_per_tok)
+        if routed is not None:
+            routed.copy_(chosen)
         if self._config.norm_topk_prob:
             scores = scores / scores.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)

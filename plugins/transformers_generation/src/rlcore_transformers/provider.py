@@ -14,6 +14,7 @@ PROVIDER = Provider(
         capabilities.STOP_STRINGS,
         capabilities.PER_SAMPLE_SEEDS,
         capabilities.EXACT_LOGPROBS,
+        capabilities.ROUTED_EXPERTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.REFIT_IN_PROCESS,

@@ -67,6 +67,10 @@ class VllmBackend:
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
         self._require(weights=True, state=True)
+        if request.routed_experts and not self._context.routed_experts:
+            raise ContractError(
+                "generate: found routed_experts asked of engines that were built without; expected it in the context"
+            )
         check_sampling(request.sampling)
         limits = sample_limits(request, self._context.max_sequence_length, self._vocabulary_size)
         parts = deal(request, limits, len(self._replicas))
@@ -79,7 +83,7 @@ class VllmBackend:
         try:
             for call in calls:
                 call.add_done_callback(finished.put)
-            return join_samples(_gather(len(calls), finished, request))
+            return join_samples(_gather(len(calls), finished, request), routed_experts=request.routed_experts)
         except BaseException:
             # An interrupted or failed call leaves nothing running.
             for call in calls:
@@ -219,7 +223,7 @@ def _gather(num_calls: int, finished: Finished, request: GenerateRequest) -> lis
         gathered += item
         if request.on_finished is not None:
             for sample in item:
-                request.on_finished(sample.number, join_samples([sample]))
+                request.on_finished(sample.number, join_samples([sample], routed_experts=request.routed_experts))
     return gathered
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.spi import CheckContext, Problem
+from rlcore.torchkit.device_memory import GIB, device_memories, gib
+from rlcore.torchkit.model_check import routing_problems
 from rlcore.torchkit.models import check_model
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, GIB, device_memories, gib, model_size
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size
 from rlcore_vllm.requirements import meant_for
 from rlcore_vllm.settings import engines_per_device, placed
 
@@ -38,6 +40,8 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     model = json.loads(file.read_text(encoding="utf-8"))
     problems += length_problems(model, file.parent, context.max_sequence_length)
     problems += parallel_problems(model, config.tensor_parallel)
+    if context.replays_routing:
+        problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu":
         problems += head_size_problems(model, file)
     return problems or list(memory_problems(model, context, config, memories))
@@ -150,6 +154,14 @@ def parallel_problems(model: Mapping[str, Any], tensor_parallel: int) -> Iterato
         yield _problem("tensor_parallel", f"{found}{kv_heads} key-value heads", "a divisor or a multiple of that")
     elif width % tensor_parallel:
         yield _problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
+
+
+def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> Iterator[Problem]:
+    """What keeps vLLM from reporting the experts that tokens went to."""
+    yield from routing_problems(model, path)
+    if not config.prefix_caching:
+        remedy = "vLLM keeps the experts of tokens with its prefix cache. Or set rollout.replay_routing to false."
+        yield _problem("prefix_caching", "false, with rollout.replay_routing", "true", remedy)
 
 
 def head_size_problems(model: Mapping[str, Any], file: Path) -> Iterator[Problem]:

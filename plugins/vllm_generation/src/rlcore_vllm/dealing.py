@@ -46,4 +46,5 @@ def _select(request: GenerateRequest, limits: Int32Array, parts: list[Int64Array
         seeds=request.seeds[numbers],
         limits=limits[numbers],
         sampling=request.sampling,
+        routed_experts=request.routed_experts,
     )

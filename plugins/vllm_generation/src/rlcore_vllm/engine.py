@@ -12,10 +12,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from rlcore.spi import ContractError, FinishReason, RlcoreError, WorkerError
+from rlcore.spi.arrays import AnyArray
 from rlcore_vllm import residency, versions
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
+from rlcore_vllm.routing import reported_experts
 from rlcore_vllm.sampling import FinishedSample, Samples, engine_sampling, engine_seeds, finish_reason
 from rlcore_vllm.settings import EngineSettings
 
@@ -44,9 +46,9 @@ class _Job:
 class _Sample:
     """A sample in the making."""
 
-    __slots__ = ("detokenizer", "job", "limit", "logprobs", "number", "prompt_length", "reason", "spans", "tokens")
+    __slots__ = ("detokenizer", "job", "limit", "logprobs", "number", "prompt_length", "reason", "routed", "spans", "tokens")
 
-    def __init__(self, job: _Job, number: int, prompt_length: int, limit: int, weight_version: int, detokenizer: Any) -> None:
+    def __init__(self, job: _Job, number: int, prompt_length: int, limit: int, weight_version: int) -> None:
         self.job = job
         self.number = number
         self.prompt_length = prompt_length
@@ -56,8 +58,10 @@ class _Sample:
         self.reason = FinishReason.ABORTED
         self.spans = [(0, weight_version)]
         """(first token, version) of each span of equal weight versions."""
-        self.detokenizer = detokenizer
+        self.detokenizer: Any = None
         """Looks for stop strings; None where there are none."""
+        self.routed: list[AnyArray] | None = None
+        """Experts of its tokens, as they come; None where they are not asked for."""
 
     def change_version(self, weight_version: int) -> None:
         """Tokens from here on are sampled under another version."""
@@ -69,12 +73,14 @@ class _Sample:
         """The sample as it is handed out."""
         ends = [*(start for start, _ in self.spans[1:]), len(self.tokens)]
         lengths = [end - start for (start, _), end in zip(self.spans, ends, strict=True)]
+        num_tokens = self.prompt_length + len(self.tokens)
         return FinishedSample(
             number=self.number,
             tokens=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             weight_versions=np.repeat(np.array([version for _, version in self.spans], np.int32), lengths),
             finish_reason=self.reason,
+            routed_experts=None if self.routed is None else reported_experts(self.routed, num_tokens),
         )
 
 
@@ -211,8 +217,11 @@ class Engine:
                 params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
                 request = versions.make_request(str(self._num_requests), prompt, params)
                 self._num_requests += 1
-                detokenizer = self._detokenizer(request) if samples.sampling.stop_strings else None
-                sample = _Sample(job, number, len(prompt), limit, self._weight_version, detokenizer)
+                sample = _Sample(job, number, len(prompt), limit, self._weight_version)
+                if samples.sampling.stop_strings:
+                    sample.detokenizer = self._detokenizer(request)
+                if samples.routed_experts:
+                    sample.routed = []
                 self._samples[request.request_id] = sample
                 self._llm.engine_core.add_request(request)
         except BaseException:
@@ -235,6 +244,8 @@ class Engine:
             if sample is None:
                 continue
             tokens = output.new_token_ids
+            if sample.routed is not None and output.routed_experts is not None:
+                sample.routed.append(output.routed_experts)
             reason = None if output.finish_reason is None else str(output.finish_reason)
             if sample.detokenizer is not None:
                 length = _completing(sample.detokenizer, tokens)

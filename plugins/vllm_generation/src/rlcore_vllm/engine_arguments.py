@@ -42,6 +42,8 @@ OWNED: dict[str, str] = {
     "override_generation_config": "Leave it out: [rollout] and [evaluation] say how to sample.",
     "enable_sleep_mode": "Leave it out: it is on where trainer and generator share a device.",
     "worker_extension_cls": "Leave it out: it receives the weights.",
+    "enable_return_routed_experts": "Set rollout.replay_routing.",
+    "aux_output_config": "Set rollout.replay_routing.",
     "weight_transfer_config": "Leave it out: [refit] says how weights travel.",
 }
 """Arguments that follow from other keys of the recipe, each with what to do instead."""

@@ -95,7 +95,7 @@ class RunningEngine:
         self._hosts_own = [getattr(owner, name) for owner, name in _REPLACED]
         self._group_is_hosts = torch.distributed.is_initialized()
         try:
-            with _host_kept():
+            with _host_kept(), alone():
                 os.environ.update(engine_variables(settings))
                 _put_in_place(self._replacements or self._hosts_own)
                 self.llm = _build(settings)
@@ -160,6 +160,32 @@ def _default_group_kept(is_hosts: bool) -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group = destroy
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Where this process is one of several ranks, let vLLM find a default group of one, of which it makes its own.
+
+    With the real one every rank's engine would have to start, and to start anew after a failure, together with all others.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        yield
+        return
+    names = ("get_rank", "get_world_size", "new_group")
+    get_rank, get_world_size, new_group = replaced = [getattr(torch.distributed, name) for name in names]
+    rank = get_rank()
+
+    def own_group(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:  # noqa: ARG001 - [0], the one there seems to be
+        return new_group([rank], *arguments, **options, use_local_synchronization=True)
+
+    torch.distributed.get_rank = lambda group=None: 0 if group is None else get_rank(group)
+    torch.distributed.get_world_size = lambda group=None: 1 if group is None else get_world_size(group)
+    torch.distributed.new_group = own_group
+    try:
+        yield
+    finally:
+        for name, function in zip(names, replaced, strict=True):
+            setattr(torch.distributed, name, function)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 from rlcore.spi import Provider, capabilities
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.requirements import unavailable
+from rlcore_vllm.requirements import meant_for, unavailable
 
 TRAINER_DEVICE = 0
+ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for() else frozenset()
+"""Of the builds for CPUs none reports them: vLLM reads them off in the runner that needs Triton."""
 
 
 def without(config: VllmConfig) -> frozenset[str]:
@@ -36,6 +38,7 @@ PROVIDER = Provider(
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
         capabilities.IN_FLIGHT_REFIT,
+        *ROUTED_EXPERTS,
         capabilities.REFIT_IN_PROCESS,
         capabilities.REFIT_SHARED_MEMORY,
         capabilities.REFIT_CUDA_IPC,

@@ -7,7 +7,8 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.spi import ContractError, FinishReason, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
-from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array
+from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array
+from rlcore_vllm.routing import join_experts
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
@@ -28,6 +29,8 @@ class Samples:
     limits: Int32Array
     """int32 [S]: tokens at which a sample is cut, by max_tokens and the longest sequence."""
     sampling: SamplingParams
+    routed_experts: bool = False
+    """Whether to report the experts of each token."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -42,9 +45,11 @@ class FinishedSample:
     weight_versions: Int32Array
     """int32 [T]"""
     finish_reason: FinishReason
+    routed_experts: Int16Array | None = None
+    """int16 [prompt and T, L, K]; None unless asked for."""
 
 
-def join_samples(samples: Sequence[FinishedSample]) -> GenerateResult:
+def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = False) -> GenerateResult:
     """The samples one after another, in their numbers' order."""
     ordered = sorted(samples, key=lambda sample: sample.number)
     offsets = np.zeros(len(ordered) + 1, np.int64)
@@ -53,12 +58,14 @@ def join_samples(samples: Sequence[FinishedSample]) -> GenerateResult:
     def joined(name: str, dtype: type) -> Any:
         return np.concatenate([np.zeros(0, dtype), *(getattr(sample, name) for sample in ordered)])
 
+    routed = [(sample.routed_experts, sample.finish_reason) for sample in ordered if sample.routed_experts is not None]
     return GenerateResult(
         tokens=joined("tokens", np.int32),
         offsets=offsets,
         logprobs=joined("logprobs", np.float32),
         weight_versions=joined("weight_versions", np.int32),
         finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
+        routed_experts=join_experts(routed) if routed_experts else None,
     )
 
 

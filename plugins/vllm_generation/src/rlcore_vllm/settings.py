@@ -64,6 +64,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
     }
+    if context.routed_experts:
+        arguments["enable_return_routed_experts"] = True
     if device == "cpu":
         arguments |= {
             "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),

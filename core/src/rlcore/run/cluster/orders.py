@@ -60,6 +60,8 @@ class Plugins:
 class Surroundings:
     """The process around the backends."""
 
+    pool: str
+    """A name that no other pool has: what the process starts is known by it."""
     gpu_ids: tuple[str, ...]
     """The GPUs of the node that all its ranks see, in the order of their local ranks."""
     own_gpu_ids: tuple[str, ...]
@@ -80,6 +82,9 @@ class BuildOrder:
     generator: GeneratorContext | None
     """None where this rank hosts none."""
     generator_config: Any
+    tokenizer: bytes
+    """Pickled: a `Tokenizer`, for the text of the generator's samples. Pickled apart, so that what fails in reading it fails
+    in `build`."""
 
 
 @frozen(kw_only=True)

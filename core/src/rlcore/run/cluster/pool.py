@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.cluster.calls import BESIDE, Calls, Rank
 from rlcore.run.cluster.failures import Whereabouts
+from rlcore.run.cluster.leftovers import end_everywhere
 from rlcore.run.cluster.orders import BuildOrder, Built, Plugins, Software, Surroundings
 from rlcore.run.cluster.placement import reserved
 from rlcore.run.cluster.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
@@ -18,14 +20,15 @@ from rlcore.run.groups import Backends
 from rlcore.run.packing import model_width
 from rlcore.run.progress import Progress
 from rlcore.run.setup import Prepared, separate
-from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout
+from rlcore.run.tokenizer import Tokenizer
+from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout, WorkerError
 
 ARRIVE_S = 120.0
 """Most seconds for Ray to start the processes."""
 
 
 @contextmanager
-def open_pool(prepared: Prepared, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
+def open_pool(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
     """Workers with trainer and generator on every rank; at the end they are gone, whatever happened."""
     cluster = prepared.recipe.cluster
     assert cluster is not None
@@ -33,10 +36,15 @@ def open_pool(prepared: Prepared, log_directory: Path | None, progress: Progress
     with reserved(cluster, prepared.device) as group:
         progress.phase("workers")
         calls = Calls(ranks=_start_ranks(prepared, cluster, group, logs), cluster=cluster, progress=progress)
+        name = uuid4().hex
         try:
-            layouts = _set_up(prepared, cluster, calls, logs)
+            layouts = _set_up(prepared, tokenizer, cluster, calls, logs, name)
             yield _backends(prepared, calls, layouts)
             calls.close()
+        except WorkerError:
+            calls.kill()
+            end_everywhere(name, calls.places, progress)  # others may be started in their place
+            raise
         finally:
             calls.kill()
 
@@ -67,15 +75,20 @@ def _start_ranks(prepared: Prepared, cluster: ClusterConfig, group: Any, logs: P
     return ranks
 
 
-def _set_up(prepared: Prepared, cluster: ClusterConfig, calls: Calls, logs: Path) -> list[TrainerLayout]:
+def _set_up(
+    prepared: Prepared, tokenizer: Tokenizer, cluster: ClusterConfig, calls: Calls, logs: Path, name: str
+) -> list[TrainerLayout]:
     """From bare processes to built backends; the layout of every rank."""
+    import ray
+
     arrived = calls.all("arrive", limit_s=ARRIVE_S)
     calls.locate([place for place, _ in arrived])
     _require_same([place for place, _ in arrived], [software for _, software in arrived])
-    surroundings = [_surroundings(rank.place, calls.places, cluster) for rank in calls.ranks]
+    surroundings = [_surroundings(rank.place, calls.places, cluster, name) for rank in calls.ranks]
     _load_plugins(prepared, calls, surroundings)
     rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
-    orders = [_build_order(prepared, cluster, rank, rendezvous, logs) for rank in range(cluster.world_size)]
+    pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
+    orders = [_build_order(prepared, pickled, cluster, rank, rendezvous, logs) for rank in range(cluster.world_size)]
     built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
     return [each.layout for each in built]
 
@@ -103,12 +116,13 @@ def _hosts_generator(prepared: Prepared, cluster: ClusterConfig, rank: int) -> b
     return not separate(prepared.recipe) or rank % cluster.ranks_per_node == 0
 
 
-def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig) -> Surroundings:
+def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str) -> Surroundings:
     """The first device of each rank of the node, by local rank, then those that only generate."""
     on_node = [other for other in places if other.node_id == place.node_id]
     firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
     others = [gpu for other in on_node for gpu in other.gpu_ids[1:]]
     return Surroundings(
+        pool=pool,
         gpu_ids=(*firsts, *others),
         own_gpu_ids=place.gpu_ids[:1],
         ranks_on_node=cluster.ranks_per_node,
@@ -117,7 +131,9 @@ def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: Cl
     )
 
 
-def _build_order(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvous: str | None, logs: Path) -> BuildOrder:
+def _build_order(
+    prepared: Prepared, tokenizer: bytes, cluster: ClusterConfig, rank: int, rendezvous: str | None, logs: Path
+) -> BuildOrder:
     place = RankSpec(
         rank=rank,
         world_size=cluster.world_size,
@@ -133,6 +149,7 @@ def _build_order(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvo
         trainer_config=prepared.config("trainer"),
         generator=prepared.generator_context(place, directory) if hosts else None,
         generator_config=prepared.config("generator") if hosts else None,
+        tokenizer=tokenizer,
     )
 
 

@@ -10,16 +10,17 @@ from attrs import define, evolve, frozen
 
 from rlcore.plugins.discovery import Entry
 from rlcore.run.cluster.calls import Calls
-from rlcore.run.cluster.dispatch import Dispatch, deal_prompts, join_results, part_of
+from rlcore.run.cluster.dispatch import Dispatch, deal_prompts, join_responses, part_of
 from rlcore.run.cluster.orders import LogprobsOrder, StepOrder
 from rlcore.run.groups import RefitOrder
+from rlcore.run.minibatch import Minibatch
 from rlcore.run.packing import WIDTH
-from rlcore.run.trainer_group import columns_for
+from rlcore.run.responses import Responses
+from rlcore.run.trainer_group import columns_for, without_columns
 from rlcore.spi import (
     CheckpointError,
     ContractError,
     GenerateRequest,
-    GenerateResult,
     LoadStateRequest,
     LoadStateResult,
     LossSpec,
@@ -31,7 +32,7 @@ from rlcore.spi import (
     TrainStepResult,
     capabilities,
 )
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 COUNT_EVERY_S = 1.0
 TOLERANCE = 1e-6
@@ -66,33 +67,35 @@ class PoolTrainer:
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
     def train_step(
-        self, batch: TokenBatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
     ) -> TrainStepResult:
-        """One optimizer step on the whole batch, each data-parallel rank with its part of it."""
-        batch = columns_for(batch, loss)
+        """One optimizer step on the minibatch, each data-parallel rank with its part of it."""
+        batch = columns_for(minibatch.batch, loss)
         order = StepOrder(
-            counts=batch.counts(),
+            counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
             bounds=dict(bounds or {}),
         )
-        parts = self._parts(batch, self._dispatch(batch))
-        results: list[TrainStepResult] = self.calls.together("train_step", [(order, parts[rank]) for rank in sorted(parts)])
+        parts = self._parts(batch, self._dispatch(batch, minibatch.sequences))
+        results: list[TrainStepResult] = self.calls.together("train_step", [(order, *parts[rank]) for rank in sorted(parts)])
         for rank, result in enumerate(results):
             if not _same_figures(result, results[0]):
                 self.calls.lose("ranks disagree on the figures of a step")
                 raise ContractError(f"train_step: {self.calls.places[rank]} returned {result}; expected rank 0's {results[0]}")
         return results[0]
 
-    def logprobs(self, batch: TokenBatch, model: Literal["policy", "reference"], weight_version: int) -> Float32Array:
-        """float32 [T]: of every token of the batch, in its order."""
-        bare = evolve(batch, token_columns={}, sequence_columns={})
-        dispatch = self._dispatch(bare)
+    def logprobs(
+        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+    ) -> Float32Array:
+        """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
+        bare = without_columns(batch, model)
+        dispatch = self._dispatch(bare, sequences)
         order = LogprobsOrder(model=model, temperature=self.temperature, weight_version=weight_version)
         parts, leaders = self._parts(bare, dispatch), [ranks[0] for ranks in self.members]
-        results = self.calls.together("logprobs", [(order, parts[rank], rank in leaders) for rank in sorted(parts)])
-        return dispatch.join([results[leader] for leader in leaders])
+        results = self.calls.together("logprobs", [(order, *parts[rank], rank in leaders) for rank in sorted(parts)])
+        return dispatch.join(bare, [results[leader] for leader in leaders])
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what every rank holds."""
@@ -112,15 +115,23 @@ class PoolTrainer:
             raise CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
         return results[0]
 
-    def _dispatch(self, batch: TokenBatch) -> Dispatch:
-        return Dispatch.of(batch, len(self.members), self.max_tokens_per_microbatch, self.width)
+    def _dispatch(self, batch: TokenBatch, sequences: Int64Array) -> Dispatch:
+        return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width)
 
-    def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, Any]:
-        """By rank, a reference to its data in the object store; ranks of one data-parallel rank share theirs."""
+    def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
+        """By rank, where its data lies: an object in Ray's store, and a number in it. Ranks of one data-parallel rank share
+        theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
         import ray
 
-        stored = [ray.put(dispatch.part(batch, index)) for index in range(len(self.members))]
-        return {rank: stored[index] for index, ranks in enumerate(self.members) for rank in ranks}
+        parts, places = dispatch.parts(batch), self.calls.places
+        nodes: dict[frozenset[str], list[int]] = {}
+        for index, ranks in enumerate(self.members):
+            nodes.setdefault(frozenset(places[rank].node_id for rank in ranks), []).append(index)
+        found: dict[int, tuple[Any, int]] = {}
+        for indices in nodes.values():
+            stored = ray.put([parts[index] for index in indices])
+            found |= {rank: (stored, number) for number, index in enumerate(indices) for rank in self.members[index]}
+        return found
 
 
 @define(kw_only=True, eq=False)
@@ -142,14 +153,14 @@ class PoolGenerator:
         declared = self.entry.provider is not None and capability in self.entry.provider.capabilities
         return declared and capability != capabilities.STREAMING
 
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    def generate(self, request: GenerateRequest) -> Responses:
         """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
         dealt = deal_prompts(request, len(self.hosts))
         given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
         count = _Counter(calls=self.calls, ranks=list(given), num_samples=len(request.seeds))
         parts = {rank: (part_of(request, prompts),) for rank, prompts in given.items()}
         results = self.calls.apart("generate", parts, watch=count)
-        return join_results(list(given.values()), request.num_samples, results)
+        return join_responses(list(given.values()), request.num_samples, results)
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what every generator holds."""

@@ -1,12 +1,13 @@
 """One rank: a process that holds a trainer and, where it hosts one, a generator."""
 
 import os
+import pickle
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from rlcore.plugins.weight_streams import recorded
 from rlcore.run.cluster.affinity import bind_near
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.cluster.failures import RemoteError, Reply, Whereabouts
+from rlcore.run.cluster.leftovers import mark_children
 from rlcore.run.cluster.orders import BuildOrder, Built, LogprobsOrder, Plugins, Software, StepOrder, Surroundings
 from rlcore.run.groups import RefitOrder
+from rlcore.run.responses import Responses
+from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import (
     ContractError,
     GenerateRequest,
@@ -47,6 +51,7 @@ class Worker:
         self._log_file = log_file
         self._trainer: TrainerHandle | None = None
         self._generator: GeneratorHandle | None = None
+        self._tokenizer: Tokenizer | None = None
         self._plugins: tuple[Entry, Entry | None, tuple[object, ...]] | None = None
         self._thread: int | None = None
         self._doing = ""
@@ -101,6 +106,7 @@ class Worker:
 
     def prepare(self, plugins: Plugins, surroundings: Surroundings) -> None:
         """Load the plugins that the driver chose, and set the process up for them; nothing heavy is imported before."""
+        mark_children(surroundings.pool)
         if surroundings.directory.is_dir():
             os.chdir(surroundings.directory)
         cores = bind_near(surroundings.own_gpu_ids)
@@ -130,16 +136,17 @@ class Worker:
         self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
         if order.generator is not None and generator is not None:
             self._generator = build_generator(generator, order.generator, order.generator_config, observers)
+            self._tokenizer = pickle.loads(order.tokenizer)
         return Built(layout=self._trainer.layout)
 
-    def train_step(self, order: StepOrder, part: RankPart) -> TrainStepResult:
-        """This rank's share of an optimizer step."""
-        return self._trainer_handle().train_step(order.request(part))
+    def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int) -> TrainStepResult:
+        """This rank's share of an optimizer step, one of those that came to its node."""
+        return self._trainer_handle().train_step(order.request(parts[number]))
 
-    def logprobs(self, order: LogprobsOrder, part: RankPart, returns: bool) -> Float32Array | None:
+    def logprobs(self, order: LogprobsOrder, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
         """float32 [T] of this rank's share; None from ranks that only help another one."""
         request = LogprobsRequest(
-            microbatches=part.microbatches(),
+            microbatches=parts[number].microbatches(),
             model=order.model,
             temperature=order.temperature,
             entropy=False,
@@ -170,12 +177,14 @@ class Worker:
                 pass
         return sent
 
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    def generate(self, request: GenerateRequest) -> Responses:
         """Sample responses for this rank's prompts."""
         generator = self._generator_handle()
         self._num_finished = 0
         streams = generator.has(capabilities.STREAMING)
-        return generator.generate(evolve(request, on_finished=self._count) if streams else request)
+        result = generator.generate(evolve(request, on_finished=self._count) if streams else request)
+        assert self._tokenizer is not None
+        return Responses.of(result, self._tokenizer)
 
     def move_trainer(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device."""

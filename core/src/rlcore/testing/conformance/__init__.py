@@ -9,12 +9,15 @@ import pytest
 
 _CHECKS = (
     "generator_fixtures",
+    "generator_routing",
     "generator_sampling",
     "generator_weights",
     "huggingface_reference",
     "trainer_fixtures",
     "trainer_lifecycle",
     "trainer_numerics",
+    "trainer_optimizer",
+    "trainer_routing",
     "trainer_weights",
 )
 # So that a failed assert shows its values, as in a test file.

@@ -1,13 +1,16 @@
 """Fixtures that both halves of the kit share; a test class overrides those that do not fit."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
 from rlcore.plugins.discovery import Entry, Registry
 from rlcore.plugins.selection import select
-from rlcore.spi import ModelSpec, Provider, Role
-from rlcore.testing.conformance.reference import Reference
+from rlcore.spi import ModelSpec, Provider, Role, capabilities
+from rlcore.testing.conformance.reference import Reference, RoutedPolicy
+from rlcore.testing.conformance.tensors import Values
+from rlcore.testing.models import Architecture, make_model
 
 Device = Literal["cpu", "cuda"]
 
@@ -43,18 +46,30 @@ class BackendFixtures:
         return HuggingFaceReference(model)
 
     @pytest.fixture
+    def routed_model(self, provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+        """A mixture-of-experts model: a tiny Qwen3-MoE with random weights, in float32."""
+        if not {capabilities.ROUTED_EXPERTS, capabilities.ROUTING_REPLAY} & provider.capabilities:
+            pytest.skip(f"{provider.name} declares nothing about routing")
+        return tiny_model(tmp_path_factory, seed=2, architecture="qwen3_moe")
+
+    @pytest.fixture
+    def routed_reference(self, routed_model: ModelSpec) -> Callable[[Values], RoutedPolicy]:
+        """What its routing is measured against, given its weights: `transformers` in float32 on the CPU."""
+        from rlcore.testing.conformance.huggingface_reference import HuggingFaceReference
+
+        return HuggingFaceReference(routed_model).load
+
+    @pytest.fixture
     def tolerance(self) -> float:
         """Most that a log-probability may be off, in nats."""
         return 1e-4
 
 
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> ModelSpec:
-    """A tiny Qwen3 with random weights in float32, made once a session."""
-    from rlcore.testing.models import make_model
-
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: Architecture = "qwen3") -> ModelSpec:
+    """A tiny model with random weights in float32, made once a session."""
     directory = tmp_path_factory.getbasetemp() / f"conformance-model-{seed}"
     if not directory.exists():
-        make_model(directory, "qwen3", seed=seed)
+        make_model(directory, architecture, seed=seed)
     return ModelSpec(path=str(directory), dtype="float32")
 
 

@@ -1,11 +1,12 @@
 """The generator's half of the conformance kit."""
 
+from rlcore.testing.conformance.generator_routing import GeneratorRouting
 from rlcore.testing.conformance.generator_sampling import GeneratorSampling
 from rlcore.testing.conformance.generator_streaming import GeneratorStreaming
 from rlcore.testing.conformance.generator_weights import GeneratorWeights
 
 
-class GeneratorConformance(GeneratorSampling, GeneratorWeights, GeneratorStreaming):
+class GeneratorConformance(GeneratorSampling, GeneratorWeights, GeneratorStreaming, GeneratorRouting):
     """What every generator has to pass::
 
         class TestMine(GeneratorConformance):
@@ -15,5 +16,5 @@ class GeneratorConformance(GeneratorSampling, GeneratorWeights, GeneratorStreami
     Fixtures to override where the default does not fit: `config` (the provider's defaults), `device` ("cpu"), `channel`
     ("in_process"), `model` (a tiny
     Qwen3 in float32), `weights` (the model's own and those of another seed), `tolerance` (1e-4 nats), `decode` (the model's
-    tokenizer) and `reference` (`transformers` on the CPU).
+    tokenizer), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
     """

@@ -54,7 +54,12 @@ class Question:
     max_tokens: NDArray[np.int32]
 
     def request(
-        self, sampling: SamplingParams, weight_version: int, on_finished: "OnFinished | None" = None
+        self,
+        sampling: SamplingParams,
+        weight_version: int,
+        on_finished: "OnFinished | None" = None,
+        *,
+        routed_experts: bool = False,
     ) -> GenerateRequest:
         """The generator's request."""
         return GenerateRequest(
@@ -65,6 +70,7 @@ class Question:
             sampling=sampling,
             weight_version=weight_version,
             on_finished=on_finished,
+            routed_experts=routed_experts,
         )
 
     def ungrouped(self, order: Sequence[int]) -> "Question":
@@ -173,19 +179,22 @@ class GeneratorFixtures(BackendFixtures):
         context = GeneratorContext(
             model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
         )
-        opened: list[GeneratorHandle] = []
+        yield from opening(provider, config, context)
 
-        def close() -> None:
-            while opened:
-                opened.pop().close()
-
-        def build() -> GeneratorUnderTest:
-            close()
-            opened.append(build_generator(entry_of("generator", provider, device), context, config))
-            return GeneratorUnderTest(handle=opened[-1], channel=channel)
-
-        yield build
-        close()
+    @pytest.fixture
+    def open_routed(
+        self, provider: Provider, config: Any, routed_model: ModelSpec, device: Device, channel: RefitChannel
+    ) -> Iterator[OpenGenerator]:
+        """As `open_generator`, of a mixture-of-experts model, of which it may be asked to report the experts used."""
+        context = GeneratorContext(
+            model=routed_model,
+            place=RankSpec(device=device),
+            seed=0,
+            max_sequence_length=MAX_SEQUENCE_LENGTH,
+            channel=channel,
+            routed_experts=True,
+        )
+        yield from opening(provider, config, context)
 
     @pytest.fixture
     def fresh(self, open_generator: OpenGenerator) -> GeneratorUnderTest:
@@ -206,16 +215,38 @@ class GeneratorFixtures(BackendFixtures):
     @pytest.fixture
     def question(self, reference: Reference) -> Question:
         """Prompts from 1 to 40 tokens, two samples each, limits from 1 to 16 tokens."""
-        random = np.random.default_rng(4)
-        prompts = [random.integers(0, reference.vocabulary_size, length).tolist() for length in PROMPT_LENGTHS]
-        num_samples = 2
-        num_seeds = len(prompts) * num_samples
-        return Question(
-            prompts=RaggedTokens.from_lists(prompts),
-            num_samples=num_samples,
-            seeds=random.integers(0, 2**62, num_seeds),
-            max_tokens=np.array([MAX_TOKENS[index % len(MAX_TOKENS)] for index in range(num_seeds)], np.int32),
-        )
+        return make_question(reference.vocabulary_size)
+
+
+def opening(provider: Provider, config: Any, context: GeneratorContext) -> Iterator[OpenGenerator]:
+    """Opens a fresh generator each time, and closes the one before."""
+    opened: list[GeneratorHandle] = []
+
+    def close() -> None:
+        while opened:
+            opened.pop().close()
+
+    def build() -> GeneratorUnderTest:
+        close()
+        opened.append(build_generator(entry_of("generator", provider, context.place.device), context, config))
+        return GeneratorUnderTest(handle=opened[-1], channel=context.channel)
+
+    yield build
+    close()
+
+
+def make_question(vocabulary_size: int) -> Question:
+    """Prompts from 1 to 40 tokens, two samples each, limits from 1 to 16 tokens."""
+    random = np.random.default_rng(4)
+    prompts = [random.integers(0, vocabulary_size, length).tolist() for length in PROMPT_LENGTHS]
+    num_samples = 2
+    num_seeds = len(prompts) * num_samples
+    return Question(
+        prompts=RaggedTokens.from_lists(prompts),
+        num_samples=num_samples,
+        seeds=random.integers(0, 2**62, num_seeds),
+        max_tokens=np.array([MAX_TOKENS[index % len(MAX_TOKENS)] for index in range(num_seeds)], np.int32),
+    )
 
 
 def load_reference(reference: Reference, weights: Mapping[str, Any]) -> ReferencePolicy:

@@ -2,14 +2,16 @@
 
 import pkgutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlcore.spi import LossInputs, LossSpec, ModelSpec, TokenBatch
-from rlcore.spi.arrays import Int32Array
+from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBatch
+from rlcore.spi.arrays import Int16Array, Int32Array
 from rlcore.testing.conformance.reference import Float64Array
 from rlcore.testing.conformance.tensors import Values
 
@@ -48,6 +50,7 @@ class HuggingFacePolicy:
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
+        self.num_experts = int(getattr(model.config, "num_experts", 0))
 
     def logits(self, tokens: Int32Array) -> Float64Array:
         """float64 [L, V]"""
@@ -57,14 +60,40 @@ class HuggingFacePolicy:
             logits: Float64Array = self._forward(tokens).double().numpy()
         return logits
 
+    def choices(self, tokens: Int32Array) -> tuple[Int16Array, Float64Array]:
+        """The routers' own choices, int16 [T, L, K] and their margins float64 [T, L]."""
+        import torch
+
+        seen: dict[int, Any] = {}
+        with torch.no_grad(), self._routers(lambda layer, _, output: seen.update({layer: output[0].softmax(-1)})):
+            self._forward(tokens)
+        num_layers, top_k = len(self._model.model.layers), self._model.config.num_experts_per_tok
+        experts = np.full((len(tokens), num_layers, top_k), -1, np.int16)
+        margins = np.full((len(tokens), num_layers), np.inf)
+        for layer, probabilities in seen.items():
+            best = probabilities.topk(top_k + 1)
+            experts[:, layer] = best.indices[:, :top_k].numpy()
+            margins[:, layer] = (best.values[:, top_k - 1] - best.values[:, top_k]).numpy()
+        return experts, margins
+
+    def routed_logits(self, tokens: Int32Array, routed: Int16Array) -> Float64Array:
+        """float64 [L, V], with tokens sent to the experts `routed`."""
+        import torch
+
+        with torch.no_grad():
+            logits: Float64Array = self._forward(tokens, routed).double().numpy()
+        return logits
+
     def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
-        """By autograd through the loss on the whole batch."""
+        """By autograd through the loss on the whole batch, with tokens sent where its column ROUTED_EXPERTS says."""
         import torch
 
         logprobs, entropies = [], []
         for index in range(batch.num_sequences):
             tokens = batch.tokens[batch.offsets[index] : batch.offsets[index + 1]]
-            table = torch.log_softmax(self._forward(tokens)[:-1] / temperature, -1)
+            routed = batch.token_columns.get(ROUTED_EXPERTS)
+            own = None if routed is None else routed[batch.offsets[index] : batch.offsets[index + 1]]
+            table = torch.log_softmax(self._forward(tokens, own)[:-1] / temperature, -1)
             targets = torch.from_numpy(tokens[1:].astype(np.int64))
             zero = table.new_zeros(1)
             logprobs += [zero, table.gather(1, targets[:, None])[:, 0]]
@@ -84,10 +113,37 @@ class HuggingFacePolicy:
         grads = torch.autograd.grad(output.loss, parameters, allow_unused=True)
         return float(torch.stack([grad.double().square().sum() for grad in grads if grad is not None]).sum().sqrt())
 
-    def _forward(self, tokens: Int32Array) -> Any:
+    def _forward(self, tokens: Int32Array, routed: Int16Array | None = None) -> Any:
         import torch
 
-        return self._model(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+        inputs = torch.from_numpy(tokens.astype(np.int64))[None]
+        if routed is None:
+            return self._model(input_ids=inputs).logits[0]
+        forced = torch.from_numpy(routed.astype(np.int64))
+        with self._routers(lambda layer, router, output: _sent_to(forced[:, layer], router, output)):
+            return self._model(input_ids=inputs).logits[0]
+
+    @contextmanager
+    def _routers(self, watch: Callable[[int, Any, Any], Any]) -> Iterator[None]:
+        """`watch` sees each router's output (logits, weights, experts), with its layer's number, and may return another."""
+        hooks = [
+            layer.mlp.gate.register_forward_hook(lambda router, _, output, index=index: watch(index, router, output))
+            for index, layer in enumerate(self._model.model.layers)
+            if hasattr(layer.mlp, "experts")
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _sent_to(experts: Any, router: Any, output: Any) -> Any:
+    """A router's output with the experts int64 [T, K] in place of its own, but where they are -1."""
+    logits, _, own = output
+    chosen = experts.where(experts >= 0, own)
+    weights = logits.softmax(-1).gather(1, chosen)
+    return logits, weights / weights.sum(-1, keepdim=True) if router.norm_topk_prob else weights, chosen
 
 
 @lru_cache(maxsize=8)

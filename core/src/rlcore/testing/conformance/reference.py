@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlcore.spi import LossSpec, SamplingParams, TokenBatch
-from rlcore.spi.arrays import Int32Array
+from rlcore.spi.arrays import Int16Array, Int32Array
 from rlcore.testing.conformance.tensors import Values
 
 Float64Array: TypeAlias = NDArray[np.float64]
@@ -20,6 +20,19 @@ class ReferencePolicy(Protocol):
 
     def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
         """Global L2 norm of the loss's gradient with respect to all weights, `batch` being the whole optimizer step."""
+
+
+class RoutedPolicy(ReferencePolicy, Protocol):
+    """A mixture-of-experts model with given weights. L layers, K experts of a token in each."""
+
+    num_experts: int
+
+    def choices(self, tokens: Int32Array) -> tuple[Int16Array, Float64Array]:
+        """Where the routers send the tokens of one sequence: int16 [T, L, K], -1 in layers without experts; and [T, L] how much
+        more probable the last expert chosen is than the next one, infinite in layers without."""
+
+    def routed_logits(self, tokens: Int32Array, routed: Int16Array) -> Float64Array:
+        """As `logits`, with tokens sent to given experts, int16 [T, L, K]; where it is -1 the routers choose."""
 
 
 class Reference(Protocol):

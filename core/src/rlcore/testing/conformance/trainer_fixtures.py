@@ -1,8 +1,8 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from rlcore.spi import (
     LogprobsRequest,
     LossSpec,
     ModelSpec,
+    OptimizerSpec,
     Provider,
     RankSpec,
     TokenBatch,
@@ -33,7 +34,6 @@ from rlcore.testing.conformance.probe import ProbeConfig
 from rlcore.testing.conformance.reference import Reference
 from rlcore.testing.conformance.tensors import Values, collect
 
-OpenTrainer: TypeAlias = Callable[[], AbstractContextManager["TrainerUnderTest"]]
 ENTROPY_COEFFICIENT = 0.3
 
 
@@ -114,6 +114,13 @@ class TrainerUnderTest:
         return collect(self.handle.export_weights(export_request(weight_version)))
 
 
+class OpenTrainer(Protocol):
+    """Opens a fresh trainer; only one is open at a time."""
+
+    def __call__(self, **changes: Any) -> AbstractContextManager[TrainerUnderTest]:
+        """`changes` are fields of the context in which it differs from the kit's."""
+
+
 def export_request(
     weight_version: int, *, dtype: DtypeName = "float32", max_bucket_bytes: int = 1 << 20
 ) -> ExportWeightsRequest:
@@ -135,6 +142,11 @@ class TrainerFixtures(BackendFixtures):
         return "bfloat16"
 
     @pytest.fixture
+    def optimizer(self) -> OptimizerSpec:
+        """What the trainer optimizes with; a check that varies it keeps what it does not name."""
+        return OptimizerSpec(learning_rate=1e-3)
+
+    @pytest.fixture
     def loss(self, provider: Provider, loss_path: str) -> LossSpec:
         """The probe loss, with the entropy where the provider declares it."""
         with_entropy = capabilities.ENTROPY in provider.capabilities
@@ -146,7 +158,9 @@ class TrainerFixtures(BackendFixtures):
         )
 
     @pytest.fixture
-    def open_trainer(self, provider: Provider, config: Any, model: ModelSpec, device: Device, loss: LossSpec) -> OpenTrainer:
+    def open_trainer(
+        self, provider: Provider, config: Any, model: ModelSpec, device: Device, optimizer: OptimizerSpec, loss: LossSpec
+    ) -> OpenTrainer:
         """Opens a fresh trainer; only one is open at a time."""
         context = TrainerContext(
             model=model,
@@ -155,11 +169,12 @@ class TrainerFixtures(BackendFixtures):
             num_train_steps=100,
             needs_reference=capabilities.REFERENCE_POLICY in provider.capabilities,
             max_sequence_length=MAX_SEQUENCE_LENGTH,
+            optimizer=optimizer,
         )
 
         @contextmanager
-        def opened() -> Iterator[TrainerUnderTest]:
-            handle = build_trainer(entry_of("trainer", provider, device), context, config)
+        def opened(**changes: Any) -> Iterator[TrainerUnderTest]:
+            handle = build_trainer(entry_of("trainer", provider, device), evolve(context, **changes), config)
             try:
                 yield TrainerUnderTest(handle=handle, loss=loss)
             finally:

@@ -88,7 +88,7 @@ class FakeTrainerConformance(TrainerConformance):
     @pytest.fixture
     def config(self, provider: Provider) -> Any:  # noqa: ARG002
         """Few tokens, and initial weights far from uniform."""
-        return FakeTrainerConfig(vocabulary_size=NUM_TOKENS, initial_scale=1.0, learning_rate=0.01)
+        return FakeTrainerConfig(vocabulary_size=NUM_TOKENS, initial_scale=1.0)
 
     @pytest.fixture
     def model(self) -> ModelSpec:

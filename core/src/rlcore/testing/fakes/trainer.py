@@ -1,11 +1,11 @@
-"""A correct trainer in numpy: the tables of `policy` under SGD or Adam, float32 weights and float64 arithmetic."""
+"""A correct trainer in numpy: the tables of `policy` under AdamW, float32 weights and float64 arithmetic."""
 
 import json
 import pkgutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite, sqrt
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -56,12 +56,6 @@ class FakeTrainerConfig:
     """Tokens that the policy knows."""
     initial_scale: float = 0.0
     """Standard deviation of the initial weights; 0.0 begins with the uniform distribution."""
-    optimizer: Literal["sgd", "adam"] = "adam"
-    """The optimizer; both without weight decay."""
-    learning_rate: float = 0.1
-    """Constant over the run."""
-    max_grad_norm: float = 0.0
-    """Gradients are scaled down to this global norm; 0.0 leaves them."""
     instant: bool = False
     """Do nothing and be quick: weights stay, the loss is not evaluated, log-probabilities are those of the uniform
     distribution. For measuring what surrounds the trainer."""
@@ -72,7 +66,7 @@ class FakeTrainer:
 
     def __init__(self, context: TrainerContext, config: FakeTrainerConfig) -> None:
         self.layout = TrainerLayout()
-        self.config = config
+        self.config, self.context = config, context
         self.weight_version = 0
         scale = 0.0 if config.instant else config.initial_scale
         self.weights = make_weights(config.vocabulary_size, context.seed, scale)
@@ -92,6 +86,7 @@ class FakeTrainer:
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
         self.check_bounds(metrics, request.bounds)
+        rate = self.learning_rate()
         if grads is not None:
             self.apply_gradients(grads, norm)
         self.weight_version += 1
@@ -99,7 +94,7 @@ class FakeTrainer:
             weight_version=self.weight_version,
             loss=loss,
             grad_norm=norm,
-            learning_rate=self.config.learning_rate,
+            learning_rate=rate,
             metrics=metrics,
         )
 
@@ -248,21 +243,24 @@ class FakeTrainer:
         output: LossOutput = function(LossInputs(**fields), request.loss.config)
         return output
 
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return self.context.learning_rate(self.weight_version)
+
     def apply_gradients(self, grads: dict[str, Float64Array], norm: float) -> None:
-        """Clip, then change the weights in place. Adam as in Kingma & Ba, arXiv:1412.6980, algorithm 1."""
-        limit = self.config.max_grad_norm
+        """Clip, then change the weights in place by AdamW, arXiv:1711.05101, algorithm 2. All tables are matrices."""
+        spec, rate = self.context.optimizer, self.learning_rate()
+        (beta1, beta2), limit = spec.betas, spec.max_grad_norm
         scale = limit / norm if 0.0 < limit < norm else 1.0
         self.num_updates += 1
         for name, grad in grads.items():
-            update = scale * grad
-            if self.config.optimizer == "adam":
-                first, second = self.moments[name]
-                first = 0.9 * first + 0.1 * update
-                second = 0.999 * second + 0.001 * update**2
-                self.moments[name] = (first, second)
-                corrected = np.sqrt(second / (1 - 0.999**self.num_updates)) + 1e-8
-                update = first / (1 - 0.9**self.num_updates) / corrected
-            self.weights[name] -= (self.config.learning_rate * update).astype(np.float32)
+            first, second = self.moments[name]
+            first = beta1 * first + (1 - beta1) * scale * grad
+            second = beta2 * second + (1 - beta2) * (scale * grad) ** 2
+            self.moments[name] = (first, second)
+            corrected = np.sqrt(second / (1 - beta2**self.num_updates)) + spec.eps
+            update = first / (1 - beta1**self.num_updates) / corrected + spec.weight_decay * self.weights[name]
+            self.weights[name] -= (rate * update).astype(np.float32)
 
 
 def cut_into_buckets(tensors: Weights, max_bucket_bytes: int) -> Iterator[WeightBucket]:

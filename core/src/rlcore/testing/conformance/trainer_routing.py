@@ -1,0 +1,87 @@
+"""Checks of a trainer that sends tokens where it is told to."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlcore.spi import ROUTED_EXPERTS, ModelSpec, Provider, TokenBatch, capabilities
+from rlcore.spi.arrays import Int16Array
+from rlcore.testing.conformance.batches import arrange, arranged_indices, make_batch
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.reference import Float64Array, RoutedPolicy, log_softmax
+from rlcore.testing.conformance.tensors import Values
+from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, assert_close
+
+VOCABULARY_SIZE = 32
+"""Tokens that sequences are made of."""
+
+
+class TrainerRouting(TrainerFixtures):
+    """Experts that are given take the place of those that a router would choose."""
+
+    def test_routed_tokens_equal_the_reference(
+        self,
+        provider: Provider,
+        open_trainer: OpenTrainer,
+        routed_model: ModelSpec,
+        routed_reference: Callable[[Values], RoutedPolicy],
+        tolerance: float,
+    ) -> None:
+        """Log-probabilities and gradient, with experts at random and tokens here and there left to the router."""
+        require(provider, capabilities.ROUTING_REPLAY)
+        batch = make_batch(VOCABULARY_SIZE, seed=5)
+        with open_trainer(model=routed_model) as trainer:
+            policy = routed_reference(trainer.weights())
+            routed = batch.with_token_column(ROUTED_EXPERTS, random_experts(policy, batch))
+            expected = routed_logprobs(policy, routed)
+            (own,) = trainer.logprobs((batch,))
+            assert np.abs(own - expected).max() > 10 * tolerance, "the experts given make no difference to the model"
+            found = trainer.logprobs(arrange(routed, "two_uneven"))
+            for indices, part in zip(arranged_indices(batch, "two_uneven"), found, strict=True):
+                wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
+                np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=tolerance)
+            (after,) = trainer.logprobs((batch,))
+            np.testing.assert_allclose(after, own, rtol=0, atol=tolerance, err_msg="routing outlasts the batch it came with")
+            norm = policy.gradient_norm(routed, trainer.loss, 1.0)
+            result = trainer.step(arrange(routed, "two_uneven"))
+            assert_close("grad_norm", result.grad_norm, norm, 1e-3)
+
+    def test_own_routing_changes_nothing(
+        self,
+        provider: Provider,
+        open_trainer: OpenTrainer,
+        routed_model: ModelSpec,
+        routed_reference: Callable[[Values], RoutedPolicy],
+        tolerance: float,
+    ) -> None:
+        """Experts that the model chooses by itself, in another order, and none at all."""
+        require(provider, capabilities.ROUTING_REPLAY)
+        batch = make_batch(VOCABULARY_SIZE, seed=6)
+        with open_trainer(model=routed_model) as trainer:
+            policy = routed_reference(trainer.weights())
+            experts = np.concatenate([policy.choices(tokens)[0] for tokens in np.split(batch.tokens, batch.offsets[1:-1])])
+            (expected,) = trainer.logprobs((batch,))
+            for column in (np.ascontiguousarray(experts[..., ::-1]), np.full_like(experts, -1)):
+                (found,) = trainer.logprobs((batch.with_token_column(ROUTED_EXPERTS, column),))
+                np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def random_experts(policy: RoutedPolicy, batch: TokenBatch) -> Int16Array:
+    """int16 [T, L, K]: different experts for each token in each layer that has some, and for a few tokens none."""
+    random = np.random.default_rng(7)
+    shape = policy.choices(batch.tokens[:1])[0].shape[1:]
+    scores = random.random((batch.num_tokens, shape[0], policy.num_experts))
+    experts = scores.argsort(-1)[..., : shape[1]].astype(np.int16)
+    experts[:, (policy.choices(batch.tokens[:1])[0] < 0).all((0, 2))] = -1
+    experts[random.random(batch.num_tokens) < 0.2] = -1
+    return experts
+
+
+def routed_logprobs(policy: RoutedPolicy, batch: TokenBatch) -> Float64Array:
+    """Log-probabilities of a packed batch at temperature 1, float64 [T], 0.0 at first tokens; each sequence run alone."""
+    logprobs, routed = np.zeros(batch.num_tokens), batch.token_columns[ROUTED_EXPERTS]
+    for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+        tokens = batch.tokens[start:end]
+        table = log_softmax(policy.routed_logits(tokens, routed[start:end])[:-1])
+        logprobs[start + 1 : end] = table[np.arange(len(table)), tokens[1:]]
+    return logprobs

@@ -1,0 +1,58 @@
+"""What can be found wrong with a recipe's model, for any backend, before anything is allocated; imports no torch."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.spi.context import CheckContext
+from rlcore.spi.errors import Problem
+from rlcore.torchkit.models import check_model
+
+NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json, one of which every mixture-of-experts model has."""
+
+
+def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
+    """A directory that is incomplete or of an unknown architecture, a dtype that needs a loss scale, too few positions."""
+    if context.model.dtype == "float16":
+        remedy = "Set model.dtype to bfloat16: gradients in float16 would need a loss scale"
+        yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
+    problems = check_model(context.model.path)
+    yield from problems
+    config = model_config(context)
+    if problems or config is None:
+        return
+    limit = config.get("max_position_embeddings")
+    if isinstance(limit, int) and limit < context.max_sequence_length:
+        yield Problem(
+            path=str(config_file(context)),
+            found=f"max_position_embeddings = {limit}",
+            expected=f"at least {context.max_sequence_length}, the longest sequence of the recipe",
+            remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
+        )
+
+
+def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Problem]:
+    """Routing that is to be replayed with a model that routes nothing, for generators and trainers alike; `model` is what its
+    config.json says, or None."""
+    if model is not None and not any(model.get(key) for key in NUMBERS_OF_EXPERTS):
+        yield Problem(
+            path="rollout.replay_routing",
+            found=f"true, with the model {path}, which has no experts",
+            expected="a mixture-of-experts model, or false",
+        )
+
+
+def config_file(context: CheckContext) -> Path:
+    """Where config.json of a local model is; of a model on the Hub, nowhere."""
+    return Path(context.model.path).expanduser() / "config.json"
+
+
+def model_config(context: CheckContext) -> dict[str, Any] | None:
+    """What config.json says; None where it cannot be had or read, which `check_model` reports."""
+    try:
+        content = json.loads(config_file(context).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

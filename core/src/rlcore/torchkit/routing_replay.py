@@ -1,0 +1,72 @@
+"""Experts that are given take the place of those that routers choose: what trainers share of it.
+
+Shapes: S tokens that a router sees, K experts of each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
+from rlcore.spi.errors import ContractError
+
+
+class ReplayedChoice:
+    """What a router's choice is held against."""
+
+    def __init__(self) -> None:
+        self.targets: Tensor | None = None
+        """int64 [S, K]: where the router's present tokens go; a row with a -1 is left to it. None leaves all of them to it."""
+        self.alike: Tensor | None = None
+        """float64 [2]: of the experts in all targets since `RoutingReplay.begin`, how many the router would have chosen too,
+        and all. None where there were no targets."""
+
+    def choose(self, own: Tensor) -> Tensor:
+        """int64 [S, K]: where tokens go, given the router's own choice int64 [S, K]."""
+        if self.targets is None:
+            return own
+        known = (self.targets >= 0).all(1, keepdim=True)
+        found = (own[:, :, None] == self.targets[:, None]).any(-1) & known
+        counts = torch.stack([found.sum(), known.sum() * own.shape[1]]).double()
+        self.alike = counts if self.alike is None else self.alike + counts
+        return torch.where(known, self.targets, own)
+
+
+@frozen(eq=False)
+class RoutingReplay:
+    """The choices of all routers of a model on this rank."""
+
+    choices: Sequence[ReplayedChoice]
+
+    def begin(self) -> None:
+        """Before a step."""
+        for choice in self.choices:
+            choice.alike = None
+
+    def metrics(self, microbatches: Sequence[TokenBatch], device: torch.device, world_size: int) -> dict[str, float]:
+        """After a step whose microbatches carry routing, on every rank: `routing_agreement`, the share of the replayed experts
+        that the trainer's routers would have chosen by themselves."""
+        if not any(ROUTED_EXPERTS in batch.token_columns for batch in microbatches):
+            return {}
+        seen = [choice.alike for choice in self.choices if choice.alike is not None]
+        alike = torch.stack(seen).sum(0) if seen else torch.zeros(2, dtype=torch.float64, device=device)
+        if world_size > 1:
+            dist.all_reduce(alike)
+        found, total = alike.tolist()
+        return {"routing_agreement": found / total} if total else {}
+
+
+def check_routing(microbatches: Sequence[TokenBatch], *, num_layers: int, num_experts: int, top_k: int) -> None:
+    """ContractError where microbatches carry a routing that is not that of a model with these sizes."""
+    found = [batch.token_columns[ROUTED_EXPERTS] for batch in microbatches if ROUTED_EXPERTS in batch.token_columns]
+    if found and len(found) < len(microbatches):
+        where = f"{len(found)} of {len(microbatches)} microbatches"
+        raise ContractError(f"{ROUTED_EXPERTS}: found in {where}; expected in all or in none")
+    for column in found:
+        if column.shape[1:] != (num_layers, top_k) or column.max(initial=-1) >= num_experts:
+            given = f"{list(column.shape)} with experts up to {column.max(initial=-1)}"
+            expected = f"[T, {num_layers}, {top_k}] of the model's {num_experts} experts"
+            raise ContractError(f"{ROUTED_EXPERTS}: found {given}; expected {expected}")

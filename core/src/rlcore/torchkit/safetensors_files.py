@@ -1,0 +1,93 @@
+"""The safetensors files of a Hugging Face model, of which parts of tensors are read."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from rlcore.spi.context import ModelSpec
+from rlcore.spi.errors import ModelError, Problem
+from rlcore.torchkit.models import INDEX_FILE, SINGLE_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_NAMED = 20
+
+
+@frozen(kw_only=True, eq=False)
+class TensorFiles:
+    """A model's open files."""
+
+    path: str
+    """What errors name."""
+    tensors: Mapping[str, Any]
+    """The open file of each tensor, by name."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].get_slice(name).get_shape())
+
+    def read(self, name: str, bounds: Sequence[slice]) -> "Tensor":
+        """The block of a tensor, on the host in the file's dtype; nothing else of it is read. `bounds` are not negative."""
+        block: Tensor = self.tensors[name].get_slice(name)[tuple(bounds)]
+        return block
+
+    def problem(self, found: str, expected: str) -> Problem:
+        return Problem(path=self.path, found=found, expected=expected)
+
+    def raise_problems(self, problems: Sequence[Problem]) -> None:
+        """ModelError with the first of them; nothing where there are none."""
+        if problems:
+            more = [] if len(problems) <= MAX_NAMED else [self.problem(f"{len(problems) - MAX_NAMED} more like these", "none")]
+            raise ModelError([*problems[:MAX_NAMED], *more])
+
+
+@contextmanager
+def open_tensors(spec: ModelSpec) -> Iterator[TensorFiles]:
+    """All tensors of the model at `spec`; ModelError where a file is missing or cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    with ExitStack() as stack:
+        tensors: dict[str, Any] = {}
+        for file in weight_files(spec):
+            try:
+                opened = stack.enter_context(safe_open(file, "pt"))
+            except (OSError, SafetensorError) as error:
+                problem = Problem(path=str(file), found=str(error), expected="a readable safetensors file")
+                raise ModelError([problem]) from error
+            tensors |= dict.fromkeys(opened.keys(), opened)
+        yield TensorFiles(path=spec.path, tensors=tensors)
+
+
+def weight_files(spec: ModelSpec) -> list[Path]:
+    """The safetensors files of a directory or of a name on the Hub, from where they are fetched as needed; ModelError."""
+    index = model_file(spec, INDEX_FILE)
+    shards = [SINGLE_FILE]
+    if index is not None:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    found = {shard: model_file(spec, shard) for shard in shards}
+    missing = [shard for shard, file in found.items() if file is None]
+    if missing:
+        raise ModelError([Problem(path=spec.path, found=f"no {', '.join(missing)}", expected="the model's safetensors files")])
+    return [file for file in found.values() if file is not None]
+
+
+def model_file(spec: ModelSpec, name: str) -> Path | None:
+    """One of the model's files; None where it has none of that name."""
+    directory = Path(spec.path).expanduser()
+    if directory.is_dir():
+        return directory / name if (directory / name).exists() else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(spec.path, name, revision=spec.revision, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        problem = Problem(path=spec.path, found=str(error), expected="a model on the Hub, or a directory")
+        raise ModelError([problem]) from error
+    return None if found is None else Path(found)

@@ -1,0 +1,106 @@
+"""The weights of a model that is divided over ranks: each rank reads its own parts of the files and nothing else of them."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi import ContractError, ModelSpec, Problem
+from rlcore.torchkit.safetensors_files import TensorFiles, open_tensors
+from rlcore_fsdp2.part import Part
+from rlcore_fsdp2.sharding import local
+
+_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+
+
+@torch.no_grad()
+def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
+    """Give a causal language model on device "meta", already divided and sharded, its values; each rank for itself.
+
+    Parameters keep their dtype and go to `parameters_on`, buffers to `device`. ModelError, the same on every rank, where
+    tensors of the architecture are missing or have another shape.
+    """
+    _allocate(model, device, parameters_on)
+    parameters = dict(model.named_parameters())
+    with open_tensors(spec) as files:
+        sources = {name: list(_sources(name, tuple(parameter.shape), files)) for name, parameter in parameters.items()}
+        files.raise_problems([problem for each in sources.values() for source in each for problem in _problems(source, files)])
+        for name, parameter in parameters.items():
+            for source in sources[name]:
+                _fill(parameter, source, files)
+        _check_tied(model, files)
+
+
+def _allocate(model: Any, device: torch.device, parameters_on: torch.device) -> None:
+    """Room for this rank's parts, and buffers with their values, which depend on the config alone and are in no file."""
+    others = [name for name, _ in model.named_buffers() if not name.startswith("model.rotary_emb.")]
+    if others:
+        raise ContractError(f"found the buffer {others[0]}; expected those of rotary embeddings alone")
+    head, embedding = model.lm_head, model.model.embed_tokens
+    is_tied = _is_tied(model)
+    model.to_empty(device=parameters_on)
+    if is_tied:  # what to_empty has put into the one module is not what it has put into the other
+        head.register_parameter("weight", embedding._parameters["weight"])
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
+
+
+def _is_tied(model: Any) -> bool:
+    return model.lm_head._parameters["weight"] is model.model.embed_tokens._parameters["weight"]
+
+
+@frozen(kw_only=True)
+class _Source:
+    """A tensor of the files, and where in a parameter it belongs."""
+
+    name: str
+    shape: tuple[int, ...]
+    place: Part
+    """Of the tensor's shape, with leading dimensions of 1 where the parameter has more."""
+
+
+def _sources(name: str, shape: tuple[int, ...], files: TensorFiles) -> Iterator[_Source]:
+    """What a parameter of this global shape is made of: a tensor of its own name, or the tensors of a layer's experts."""
+    bare = name.removeprefix("model.")  # as a decoder is saved without its head
+    match = _EXPERTS.fullmatch(name)
+    if match is None or name in files:
+        found = bare if bare in files and name not in files else name
+        yield _Source(name=found, shape=shape, place=Part(global_shape=shape, offset=(0,) * len(shape), shape=shape))
+        return
+    prefix, kind = match.groups()
+    projections = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    num_experts, rows, columns = shape
+    size = rows // len(projections)
+    for expert in range(num_experts):
+        for number, projection in enumerate(projections):
+            place = Part(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
+            yield _Source(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), place=place)
+
+
+def _problems(source: _Source, files: TensorFiles) -> Iterator[Problem]:
+    if source.name not in files:
+        yield files.problem(f"no {source.name} in the weights", "every tensor of the architecture")
+    elif files.shape(source.name) != source.shape:
+        found = f"{source.name} of shape {list(files.shape(source.name))}"
+        yield files.problem(found, f"{list(source.shape)}, as config.json says")
+
+
+def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
+    overlap = Part.of(parameter).overlap(source.place)
+    if overlap is not None:
+        into, bounds = overlap
+        local(parameter)[into].copy_(files.read(source.name, bounds[-len(source.shape) :]))
+
+
+def _check_tied(model: Any, files: TensorFiles) -> None:
+    """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
+    weight = model.lm_head._parameters["weight"]
+    part = Part.of(weight)
+    bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
+    if not _is_tied(model) or "lm_head.weight" not in files or part.is_empty:
+        return
+    if not torch.equal(files.read("lm_head.weight", bounds).to(local(weight)), local(weight)):
+        found = "lm_head.weight that is not model.embed_tokens.weight"
+        files.raise_problems([files.problem(found, "one tensor, or tie_word_embeddings = false in config.json")])

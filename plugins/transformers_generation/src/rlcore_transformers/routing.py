@@ -1,0 +1,39 @@
+"""Which experts the tokens of a request went to, collected while it runs.
+
+Shapes: S samples, L layers, K experts of a token.
+"""
+
+import numpy as np
+
+from rlcore.spi import GenerateRequest, RoutedExperts
+from rlcore.spi.arrays import Int16Array, Int64Array, offsets_of, take_rows
+
+
+class Routing:
+    """Room for every token that a request may come to, -1 until it has been routed."""
+
+    def __init__(self, request: GenerateRequest, limits: Int64Array, shape: tuple[int, int]) -> None:
+        """`limits` int64 [S]: most tokens of each sample; `shape`: L and K."""
+        self._num_samples = request.num_samples
+        self._prompt_lengths = request.prompts.lengths
+        self._offsets = offsets_of(np.repeat(self._prompt_lengths, request.num_samples) + limits)
+        self._experts = np.full((int(self._offsets[-1]), *shape), -1, np.int16)
+
+    def read(self, prompts: Int64Array, experts: Int16Array) -> None:
+        """Of prompts, by number, padded on the right: [prompts, length, L, K]."""
+        for prompt, rows in zip(prompts.tolist(), experts, strict=True):
+            length = int(self._prompt_lengths[prompt])
+            for start in self._offsets[prompt * self._num_samples : (prompt + 1) * self._num_samples].tolist():
+                self._experts[start : start + length] = rows[:length]
+
+    def said(self, samples: Int64Array, positions: Int64Array, experts: Int16Array) -> None:
+        """Of one token of each of some samples, at these positions of its sequence: [samples, L, K]."""
+        self._experts[self._offsets[samples] + positions] = experts
+
+    def result(self, lengths: Int64Array) -> RoutedExperts:
+        """Of samples with so many tokens after their prompts, int64 [S]."""
+        whole = np.repeat(self._prompt_lengths, self._num_samples) + lengths
+        starts, end = self._offsets[:-1], self._offsets[-1:]
+        bounds = np.concatenate([np.stack([starts, starts + whole], 1).reshape(-1), end])
+        used = 2 * np.arange(len(whole), dtype=np.int64)  # of the rows between these bounds, every other one
+        return RoutedExperts(experts=take_rows(self._experts, bounds, used), offsets=offsets_of(whole))
