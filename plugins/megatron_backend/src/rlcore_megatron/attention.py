@@ -1,0 +1,168 @@
+"""Attention over packed sequences inside Megatron's layers, and the rotary embedding of their positions.
+
+Megatron's own attention for torch knows neither packed sequences nor context parallelism.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlcore.spi import ContractError
+from rlcore.torchkit.attention import packed_attention
+from rlcore.torchkit.context_parallel import ContextPart, exchanged_attention
+from rlcore_megatron.packing import PackedBatch
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class PackedAttention(nn.Module):
+    """The core attention of a layer: causal, of every sequence to itself, over tokens that context ranks may share."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,  # noqa: ARG002 - the arguments are Megatron's, by these names
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        _check_kind(layer_number, attn_mask_type, attention_type, attention_dropout)
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,  # noqa: ARG002
+        attn_mask_type: AttnMaskType | None = None,  # noqa: ARG002
+        attention_bias: Tensor | None = None,  # noqa: ARG002
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """[S, 1, H·D] from query [S, 1, H, D], key and value [S, 1, K, D] of this context rank's tokens."""
+        assert isinstance(packed_seq_params, PackedBatch)
+        part, scale = packed_seq_params.part, self._scale
+        assert part is not None
+
+        def attend(*states: Tensor) -> Tensor:
+            heads = (state.transpose(0, 1)[None] for state in states)
+            output, _ = packed_attention(self, *heads, None, packed=part.packed, scaling=scale)
+            return output[0]
+
+        return _attended(query, key, value, part, attend)
+
+
+class FusedAttention(nn.Module):
+    """As PackedAttention, with TransformerEngine's kernels: cuDNN's fused attention, or flash attention if it is there."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        _check_kind(layer_number, attn_mask_type, attention_type, attention_dropout)
+        self._config, self._layer_number, self._scale = config, layer_number, softmax_scale
+        self._kernels: dict[tuple[int, int], Any] = {}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,  # noqa: ARG002
+        attn_mask_type: AttnMaskType | None = None,  # noqa: ARG002
+        attention_bias: Tensor | None = None,  # noqa: ARG002
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """As PackedAttention's."""
+        assert isinstance(packed_seq_params, PackedBatch)
+        part = packed_seq_params.part
+        assert part is not None
+        bounds, longest = part.packed.cu_seqlens, part.packed.max_length
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            kernel = self._kernel(queries.shape[1], keys.shape[1])
+            output: Tensor = kernel(
+                queries.contiguous(),
+                keys.contiguous(),
+                values.contiguous(),
+                qkv_format="thd",
+                attn_mask_type="padding_causal",
+                cu_seqlens_q=bounds,
+                cu_seqlens_kv=bounds,
+                max_seqlen_q=longest,
+                max_seqlen_kv=longest,
+            )
+            return output.view(queries.shape)
+
+        return _attended(query, key, value, part, attend)
+
+    def _kernel(self, num_heads: int, num_key_heads: int) -> Any:
+        """TransformerEngine's module for so many heads, which has no parameters."""
+        if (num_heads, num_key_heads) not in self._kernels:
+            from transformer_engine.pytorch import DotProductAttention
+
+            self._kernels[num_heads, num_key_heads] = DotProductAttention(
+                num_attention_heads=num_heads,
+                kv_channels=self._config.kv_channels,
+                num_gqa_groups=num_key_heads,
+                attention_dropout=0.0,
+                qkv_format="thd",
+                attn_mask_type="padding_causal",
+                softmax_scale=self._scale,
+                layer_number=self._layer_number,
+            )
+        return self._kernels[num_heads, num_key_heads]
+
+
+def _check_kind(layer_number: int, mask: AttnMaskType, kind: str, dropout: float | None) -> None:
+    if mask is not AttnMaskType.causal or kind != "self" or dropout:
+        found = f"{mask}, {kind} attention, dropout {dropout}"
+        raise ContractError(f"layer {layer_number}: found {found}; expected causal self-attention without dropout")
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, part: ContextPart, attend: Attend) -> Tensor:
+    """[S, 1, H·D] from [S, 1, heads, D]."""
+    return exchanged_attention(query[:, 0], key[:, 0], value[:, 0], part, attend).flatten(1)[:, None]
+
+
+class PackedRotary(nn.Module):
+    """Rotary angles of each token's place in its own sequence, in the place of Megatron's, which it knows one sequence by one.
+
+    `inv_freq` float32 [D/2], with whatever scaling the model has already in it.
+    """
+
+    def __init__(self, inv_freq: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def get_rotary_seq_len(
+        self,
+        inference_context: Any,  # noqa: ARG002
+        decoder: Any,  # noqa: ARG002
+        decoder_input: Any,  # noqa: ARG002
+        config: Any,  # noqa: ARG002
+        packed_seq_params: PackedBatch,
+    ) -> PackedBatch:
+        """What `forward` gets: Megatron passes it on unread."""
+        return packed_seq_params
+
+    def forward(self, batch: PackedBatch, **_: Any) -> Tensor:
+        """float32 [S, 1, 1, D]: each frequency twice, as half-split rotation reads them."""
+        assert batch.positions is not None
+        angles = torch.outer(batch.positions.float(), self.inv_freq)
+        return torch.cat((angles, angles), -1)[:, None, None]

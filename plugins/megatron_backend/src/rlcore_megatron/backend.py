@@ -1,0 +1,257 @@
+"""The trainer's hooks: what each request checks, does and returns."""
+
+import gc
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlcore.spi import (
+    CloseRequest,
+    CloseResult,
+    ConfigError,
+    ContractError,
+    ExportWeightsRequest,
+    LoadStateRequest,
+    LoadStateResult,
+    LogprobsRequest,
+    LogprobsResult,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    TrainStepResult,
+    WeightExport,
+    hookimpl,
+)
+from rlcore.torchkit.figures import Figures, check_bounds, check_finite
+from rlcore.torchkit.hf_directory import write_hf_directory
+from rlcore.torchkit.losses import Totals
+from rlcore.torchkit.microbatch import move
+from rlcore.torchkit.models import load_config
+from rlcore.torchkit.routing_replay import check_routing
+from rlcore_megatron import checkpoint, parallel
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.cpu_shim import cuda_or_cpu
+from rlcore_megatron.export import Exporter
+from rlcore_megatron.initial import load_initial
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.layout_check import layout_problems
+from rlcore_megatron.model import PolicyModel, build, unwrapped
+from rlcore_megatron.model_config import Architecture, transformer_config
+from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
+from rlcore_megatron.residency import MegatronResidency
+from rlcore_megatron.routing_replay import attach
+from rlcore_megatron.train import Passes, reduce_totals
+
+logger = logging.getLogger(__name__)
+HF_BUCKET_BYTES = 2**28
+
+
+class MegatronBackend:
+    """Trains a Hugging Face causal language model in Megatron-Core."""
+
+    def __init__(self, context: TrainerContext, config: MegatronConfig) -> None:
+        place = context.place
+        self._context, self._config = context, config
+        self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
+        if place.device == "cuda":
+            torch.cuda.set_device(self._device)
+        self._hf = load_config(context.model)
+        self._parallel = _layout(context, config, self._hf.to_dict())
+        if self._parallel.reason and place.rank == 0:
+            logger.info("%s", self._parallel.reason)
+        self.layout = self._parallel.data_layout
+        with cuda_or_cpu(self._device.type):
+            parallel.join(place, self._parallel, config.collective_timeout_s)
+            self._build()
+        self._weight_version = 0
+        self._failed_midway = False
+
+    def _build(self) -> None:
+        context, config, layout = self._context, self._config, self._parallel
+        groups = parallel.Groups.current()
+        transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
+        architecture = Architecture.of(self._hf)
+        policy = build(transformer, architecture, layout)
+        attach(policy)
+        load_initial(policy, self._hf, context.model, config, layout)
+        self._models = distribute(policy, config, transformer, self._device.type)
+        self._optimizer = make_optimizer(self._models, context, config)
+        self._rates = Rates(optimizer=self._optimizer, context=context, config=config)
+        self._groups = groups
+        self._passes = self._passes_of(self._models)
+        self._reference: list[PolicyModel] | None = None
+        if context.needs_reference:
+            frozen = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
+            self._reference = build(frozen, architecture, layout)
+            load_initial(self._reference, self._hf, context.model, config, layout)
+            for model in self._reference:
+                model.requires_grad_(False)
+        self._exporter = Exporter(policy, self._hf, layout, groups)
+        self._residency = MegatronResidency(self._device, self._models, self._reference, self._optimizer)
+
+    def _passes_of(self, models: Sequence[Any]) -> Passes:
+        return Passes(models=models, layout=self._parallel, groups=self._groups, device=self._device)
+
+    @hookimpl
+    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+        self._check("train_step", request.weight_version)
+        self._check_routing(request.microbatches)
+        with cuda_or_cpu(self._device.type):
+            totals = self._accumulate(request)
+            figures = self._figures(totals, request.microbatches)
+            check_finite(figures, self._weight_version, self._non_finite_names)
+            check_bounds(figures, request.bounds, self._weight_version)
+            rate = self._update(figures.grad_norm)
+        self._weight_version += 1
+        return TrainStepResult(
+            weight_version=self._weight_version,
+            loss=figures.loss,
+            grad_norm=figures.grad_norm,
+            learning_rate=rate,
+            metrics=figures.metrics,
+        )
+
+    @hookimpl
+    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+        self._check("get_logprobs", request.weight_version)
+        self._check_routing(request.microbatches)
+        models = self._models if request.model == "policy" else self._reference
+        if models is None:
+            raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
+        with cuda_or_cpu(self._device.type):
+            logprobs, entropies = self._passes_of(models).logprobs(request)
+        return LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
+
+    @hookimpl
+    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+        self._check("export_weights", request.weight_version)
+        self._gather_parameters()
+        return self._exporter.export(request)
+
+    @hookimpl
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        self._gather_parameters()
+        return SetResidencyResult(device_bytes=self._residency.move(request))
+
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        with self._residency.resident(), cuda_or_cpu(self._device.type):
+            self._gather_parameters()
+            files = self._save_hf(request) if request.kind == "hf" else self._save_resume(request)
+        return SaveStateResult(files=files)
+
+    @hookimpl
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        with self._residency.resident(), cuda_or_cpu(self._device.type):
+            self._weight_version = checkpoint.load(request.directory, self._models, self._optimizer)
+        return LoadStateResult(weight_version=self._weight_version)
+
+    @hookimpl
+    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+        del self._models, self._passes, self._reference, self._optimizer, self._rates, self._exporter, self._residency
+        gc.collect()  # hooks on parameters and the head refer to what holds them
+        with cuda_or_cpu(self._device.type):
+            parallel.leave()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return CloseResult()
+
+    def _check(self, hook: str, weight_version: int) -> None:
+        if weight_version != self._weight_version:
+            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
+        if self._failed_midway:
+            raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
+
+    def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
+        config = self._models[0].config
+        sizes = {"num_layers": config.num_layers, "num_experts": config.num_moe_experts or 0, "top_k": config.moe_router_topk}
+        check_routing(microbatches, **sizes)
+
+    def _accumulate(self, request: TrainStepRequest) -> Totals | None:
+        microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
+        for model in self._models:
+            model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        try:
+            return self._passes.train(microbatches, request.loss, request.counts, request.temperature)
+        except BaseException:
+            self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
+            raise
+
+    def _figures(self, totals: Totals | None, microbatches: Sequence[TokenBatch]) -> Figures:
+        loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
+        routers = self._passes.router_metrics(microbatches)
+        self._optimizer.prepare_grads()
+        norm = self._optimizer.get_grad_norm()
+        return Figures(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
+
+    def _update(self, norm: float) -> float:
+        """Clip and step; returns the learning rate used."""
+        rate = self._rates.set(self._weight_version)
+        clip(self._optimizer, norm)
+        self._optimizer.step_with_ready_grads()
+        return rate
+
+    def _gather_parameters(self) -> None:
+        """With `ddp.overlap_param_gather` a layer's new weights are gathered when it next computes; they are wanted now."""
+        if self._models[0].ddp_config.overlap_param_gather:
+            for model in self._models:
+                model.start_param_sync(force_sync=True)
+
+    def _non_finite_names(self) -> list[str]:
+        """Parameters, by their names in Hugging Face's files, whose gradient is NaN or infinite on any rank."""
+        mine = [
+            name
+            for part, model in enumerate(unwrapped(self._models))
+            for parameter, names in self._exporter.names_of(part).items()
+            if not model.get_parameter(parameter).main_grad.isfinite().all()
+            for name in names
+        ]
+        everyone: list[list[str]] = [mine]
+        if self._parallel.world_size > 1:
+            everyone = [[]] * self._parallel.world_size
+            dist.all_gather_object(everyone, mine)
+        return list(dict.fromkeys(name for names in everyone for name in names))
+
+    def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
+        return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.place)
+
+    def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
+        model = self._context.model
+        export = self._exporter.export(
+            ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
+        )
+        if self._context.place.rank == 0:
+            return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)
+        for _ in export.buckets:
+            pass  # takes part in gathering what rank 0 writes
+        return ()
+
+
+def _layout(context: TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
+    """ConfigError for what `check` could not see of a model on the Hub."""
+    place = context.place
+    problems = list(layout_problems(config, place.world_size, place.device, model))
+    if problems:
+        raise ConfigError(problems)
+    gpu = place.device == "cuda"
+    return ParallelLayout.of(
+        config,
+        place.rank,
+        place.world_size,
+        model,
+        place.device,
+        context.max_sequence_length,
+        max_microbatch_tokens=context.max_microbatch_tokens,
+        memory_bytes=torch.cuda.get_device_properties(place.local_rank).total_memory if gpu else None,
+        local_size=torch.cuda.device_count() if gpu else 1,
+        dtype=context.model.dtype,
+        needs_reference=context.needs_reference,
+    )

@@ -1,0 +1,180 @@
+"""What can be found wrong with the trainer's options and model before anything is allocated."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from rlcore.spi import CheckContext, ConfigError, Problem
+from rlcore.torchkit.device_memory import device_memories
+from rlcore.torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
+from rlcore_megatron.auto_layout import choose
+from rlcore_megatron.cache_directory import cache_directory, directory_problems
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.forwarded_check import forwarded_problems
+from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
+from rlcore_megatron.memory import ITEM_BYTES, Workload
+from rlcore_megatron.names import name_problems
+from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
+from rlcore_megatron.shape import ModelShape
+
+FORMAT = "torch_dist"
+METADATA = "metadata.json"
+ROTARY = ("default", "linear", "llama3")
+"""Kinds of rotary embedding whose angles alone carry the scaling, which Megatron takes as they are."""
+
+
+def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
+    """All problems at once, but for those of one layer that would only repeat another's."""
+    model = model_config(context)
+    shape = None if model is None else ModelShape.of(model)
+    unfit = list(trained_model_problems(context))
+    problems = [
+        *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
+        *_rotary_problems(context, model),
+        *layout_problems(config, context.world_size, context.device, model),
+        *_engine_problems(context, config),
+        *_replay_problems(context, config, model),
+        *_timeout_problems(config),
+        *forwarded_problems(config, context.device, shape),
+        *_checkpoint_problems(config),
+        *_cache_problems(context, config, model),
+    ]
+    return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
+
+
+def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    scaling = (model or {}).get("rope_parameters") or (model or {}).get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROTARY:
+        remedy = "Take another trainer for this model"
+        yield Problem(path=str(config_file(context)), found=f'rope_type = "{kind}"', expected=_one_of(ROTARY), remedy=remedy)
+
+
+def _engine_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    """A TransformerEngine that is asked for and not there or not usable, or taken for granted and broken."""
+    if config.transformer_engine and transformer_engine_version() is None:
+        install = f"pip install --no-build-isolation 'transformer_engine[pytorch]=={PROVEN}'"
+        yield _problem(
+            "transformer_engine", "true, but TransformerEngine is not installed", "it installed", f"{install}, or leave it out"
+        )
+    elif config.transformer_engine and context.device == "cpu":
+        yield _problem("transformer_engine", "true on cpu", "false", "Its kernels need a GPU")
+    elif uses_transformer_engine(config, context.device) and (reason := broken_attention()):
+        found = "true" if config.transformer_engine else "nothing, which takes the one installed"
+        yield _problem("transformer_engine", f"{found}: {reason}", "a TransformerEngine that trains", "Or set it to false")
+
+
+def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Where no router is asked, or routers would go by their own choice all the same."""
+    if not context.replays_routing:
+        return
+    yield from routing_problems(model, context.model.path)
+    remedy = "Or set rollout.replay_routing to false"
+    if config.transformer.get("moe_router_fusion"):
+        yield _problem("transformer.moe_router_fusion", "true, whose kernel takes no routing", "false", remedy)
+    modules = config.transformer.get("recompute_modules")
+    if isinstance(modules, list | tuple) and "moe" in modules:
+        found = '"moe", which runs the router again apart from its layer'
+        yield _problem("transformer.recompute_modules", found, "other modules", f'{remedy}, or recompute to "full"')
+
+
+def _timeout_problems(config: MegatronConfig) -> Iterator[Problem]:
+    seconds = config.collective_timeout_s
+    if not (seconds > 0 and math.isfinite(seconds)):
+        yield _problem("collective_timeout_s", str(seconds), "a number above 0")
+
+
+def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
+    """Whether `checkpoint` is what Megatron's dist_checkpointing wrote."""
+    if config.checkpoint is None:
+        return
+    if config.conversion_cache:
+        remedy = "With checkpoint, nothing is converted from model.path"
+        yield _problem("conversion_cache", "true with checkpoint", "one of the two", remedy)
+    directory = Path(config.checkpoint).expanduser()
+    expected = f"a Megatron distributed checkpoint: a directory whose {METADATA} names the format {FORMAT}"
+    if not directory.is_dir():
+        yield _problem("checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected)
+        return
+    try:
+        written = json.loads((directory / METADATA).read_text(encoding="utf-8"))
+        found = f"format {written['sharded_backend']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        written, found = None, f"no readable {METADATA}"
+    if written is None or written["sharded_backend"] != FORMAT:
+        inside = sorted(child.name for child in directory.glob("iter_*") if child.is_dir())
+        remedy = f"Name the directory of one iteration, such as {directory / inside[-1]}" if inside else ""
+        yield _problem("checkpoint", f"{directory} with {found}", expected, remedy)
+
+
+def _cache_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    if config.conversion_cache and not _is_converted(context, model):
+        yield from directory_problems(cache_directory(), _converted_bytes(context, model))
+
+
+def _is_converted(context: CheckContext, model: Mapping[str, Any] | None) -> bool:
+    """Whether the copy of a local model is there already, so that nothing will be written."""
+    if model is None:
+        return False
+    from rlcore_megatron.conversion import MARK, copy_directory
+
+    return (copy_directory(context.model) / MARK).exists()
+
+
+def _converted_bytes(context: CheckContext, model: Mapping[str, Any] | None) -> int | None:
+    """Of a local model in the recipe's dtype; None for one on the Hub."""
+    if model is None:
+        return None
+    files = config_file(context).parent.glob("*.safetensors")
+    stored = ITEM_BYTES.get(str(model.get("dtype") or model.get("torch_dtype")), ITEM_BYTES["bfloat16"])
+    return sum(file.stat().st_size for file in files) * ITEM_BYTES[context.model.dtype] // stored
+
+
+def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Whether "auto" finds sizes. The driver of a cluster may have no GPU: the workers then find out whether they fit."""
+    if model is None or not any(getattr(config, name) == "auto" for name in AUTO_SIZES):
+        return
+    memories = device_memories() if context.device == "cuda" else None
+    load = Workload(
+        world_size=context.world_size,
+        model=model,
+        device=context.device,
+        max_sequence_length=context.max_sequence_length,
+        max_microbatch_tokens=context.max_microbatch_tokens,
+        needs_reference=context.needs_reference,
+        memory_bytes=min(memories) if memories else None,
+        dtype=context.model.dtype,
+    )
+    try:
+        choose(config, load)
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _transformer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """What Megatron itself finds wrong with its TransformerConfig for this model, once the recipe's table is in it."""
+    if model is None or not config.transformer:
+        return
+    from rlcore.torchkit.models import load_config
+    from rlcore_megatron.layout import ParallelLayout
+    from rlcore_megatron.model_config import transformer_config
+
+    sizes = evolve(config, **{name: 1 for name in AUTO_SIZES if getattr(config, name) == "auto"})
+    layout = ParallelLayout.of(sizes, 0, context.world_size, model, context.device, context.max_sequence_length)
+    try:
+        transformer_config(load_config(context.model), config, layout, context.model.dtype, context.device)
+    except (AssertionError, ValueError, ImportError) as error:
+        found = f"{', '.join(config.transformer)}, refused with: {str(error).strip() or type(error).__name__}"
+        yield _problem("transformer", found, "values that Megatron's TransformerConfig takes for this model")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+def _problem(key: str, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.{key}", found=found, expected=expected, remedy=remedy)

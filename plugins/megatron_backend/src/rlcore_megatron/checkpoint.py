@@ -1,0 +1,143 @@
+"""Checkpoints in Megatron's distributed format, which any layout can load: weights, optimizer and step counts.
+
+`state/` is a checkpoint of megatron.core.dist_checkpointing (torch_dist). Under Megatron's name of a parameter it has the
+float32 weights, under `optimizer.state.exp_avg.NAME` and `optimizer.state.exp_avg_sq.NAME` Adam's moments. `trainer.json` says
+the rest.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, frozen
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.optimizer import MegatronOptimizer
+
+from rlcore.spi import CheckpointError, RankSpec
+from rlcore.torchkit.hf_directory import storage_errors
+from rlcore_megatron.agreement import together
+from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
+from rlcore_megatron.distributed_format import read, write
+from rlcore_megatron.shards import Shard, parts_of, shards_of
+
+FORMAT = 1
+INDEX, STATE = "trainer.json", "state"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@frozen(kw_only=True)
+class Index:
+    """What trainer.json says."""
+
+    weight_version: int
+    optimizer_steps: int
+    world_size: int
+    """Ranks that wrote it; for information."""
+    format: int = FORMAT
+
+
+def save(
+    directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, weight_version: int, place: RankSpec
+) -> tuple[str, ...]:
+    """Write this rank's files, together with all other ranks; returns their names. StorageError on every rank where the disk
+    refuses a file of one."""
+    shards = shards_of(models, optimizer)
+    index = Index(weight_version=weight_version, optimizer_steps=_steps(shards), world_size=place.world_size)
+    mine = (INDEX,) if place.rank == 0 else ()
+    together(lambda: _write_index(directory, index, mine))
+    files = write(directory / STATE, _tensors(shards, index.optimizer_steps))
+    return (*mine, *(f"{STATE}/{name}" for name in files))
+
+
+def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -> int:
+    """Fill weights and optimizer from the checkpoint of any layout, together with all other ranks; returns the weight version.
+
+    What can be checked is checked before the first byte is copied. CheckpointError on every rank.
+    """
+    shards = shards_of(models, optimizer)
+    index = together(lambda: _read_index(directory))
+    metadata = together(lambda: read_metadata(directory / STATE))
+    check_shapes(
+        directory / STATE, metadata, _all_shapes(shards), [_prefix(moment) for moment in MOMENTS if index.optimizer_steps]
+    )
+    for model in models:
+        model.start_param_sync(force_sync=True)  # waits for what is under way
+    _prepare(shards, optimizer, index.optimizer_steps)
+    read(directory / STATE, _tensors(shards, index.optimizer_steps))
+    for part in parts_of(optimizer):
+        part._copy_main_params_to_model_params()
+    for model in models:
+        model.start_param_sync(force_sync=True)
+    return index.weight_version
+
+
+def _write_index(directory: Path, index: Index, files: Sequence[str]) -> None:
+    with storage_errors(directory):
+        for name in files:
+            (directory / name).write_text(json.dumps(asdict(index), indent=2) + "\n", encoding="utf-8")
+
+
+def _read_index(directory: Path) -> Index:
+    path = directory / INDEX
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise CheckpointError(f"{path}: found format {found['format']}; expected {FORMAT}")
+        return Index(**found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from error
+
+
+def _tensors(shards: Sequence[Shard], num_steps: int) -> list[ShardedTensor]:
+    """Views of all that the format holds for this rank; without moments where no step was done."""
+    found = []
+    for shard in shards:
+        found += shard.divided("", shard.key.detach())
+        for moment in MOMENTS if num_steps else ():
+            found += shard.divided(_prefix(moment), shard.state[moment])
+    return found
+
+
+def _prefix(moment: str) -> str:
+    return f"optimizer.state.{moment}."
+
+
+def _all_shapes(shards: Sequence[Shard]) -> dict[str, tuple[int, ...]]:
+    """Of the whole model, by Megatron's names."""
+    mine = {piece.name: piece.global_shape for shard in shards for piece in shard.pieces}
+    everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return {name: shape for shapes in everyone for name, shape in shapes.items()}
+
+
+def _steps(shards: Sequence[Shard]) -> int:
+    """Steps done: torch's Adam counts them for each parameter, TransformerEngine's and apex's for each group."""
+    counts = [int(shard.state["step"]) for shard in shards if "step" in shard.state]
+    counts += [int(group["step"]) for shard in shards for group in shard.optimizer.param_groups if "step" in group]
+    return max(counts, default=0)
+
+
+@torch.no_grad()
+def _prepare(shards: Sequence[Shard], optimizer: MegatronOptimizer, num_steps: int) -> None:
+    """Give the optimizer state to fill, with the saved count of steps; none where no step was done."""
+    for part in parts_of(optimizer):
+        if not num_steps:
+            part.optimizer.state.clear()
+        if not _counts_by_parameter(part.optimizer):
+            for group in part.optimizer.param_groups:
+                group.pop("step", None)
+                group.update({"step": num_steps} if num_steps else {})
+    for shard in shards if num_steps else ():
+        state = shard.optimizer.state[shard.key]
+        for moment in MOMENTS:
+            if moment not in state:
+                state[moment] = torch.zeros_like(shard.key)
+        if _counts_by_parameter(shard.optimizer):
+            state["step"] = torch.tensor(float(num_steps))  # one for each: torch adds to it in place
+
+
+def _counts_by_parameter(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.Adam)

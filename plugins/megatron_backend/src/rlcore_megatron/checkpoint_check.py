@@ -1,0 +1,100 @@
+"""What a distributed checkpoint holds, read without running what its pickles may say, and compared with what is wanted."""
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from rlcore.spi import CheckpointError
+
+MAX_LISTED = 5
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "megatron.core.dist_checkpointing.strategies.torch": {"MCoreMetadata", "MCoreSavePlan"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+    "collections": {"OrderedDict"},
+}
+"""Classes and functions that torch and Megatron describe a checkpoint with, by module; torch's dtypes besides."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of torch's `.metadata`, and of nothing else: a pickle that names anything else is refused before it is called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if name in _RECORDS.get(module, ()) or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def read_metadata(state: Path) -> Metadata:
+    """The description of a checkpoint whose files are all there, in full length. CheckpointError otherwise.
+
+    Megatron reads the same file with the plain unpickler, so call this first.
+    """
+    try:
+        with (state / ".metadata").open("rb") as file:
+            metadata = _Unpickler(file).load()
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{state}/.metadata cannot be read ({error}); resume from another checkpoint") from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(
+            f"{state}/.metadata: found a {type(metadata).__name__}; expected torch's Metadata of a checkpoint"
+        )
+    _check_files(state, metadata)
+    return metadata
+
+
+def _check_files(state: Path, metadata: Metadata) -> None:
+    ends = dict.fromkeys(("common.pt", "metadata.json"), 1)
+    for part in metadata.storage_data.values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in ends.items():
+        size = (state / name).stat().st_size if (state / name).is_file() else -1
+        if size < end:
+            found = "no such file" if size < 0 else f"{size} bytes"
+            raise CheckpointError(f"{state / name}: found {found}; expected at least {end}. Resume from another checkpoint")
+
+
+def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, Sequence[int]], prefixes: Iterable[str]) -> None:
+    """CheckpointError unless the checkpoint has tensors of the names and shapes `wanted`, and of no other, and each of them
+    after each of the further `prefixes`."""
+    stored = {
+        name: list(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    prefixes = tuple(prefixes)
+    theirs = {name: shape for name, shape in stored.items() if not name.startswith(prefixes)}
+    ours = {name: list(shape) for name, shape in wanted.items()}
+    different = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
+    if different:
+        lines = [
+            f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different[:MAX_LISTED]
+        ]
+        more = f" and {len(different) - MAX_LISTED} more" if len(different) > MAX_LISTED else ""
+        raise CheckpointError(f"{state}: the checkpoint of another model. Shapes differ: {'; '.join(lines)}{more}")
+    for prefix in prefixes:
+        for name, shape in ours.items():
+            if stored.get(f"{prefix}{name}") != shape:
+                raise CheckpointError(
+                    f"{state}: found {stored.get(f'{prefix}{name}', 'nothing')} for {prefix}{name}; expected {shape}. "
+                    "Resume from another checkpoint"
+                )

@@ -1,0 +1,50 @@
+"""The recipe's section `[trainer.megatron]`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class MegatronConfig:
+    """`[trainer.megatron]`: Hugging Face causal language models in Megatron-Core."""
+
+    tensor_parallel: int | Literal["auto"] = "auto"
+    """Ranks that share each layer: its heads, the columns of its MLP, and the vocabulary. "auto" here and in the next three
+    finds the smallest sizes with which model, optimizer and the longest sequence fit on the devices; on a CPU it is 1."""
+    pipeline_parallel: int | Literal["auto"] = "auto"
+    """Stages that the layers are divided into."""
+    context_parallel: int | Literal["auto"] = "auto"
+    """Ranks that share the tokens of each sequence, for sequences too long for one."""
+    expert_parallel: int | Literal["auto"] = "auto"
+    """Ranks that share the experts of a mixture-of-experts layer."""
+    expert_tensor_parallel: int = 1
+    """Ranks that share the columns of each expert."""
+    virtual_pipeline_parallel: int = 1
+    """Parts of the model on each pipeline stage: more of them leave stages idle for less time and send more between them."""
+    sequence_parallel: bool = True
+    """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that are computed again in the backward pass instead of kept: those of attention's scores, or all but the
+    inputs of layers."""
+    transformer_engine: bool | None = None
+    """Whether layers are TransformerEngine's; unless set, where it is installed and there is a GPU."""
+    fp8: bool = False
+    """Compute the linear layers in float8 (needs TransformerEngine)."""
+    conversion_cache: bool = False
+    """Keep the model in Megatron's distributed format too, and read that the next time: in $RLCORE_MEGATRON_CHECKPOINT_DIR,
+    else $HF_HOME/rlcore, else ~/.cache/huggingface/rlcore."""
+    checkpoint: str | None = None
+    """A Megatron distributed checkpoint (torch_dist) to take the initial weights from; model.path still gives the architecture
+    and the tokenizer."""
+    collective_timeout_s: float = 1800.0
+    """Most seconds that a rank waits for the others in one collective before the run ends."""
+    transformer: Mapping[str, Any] = field(factory=dict)
+    """Further fields of Megatron's TransformerConfig."""
+    optimizer: Mapping[str, Any] = field(factory=dict)
+    """Further fields of Megatron's OptimizerConfig."""
+    scheduler: Mapping[str, Any] = field(factory=dict)
+    """Fields of Megatron's OptimizerParamScheduler, which then takes the place of `[schedule]`."""
+    ddp: Mapping[str, Any] = field(factory=dict)
+    """Further fields of Megatron's DistributedDataParallelConfig."""

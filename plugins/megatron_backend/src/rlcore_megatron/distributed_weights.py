@@ -1,0 +1,97 @@
+"""The weights of a model's parts as a checkpoint of Megatron's distributed format (torch_dist), which any layout can read."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from rlcore.spi import ModelError, Problem
+from rlcore_megatron import distributed_format
+from rlcore_megatron.agreement import together
+from rlcore_megatron.checkpoint_check import read_metadata
+from rlcore_megatron.names import EMBEDDING
+from rlcore_megatron.shards import CONTENT
+
+MAX_NAMED = 5
+_NUMBERED = re.compile(r"(^|\.)decoder\.layers\.\d+\.")
+_OTHER_NAMES = (
+    ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+    ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+)
+"""Names of the same norm, which depend on whether TransformerEngine's layers or Megatron's own wrote it."""
+
+
+def write(directory: Path, parts: Sequence[Any]) -> None:
+    """Together with all other ranks, into an empty directory. StorageError on every rank where that fails on one."""
+    distributed_format.write(directory, list(_tensors(parts, "", CONTENT)))
+
+
+def read(directory: Path, parts: Sequence[Any]) -> None:
+    """Fill every parameter, together with all other ranks, from what any layout wrote: our own or Megatron-LM.
+
+    What else the checkpoint holds (an optimizer, arguments) is not looked at. ModelError on every rank where it lacks
+    something; CheckpointError where its files are incomplete or damaged.
+    """
+    stored = together(lambda: stored_shapes(directory))
+    names = sorted((name for name in stored if name.endswith(EMBEDDING)), key=len)
+    prefix = names[0].removesuffix(EMBEDDING) if names else ""
+    content = {
+        "singleton_local_shards": any(name.endswith(".linear_fc1.weight_w") for name in stored),
+        "non_homogeneous_layers": any(_NUMBERED.search(name) for name in stored),
+    }
+    tensors = [_renamed(tensor, stored) for tensor in _tensors(parts, prefix, content)]
+    together(lambda: _check(str(directory), tensors, stored))
+    distributed_format.read(directory, tensors)
+
+
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Of all tensors in a checkpoint whose files are all there; CheckpointError otherwise."""
+    entries = read_metadata(directory).state_dict_metadata
+    return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def _tensors(parts: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[ShardedTensor]:
+    """All that the parts hold, as views of the parameters."""
+    for part in parts:
+        state, _ = extract_sharded_tensors_and_factories(part.sharded_state_dict(prefix=prefix, metadata=dict(content)))
+        for entry in nested_values(state):
+            built = nested_values({"": entry.build()}) if isinstance(entry, ShardedTensorFactory) else [entry]
+            for tensor in built:
+                tensor.data = tensor.data.detach()
+                yield tensor
+
+
+def _renamed(tensor: ShardedTensor, stored: Mapping[str, tuple[int, ...]]) -> ShardedTensor:
+    """Under the name that the checkpoint has it by."""
+    for names in _OTHER_NAMES:
+        for name, other in (names, names[::-1]):
+            if tensor.key not in stored and tensor.key.endswith(name):
+                found = tensor.key.removesuffix(name) + other
+                tensor.key = found if found in stored else tensor.key
+    return tensor
+
+
+def _problems(path: str, tensor: ShardedTensor, stored: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    found, expected = stored.get(tensor.key), tuple(tensor.global_shape)
+    if found is None:
+        yield Problem(path=path, found=f"no {tensor.key}", expected=f"a tensor of shape {list(expected)}")
+        return
+    # Megatron-LM lengthens the vocabulary until it can be divided.
+    is_padded = tensor.allow_shape_mismatch and found[0] > expected[0] and found[1:] == expected[1:]
+    if found != expected and not is_padded:
+        yield Problem(
+            path=path, found=f"{tensor.key} of shape {list(found)}", expected=f"{list(expected)}, as config.json says"
+        )
+
+
+def _check(path: str, tensors: Sequence[ShardedTensor], stored: Mapping[str, tuple[int, ...]]) -> None:
+    problems = [problem for tensor in tensors for problem in _problems(path, tensor, stored)]
+    if problems:
+        more = [Problem(path=path, found=f"{len(problems) - MAX_NAMED} more like these", expected="none")]
+        raise ModelError(problems[:MAX_NAMED] + (more if len(problems) > MAX_NAMED else []))

@@ -1,0 +1,246 @@
+"""The policy's full tensors under Hugging Face's names, from any layout, gathered in few collectives while others are used."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
+from rlcore.torchkit.buckets import make_buckets
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.names import HfTensor, Names, Source
+from rlcore_megatron.parallel import Groups
+from rlcore_megatron.rows import rows_of, tensor_place
+
+
+@frozen(kw_only=True, eq=False)
+class _Item:
+    """One tensor of the export and who has it."""
+
+    tensor: HfTensor
+    source: Source
+    index: int
+    """Which of the source's tensors it is."""
+    stage: int
+    """The pipeline rank that sends it."""
+    expert_rank: int | None
+    """The expert-parallel rank that sends it; None for what is no expert's."""
+    place: tuple[int, str] | None
+    """The part and the name of the parameter, on ranks that send a share of it."""
+
+    @property
+    def sender(self) -> tuple[int, int | None]:
+        return self.stage, self.expert_rank
+
+
+Collective = Generator[dist.Work | None, None, list[Tensor]]
+"""Yields after each collective that it has started, None for one of other ranks; all ranks start the same ones in one order."""
+
+
+class Exporter:
+    """Streams the weights of a model's parts; every rank of the trainer iterates, and gets every tensor."""
+
+    def __init__(self, parts: Sequence[Any], hf: Any, layout: ParallelLayout, groups: Groups) -> None:
+        """`parts` as `model.build` makes them, also where they are wrapped afterwards; `hf` is the transformers config."""
+        self._parts, self._layout, self._groups = parts, layout, groups
+        names = Names.of(hf.to_dict())
+        self._sources = [names.of_part(part, layout.expert_rank, layout.expert) for part in parts]
+        self._items = self._make_items(names)
+        self._device = next(parameter.device for part in parts for parameter in part.parameters())
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def names_of(self, part: int) -> Mapping[str, tuple[str, ...]]:
+        """Hugging Face's names of the tensors in each parameter of one of the parts."""
+        return {name: tuple(tensor.name for tensor in source.tensors) for name, source in self._sources[part].items()}
+
+    def export(self, request: ExportWeightsRequest) -> WeightExport:
+        """Tensors are on the trainer's device, valid until the next bucket is asked for.
+
+        They are cast before they are gathered, so that less travels. While a bucket is used the next is being gathered.
+        """
+        return WeightExport(
+            weight_version=request.weight_version,
+            specs=tuple(
+                TensorSpec(name=item.tensor.name, shape=item.tensor.shape, dtype=request.dtype) for item in self._items
+            ),
+            buckets=self._buckets(getattr(torch, request.dtype), request.max_bucket_bytes),
+            persistent=False,  # the rows of queries, keys and values have to be put in order
+        )
+
+    def _make_items(self, names: Names) -> list[_Item]:
+        places = {
+            source.parameter: (part, name) for part, sources in enumerate(self._sources) for name, source in sources.items()
+        }
+        stages = self._stages()
+        by_name = {
+            tensor.name: (source, index) for source in names.sources.values() for index, tensor in enumerate(source.tensors)
+        }
+        items = []
+        for tensor in names.order:
+            source, index = by_name[tensor.name]
+            items.append(
+                _Item(
+                    tensor=tensor,
+                    source=source,
+                    index=index,
+                    stage=stages[_key(source)],
+                    expert_rank=None if source.expert is None else source.expert * self._layout.expert // names.num_experts,
+                    place=places.get(source.parameter),
+                )
+            )
+        return items
+
+    def _stages(self) -> dict[int | str, int]:
+        """The first stage that holds each layer, and each parameter outside of layers."""
+        mine = list(dict.fromkeys(_key(source) for sources in self._sources for source in sources.values()))
+        held: list[list[int | str]] = [mine]
+        if self._layout.pipeline > 1:
+            held = [[]] * self._layout.pipeline
+            dist.all_gather_object(held, mine, group=self._groups.pipeline)
+        return {key: stage for stage in reversed(range(len(held))) for key in held[stage]}
+
+    def _buckets(self, dtype: torch.dtype, max_bytes: int) -> Iterator[WeightBucket]:
+        current: _Fetch | None = None
+        for items in _cut(self._items, dtype.itemsize, max_bytes):
+            following = self._start(items, dtype)
+            if current is not None:
+                yield from current.buckets(max_bytes)
+            current = following
+        if current is not None:
+            yield from current.buckets(max_bytes)
+
+    def _start(self, items: Sequence[_Item], dtype: torch.dtype) -> "_Fetch":
+        collectives = [
+            self._collect(list(segment), dtype, sender) for sender, segment in groupby(items, key=lambda item: item.sender)
+        ]
+        return _Fetch([item.tensor.name for item in items], collectives, self._stream)
+
+    def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
+        """The full tensors of items that one pipeline and expert rank sends, or as many as there are tensor ranks."""
+        layout, (stage, expert_rank) = self._layout, sender
+        _, size = tensor_place(items[0].source, layout)
+        is_sent = layout.pipeline > 1 or (expert_rank is not None and layout.expert > 1)
+        if not is_sent and size == 1:
+            return [self._share(item, size).to(self._device, dtype).reshape(item.tensor.shape) for item in items]
+        shares = self._flat(items, dtype, size)
+        is_sender_of_experts = expert_rank in (None, layout.expert_rank)
+        if layout.pipeline > 1:
+            group = self._groups.pipeline
+            yield dist.broadcast(shares, group=group, group_src=stage, async_op=True) if is_sender_of_experts else None
+        if expert_rank is not None and layout.expert > 1:
+            yield dist.broadcast(shares, group=self._groups.expert, group_src=expert_rank, async_op=True)
+        if size == 1:
+            return list(_unflattened(shares, items, size))
+        everyones = shares.new_empty(size * len(shares))
+        group = self._groups.tensor if expert_rank is None else self._groups.expert_tensor
+        yield dist.all_gather_into_tensor(everyones, shares, group=group, async_op=True)
+        return list(_joined(everyones.view(size, -1), items))
+
+    def _flat(self, items: Sequence[_Item], dtype: torch.dtype, size: int) -> Tensor:
+        """[elements] this rank's shares of the items, one after the other; not set where it has none."""
+        layout = self._layout
+        flat = torch.empty(sum(prod(item.tensor.part_shape(size)) for item in items), dtype=dtype, device=self._device)
+        if items[0].stage == layout.pipeline_rank and items[0].expert_rank in (None, layout.expert_rank):
+            for item, part in zip(items, _unflattened(flat, items, size), strict=True):
+                share = self._share(item, size)
+                part.view(share.shape).copy_(share)
+        return flat
+
+    def _share(self, item: _Item, size: int) -> Tensor:
+        """[groups, rows, …] of the parameter, a view."""
+        assert item.place is not None
+        part, name = item.place
+        return rows_of(self._parts[part].get_parameter(name).detach(), item.source, size)[item.index]
+
+
+class _Fetch:
+    """A bucket's tensors on their way."""
+
+    def __init__(self, names: Sequence[str], collectives: Sequence[Collective], stream: torch.cuda.Stream | None) -> None:
+        """On a GPU all is queued on `stream` and nothing waited for; elsewhere the first collectives are started."""
+        self._names, self._running, self._done = names, [_Running(collective) for collective in collectives], None
+        if stream is None:
+            for running in self._running:
+                running.advance()
+            return
+        # Also frees memory for it: whatever used the tensors of the bucket before last has been queued by now.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for running in self._running:
+                running.finish()
+            self._done = stream.record_event()
+
+    def buckets(self, max_bytes: int) -> Iterator[WeightBucket]:
+        """One, or for a tensor that is larger that alone."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+        tensors = [tensor for running in self._running for tensor in running.finish()]
+        self._running.clear()
+        yield from make_buckets(zip(self._names, tensors, strict=True), max_bytes)
+
+
+class _Running:
+    """Collectives that follow on each other."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self._work: dist.Work | None = None
+        self._tensors: list[Tensor] | None = None
+
+    def advance(self) -> None:
+        """Start the next collective after the last, or take the results."""
+        if self._work is not None:
+            self._work.wait()  # on a GPU the stream waits, not the host
+        try:
+            self._work = next(self._collective)
+        except StopIteration as end:
+            self._work, self._tensors = None, end.value
+
+    def finish(self) -> list[Tensor]:
+        while self._tensors is None:
+            self.advance()
+        return self._tensors
+
+
+def _key(source: Source) -> int | str:
+    """What is on one stage as a whole."""
+    return source.parameter if source.layer is None else source.layer
+
+
+def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[list[_Item]]:
+    """Runs of tensors of at most so many bytes; a tensor that is larger comes alone."""
+    run: list[_Item] = []
+    num_bytes = 0
+    for item in items:
+        size = prod(item.tensor.shape) * item_bytes
+        if run and num_bytes + size > max_bytes:
+            yield run
+            run, num_bytes = [], 0
+        run.append(item)
+        num_bytes += size
+    yield run
+
+
+def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Tensor]:
+    """[elements of all shares] -> each share, a view."""
+    shapes = [item.tensor.part_shape(size) for item in items]
+    for part, shape in zip(flat.split([prod(shape) for shape in shapes]), shapes, strict=True):
+        yield part.view(shape)
+
+
+def _joined(everyones: Tensor, items: Sequence[_Item]) -> Iterator[Tensor]:
+    """[ranks, elements of all shares] -> each full tensor, a copy, so that nothing keeps the buffer."""
+    size = len(everyones)
+    shapes = [item.tensor.part_shape(size) for item in items]
+    for item, shape, parts in zip(items, shapes, everyones.split([prod(shape) for shape in shapes], 1), strict=True):
+        if item.tensor.divided is None:
+            yield parts[0].view(shape).clone()
+        elif item.tensor.divided == 0:
+            yield parts.reshape(item.tensor.shape)
+        else:
+            yield parts.unflatten(1, shape).movedim(0, 1).reshape(item.tensor.shape)

@@ -1,0 +1,234 @@
+"""What is wrong with the recipe's tables for Megatron: keys, types, and what Megatron takes and then computes wrongly."""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from attrs import frozen
+
+from rlcore.spi import Problem
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.forwarded import TABLES, megatron_class, table_problems
+from rlcore_megatron.forwarded_owned import OWNED
+from rlcore_megatron.layout_check import SECTION
+from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.shape import ModelShape
+
+NEEDS_ENGINE = (
+    "apply_rope_fusion",
+    "moe_permute_fusion",
+    "moe_router_fusion",
+    "moe_grouped_gemm",
+    "use_te_activation_func",
+    "use_te_rng_tracker",
+    "attention_backend",
+    "cpu_offloading",
+    "fine_grained_activation_offloading",
+    "fp4",
+)
+"""Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
+NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
+BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+RATE_COURSES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+ANNEALING_COURSES = ("linear", "cosine", "exponential", "minus_sqrt")
+DECAY_COURSES = ("constant", "linear", "cosine")
+
+
+def forwarded_problems(
+    config: MegatronConfig, device: Literal["cpu", "cuda"], shape: ModelShape | None = None
+) -> list[Problem]:
+    """All that is wrong with the four tables; `shape` is the model's, or None where it is not at hand yet.
+
+    Imports Megatron where one of them says anything.
+    """
+    problems = []
+    for name in TABLES:
+        table: Mapping[str, Any] = getattr(config, name)
+        if not table:
+            continue
+        cls, owned = megatron_class(name), OWNED[name]
+        others = {key: value for key, value in table.items() if key not in owned}
+        for key in table.keys() & owned.keys():
+            expected = f"another field of Megatron's {cls.__name__}"
+            problems.append(_problem(name, key, "a field that is not for this table to set", expected, owned[key]))
+        problems += sorted(table_problems(others, cls, f"{SECTION}.{name}"), key=lambda problem: problem.path)
+    return problems or list(_combinations(_Setting(config=config, device=device), shape))
+
+
+def _combinations(setting: "_Setting", shape: ModelShape | None) -> Iterator[Problem]:
+    """Values that are right for themselves, and wrong here."""
+    config = setting.config
+    yield from _exchange_problems(setting, config.transformer)
+    yield from _engine_problems(setting, config.transformer)
+    yield from _recompute_problems(setting, config.transformer)
+    yield from _routing_problems(config.transformer, shape)
+    yield from _optimizer_problems(setting, config.optimizer)
+    yield from _scheduler_problems(config.scheduler)
+    yield from _ddp_problems(setting, config.ddp)
+
+
+@frozen(kw_only=True)
+class _Setting:
+    """What combinations are judged by."""
+
+    config: MegatronConfig
+    device: Literal["cpu", "cuda"]
+
+    @property
+    def fused(self) -> bool:
+        """Whether layers are TransformerEngine's."""
+        return uses_transformer_engine(self.config, self.device)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether there can be several."""
+        return self.config.pipeline_parallel != 1 and (self.config.pipeline_parallel != "auto" or self.device == "cuda")
+
+    @property
+    def is_interleaved(self) -> bool:
+        return self.config.virtual_pipeline_parallel > 1
+
+
+def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
+    """How stages send each other what they have computed."""
+
+    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
+        return _value_problem("transformer", key, table[key], expected, remedy)
+
+    if table.get("calculate_per_token_loss") is False:
+        remedy = "Losses are divided by the step's global counts already; Megatron would divide them again, by its own"
+        yield wrong("calculate_per_token_loss", "true", remedy)
+    if table.get("variable_seq_lengths") is False and setting.has_stages:
+        yield wrong("variable_seq_lengths", "true with several stages: packed microbatches differ in length")
+    if table.get("moe_token_dispatcher_type") == "allgather" and setting.has_stages:
+        yield wrong("moe_token_dispatcher_type", '"alltoall" with several stages: "allgather" wants one length of microbatches')
+    if table.get("moe_token_dispatcher_type") == "flex" and (setting.device == "cpu" or find_spec("deep_ep") is None):
+        yield wrong("moe_token_dispatcher_type", '"alltoall", unless there are GPUs and DeepEP is installed')
+    if setting.is_interleaved:
+        if table.get("batch_p2p_comm"):
+            remedy = "Megatron takes true with virtual stages and computes wrong gradients, without an error"
+            yield wrong("batch_p2p_comm", "false with virtual_pipeline_parallel above 1", remedy)
+        if table.get("overlap_p2p_comm") is False:
+            yield wrong("overlap_p2p_comm", "true with virtual_pipeline_parallel above 1, where exchange is not batched")
+    elif table.get("overlap_p2p_comm"):
+        yield wrong("overlap_p2p_comm", "false without virtual stages: Megatron overlaps nothing else")
+    if table.get("deallocate_pipeline_outputs") and setting.device == "cpu":
+        remedy = "Without CUDA's streams an output that is freed while it is sent arrives wrong"
+        yield wrong("deallocate_pipeline_outputs", "false on cpu", remedy)
+
+
+def _engine_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
+    """What layers need to be TransformerEngine's for."""
+    if not setting.fused:
+        for key in NEEDS_ENGINE:
+            if table.get(key):
+                yield _value_problem("transformer", key, table[key], "layers of TransformerEngine, for this", "Leave it out")
+        if table.get("gradient_accumulation_fusion") and find_spec("fused_weight_gradient_mlp_cuda") is None:
+            expected = "false without TransformerEngine and apex, whose kernels it needs"
+            yield _value_problem("transformer", "gradient_accumulation_fusion", True, expected)
+    if not setting.config.fp8:
+        for key in NEEDS_FP8:
+            if key in table:
+                remedy = f"Set {SECTION}.fp8 to true, or leave it out"
+                yield _value_problem("transformer", key, table[key], "no such field without fp8", remedy)
+
+
+def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
+    """Megatron ignores the details of a way to recompute that is not the one chosen."""
+    for key, mode in (("recompute_modules", "selective"), ("recompute_method", "full"), ("recompute_num_layers", "full")):
+        if key in table and setting.config.recompute != mode:
+            found = f'{table[key]!r} with recompute = "{setting.config.recompute}"'
+            yield _problem("transformer", key, found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
+
+
+def _routing_problems(table: Mapping[str, Any], shape: ModelShape | None) -> Iterator[Problem]:
+    """What concerns mixture-of-experts layers."""
+    if shape is not None and not shape.experts:
+        for key in sorted(table):
+            if key.startswith("moe_"):
+                yield _value_problem(
+                    "transformer", key, table[key], "no such field for a model without experts", "Leave it out"
+                )
+        return
+    kinds = _listed(table.get("moe_router_load_balancing_type"))
+    for kind in kinds:
+        if kind not in BALANCING:
+            expected = f"among {', '.join(BALANCING)}, which leave the routing itself as it is in generation"
+            yield _value_problem("transformer", "moe_router_load_balancing_type", kind, expected)
+    balanced = any(kind != "none" for kind in kinds)
+    weighted = any(weight > 0 for weight in _listed(table.get("moe_aux_loss_coeff")))
+    if weighted != balanced:
+        found, missing = "moe_aux_loss_coeff", "moe_router_load_balancing_type"
+        found, missing = (found, missing) if weighted else (missing, found)
+        remedy = "One without the other balances nothing"
+        yield _value_problem("transformer", found, table[found], f"{missing} beside it", remedy)
+
+
+def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
+    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
+        return _value_problem("optimizer", key, table[key], expected, remedy)
+
+    for key in ("decoupled_lr", "decoupled_min_lr"):
+        if key in table and not setting.config.scheduler:
+            remedy = f"[schedule] sets one rate for all parameters; a table {SECTION}.scheduler can set two"
+            yield wrong(key, f"{SECTION}.scheduler beside it", remedy)
+
+
+def _scheduler_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
+    """Megatron's scheduler has no messages for these, and meets some of them in the middle of a run only."""
+
+    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
+        return _value_problem("scheduler", key, table[key], expected, remedy)
+
+    courses = {"lr_decay_style": RATE_COURSES, "lr_wsd_decay_style": ANNEALING_COURSES, "wd_incr_style": DECAY_COURSES}
+    for key, known in courses.items():
+        if key in table and table[key] not in known:
+            yield wrong(key, f"one of {', '.join(known)}")
+    if table.get("lr_decay_style") == "WSD":
+        missing = [key for key in ("wsd_decay_steps", "lr_wsd_decay_style") if key not in table]
+        if missing:
+            yield wrong("lr_decay_style", f"{' and '.join(missing)} beside it")
+    for key, least in (("min_lr", 0), ("init_lr", 0), ("start_wd", 0), ("lr_decay_steps", 1), ("wd_incr_steps", 1)):
+        if key in table and table[key] < least:
+            yield wrong(key, f"at least {least}")
+    if "lr_warmup_steps" in table and table["lr_warmup_steps"] >= table.get("lr_decay_steps", float("inf")):
+        yield wrong("lr_warmup_steps", f"less than lr_decay_steps = {table['lr_decay_steps']}")
+    rises = {"start_wd", "end_wd"} & table.keys()
+    if len(rises) == 1:
+        yield wrong(*rises, expected="start_wd and end_wd together")
+    elif rises and table["end_wd"] < table["start_wd"]:
+        yield wrong("end_wd", f"at least start_wd = {table['start_wd']}")
+    elif rises and table["end_wd"] != table["start_wd"] and table.get("wd_incr_style", "constant") == "constant":
+        yield wrong("end_wd", 'wd_incr_style = "linear" or "cosine" beside it')
+
+
+def _ddp_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
+    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
+        return _value_problem("ddp", key, table[key], expected, remedy)
+
+    if table.get("average_in_collective"):
+        remedy = "Losses are divided by the step's global counts, so gradients add up over ranks and are no means"
+        yield wrong("average_in_collective", "false", remedy)
+    if table.get("data_parallel_sharding_strategy", "no_shard") != "no_shard":
+        remedy = "Others need use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
+        yield wrong("data_parallel_sharding_strategy", '"no_shard"', remedy)
+    overlaps = table.get("overlap_grad_reduce", setting.device == "cuda")
+    if table.get("overlap_param_gather") and not overlaps:
+        yield wrong("overlap_param_gather", "overlap_grad_reduce = true beside it")
+    if table.get("align_param_gather") and not table.get("overlap_param_gather"):
+        yield wrong("align_param_gather", "overlap_param_gather = true beside it")
+
+
+def _listed(value: Any) -> list[Any]:
+    """A value or a list of them as a list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _value_problem(table: str, key: str, value: object, expected: str, remedy: str = "") -> Problem:
+    return _problem(table, key, repr(value), expected, remedy)
+
+
+def _problem(table: str, key: str, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.{table}.{key}", found=found, expected=expected, remedy=remedy)

@@ -1,0 +1,162 @@
+"""Whether the parallel sizes divide the ranks and the model; imports no torch."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from rlcore.spi import Problem
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.requirements import transformer_engine_version
+from rlcore_megatron.shape import ModelShape
+
+SECTION = "trainer.megatron"
+AUTO_SIZES = ("tensor_parallel", "expert_parallel", "context_parallel", "pipeline_parallel")
+"""Sizes that may be "auto"."""
+SIZES = (*AUTO_SIZES, "expert_tensor_parallel", "virtual_pipeline_parallel")
+FLOAT8_MULTIPLE = 16
+"""What float8 products want the sides of matrices to be multiples of."""
+LARGEST_NAMED = 64
+
+
+def layout_problems(
+    config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None = None
+) -> list[Problem]:
+    """All that does not divide; "auto" counts as 1. `model` is its config, or None where that is not at hand yet."""
+    small = [name for name in SIZES if _size(config, name) < 1]
+    if small:
+        return [_problem(name, getattr(config, name), "at least 1") for name in small]
+    problems = [*_rank_problems(config, world_size), *_pipeline_problems(config, device), *_float8_problems(config, device)]
+    shape = None if model is None else ModelShape.of(model)
+    if shape is not None:
+        problems += _model_problems(config, device, shape)
+    return problems
+
+
+def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:
+    for names in (
+        ("tensor_parallel", "context_parallel", "pipeline_parallel"),
+        ("expert_tensor_parallel", "expert_parallel", "pipeline_parallel"),
+    ):
+        sizes = [_size(config, name) for name in names]
+        if world_size % math.prod(sizes):
+            yield Problem(
+                path=SECTION,
+                found=" x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+                + f" = {math.prod(sizes)} on {world_size} rank(s)",
+                expected=f"a divisor of {world_size}, the trainer's ranks",
+                remedy="Lower one of them, or give the trainer more ranks",
+            )
+
+
+def _pipeline_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
+    one_stage = config.pipeline_parallel == 1 or (config.pipeline_parallel == "auto" and device == "cpu")
+    if config.virtual_pipeline_parallel > 1 and one_stage:
+        yield _problem(
+            "virtual_pipeline_parallel",
+            f"{config.virtual_pipeline_parallel} with pipeline_parallel 1",
+            "1",
+            "Raise pipeline_parallel: parts of a model take turns on several stages",
+        )
+
+
+@frozen(kw_only=True)
+class _Quantity:
+    """A count of the model that ranks divide."""
+
+    count: int
+    name: str
+    options: tuple[str, ...]
+    """The sizes whose product has to divide it."""
+    note: str = ""
+
+
+def _model_problems(config: MegatronConfig, device: str, shape: ModelShape) -> Iterator[Problem]:
+    for quantity in _quantities(config, shape):
+        sizes = {name: _size(config, name) for name in quantity.options if _size(config, name) > 1}
+        if quantity.count % math.prod(sizes.values()):
+            yield _problem(
+                next(iter(sizes)),
+                f"{' x '.join(f'{name} {size}' for name, size in sizes.items())} for {quantity.count} {quantity.name}",
+                f"a divisor of {quantity.count}{quantity.note}",
+                f"{'Choose one of' if len(sizes) == 1 else 'Let the product be one of'} {_divisors(quantity.count)}",
+            )
+    if not shape.experts:
+        for name in ("expert_parallel", "expert_tensor_parallel"):
+            if _size(config, name) > 1:
+                remedy = "Leave it out: it divides mixture-of-experts layers alone"
+                yield _problem(name, f"{_size(config, name)} for a model without experts", "1", remedy)
+    elif _size(config, "tensor_parallel") > 1 and not config.sequence_parallel:
+        yield _problem(
+            "sequence_parallel",
+            f"false with tensor_parallel {config.tensor_parallel} for a model with {shape.experts} experts",
+            "true: Megatron's routers train on tokens that tensor ranks divide",
+            "Leave it out, or set tensor_parallel to 1",
+        )
+    elif device == "cpu" and config.expert_tensor_parallel > 1 and _size(config, "expert_parallel") > 1:
+        found = f"{config.expert_tensor_parallel} with expert_parallel {config.expert_parallel} on a CPU"
+        expected = "1: gloo gathers no parts of different sizes, as experts' tokens are"
+        yield _problem("expert_tensor_parallel", found, expected, "Leave it out")
+    if config.fp8:
+        yield from _float8_side_problems(config, shape)
+
+
+def _quantities(config: MegatronConfig, shape: ModelShape) -> Iterator[_Quantity]:
+    tensor = ("tensor_parallel",)
+    yield _Quantity(count=shape.heads, name="attention heads", options=tensor)
+    yield _Quantity(count=shape.key_heads, name="key heads", options=tensor)
+    yield _Quantity(count=shape.vocabulary, name="tokens of the vocabulary", options=tensor)
+    if shape.dense_layers:
+        yield _Quantity(count=shape.columns, name="columns of the MLP", options=tensor)
+    if shape.experts:
+        yield _Quantity(count=shape.expert_columns, name="columns of an expert", options=("expert_tensor_parallel",))
+        yield _Quantity(count=shape.experts, name="experts", options=("expert_parallel",))
+    yield _Quantity(count=shape.layers, name="layers", options=("pipeline_parallel", "virtual_pipeline_parallel"))
+    if _size(config, "context_parallel") > 1:
+        yield _Quantity(
+            count=shape.heads,
+            name="attention heads",
+            options=("context_parallel", "tensor_parallel"),
+            note=": context ranks exchange their tokens for heads, of those that tensor_parallel leaves",
+        )
+
+
+def _float8_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
+    if not config.fp8:
+        return
+    if device != "cuda":
+        yield _problem("fp8", f"true on {device}", "false", "Float8 needs a GPU")
+    elif config.transformer_engine is False or transformer_engine_version() is None:
+        found = "transformer_engine = false" if config.transformer_engine is False else "no TransformerEngine"
+        remedy = "pip install --no-build-isolation 'transformer_engine[pytorch]', or set it to false"
+        yield _problem("fp8", f"true with {found}", "layers of TransformerEngine", remedy)
+
+
+def _float8_side_problems(config: MegatronConfig, shape: ModelShape) -> Iterator[Problem]:
+    tensor = _size(config, "tensor_parallel")
+    sides = {
+        "hidden_size": shape.hidden,
+        "num_attention_heads · head_dim / tensor_parallel": shape.heads * shape.head_width // tensor,
+        "num_key_value_heads · head_dim / tensor_parallel": shape.key_heads * shape.head_width // tensor,
+    }
+    if shape.dense_layers:
+        sides["intermediate_size / tensor_parallel"] = shape.columns // tensor
+    if shape.experts:
+        sides["moe_intermediate_size / expert_tensor_parallel"] = shape.expert_columns // config.expert_tensor_parallel
+    for name, size in sides.items():
+        if size % FLOAT8_MULTIPLE:
+            yield _problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")
+
+
+def _size(config: MegatronConfig, name: str) -> int:
+    size = getattr(config, name)
+    return 1 if size == "auto" else int(size)
+
+
+def _divisors(count: int) -> str:
+    return ", ".join(str(size) for size in range(1, LARGEST_NAMED + 1) if count % size == 0)
+
+
+def _problem(key: str, found: object, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.{key}", found=str(found), expected=expected, remedy=remedy)

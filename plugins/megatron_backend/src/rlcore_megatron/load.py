@@ -1,0 +1,71 @@
+"""This rank's part of the weights, read from a Hugging Face model's files and nothing else of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.spi import ModelError, ModelSpec, Problem
+from rlcore.torchkit.safetensors_files import TensorFiles, open_tensors
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.names import HfTensor, Names, Source
+from rlcore_megatron.rows import rows_of, source_shape, tensor_place
+
+
+@torch.no_grad()
+def load_hf(parts: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
+    """Fill every parameter of `parts`, in its own dtype, with its rank's share of the tensors at `spec`.
+
+    ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
+    """
+    names = Names.of(hf.to_dict(), spec.path)
+    with open_tensors(spec) as files:
+        files.raise_problems(list(_problems(names.order, files)))
+        for part in parts:
+            sources = names.of_part(part, layout.expert_rank, layout.expert)
+            for name, parameter in part.named_parameters():
+                _fill(parameter, sources[name], files, layout)
+
+
+def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:
+    rank, size = tensor_place(source, layout)
+    shape = source_shape(source, size)
+    if tuple(parameter.shape) != shape:
+        problem = Problem(
+            path=source.parameter, found=f"a parameter of shape {list(parameter.shape)}", expected=str(list(shape))
+        )
+        raise ModelError([problem])
+    for rows, tensor in zip(rows_of(parameter.data, source, size), source.tensors, strict=True):
+        rows.copy_(_part(files, tensor, rank, size).reshape(rows.shape))
+
+
+def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Problem]:
+    for tensor in expected:
+        if tensor.name in files:
+            found = files.shape(tensor.name)
+            if found != tensor.shape:
+                yield files.problem(f"{tensor.name} of shape {list(found)}", f"{list(tensor.shape)}, as config.json says")
+        elif tensor.fused is None or tensor.fused[0] not in files:
+            yield files.problem(f"no {tensor.name} in the weights", f"a tensor of shape {list(tensor.shape)}")
+        else:
+            name, expert, first = tensor.fused
+            found, (rows, columns) = files.shape(name), tensor.shape
+            if len(found) != 3 or found[0] <= expert or found[1] < first + rows or found[2] != columns:
+                yield files.problem(
+                    f"{name} of shape {list(found)}", f"expert {expert} in it with rows up to {first + rows} of {columns}"
+                )
+
+
+def _part(files: TensorFiles, tensor: HfTensor, rank: int, size: int) -> Tensor:
+    """What rank `rank` of `size` has of the tensor; only that is read."""
+    bounds = [
+        slice(rank * (length // size), (rank + 1) * (length // size)) if dim == tensor.divided else slice(0, length)
+        for dim, length in enumerate(tensor.shape)
+    ]
+    if tensor.name in files:
+        return files.read(tensor.name, bounds)
+    assert tensor.fused is not None
+    name, expert, first = tensor.fused
+    rows, columns = bounds
+    return files.read(name, [slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), columns])[0]

@@ -1,0 +1,159 @@
+"""How much of a GPU a layout takes, worked out from the model's sizes: an estimate to choose layouts by.
+
+Parameters as in Narayanan et al. (arXiv:2104.04473), activations as in Korthikanti et al. (arXiv:2205.05198) but with fused
+attention, which keeps no scores, and gated MLPs. Norms and biases, a thousandth of the whole, are left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from rlcore.torchkit.device_memory import gib
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.shape import ModelShape
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GRADIENT_BYTES = 4
+"""Gradients are accumulated in float32."""
+USABLE = 0.88
+"""Share of a device's memory that weights and activations can fill; the rest is CUDA's, NCCL's, and what fragments."""
+LOGITS_ELEMENTS = 3 * 2**26
+"""Logits that one chunk of `rlcore.torchkit` holds on CUDA."""
+LOGITS_BYTES = 8
+"""A chunk's logits in float32, and their gradient in the compute dtype beside what a product needs."""
+UNFUSED = 1.6
+"""Without TransformerEngine, norms, rotary embeddings and gates keep what fused kernels do not."""
+
+
+@frozen(kw_only=True)
+class Workload:
+    """What a layout is chosen for."""
+
+    world_size: int
+    model: Mapping[str, Any]
+    """The content of config.json."""
+    device: Literal["cpu", "cuda"]
+    max_sequence_length: int
+    max_microbatch_tokens: int | None = None
+    """Tokens of one microbatch, unless one sequence alone is longer; None is as many as the longest sequence has."""
+    memory_bytes: int | None = None
+    """Of the smallest device, all of it; None where that is not known, and "auto" then takes the smallest sizes that divide."""
+    local_size: int = 8
+    """Devices of one machine, which tensor ranks share."""
+    dtype: str = "bfloat16"
+    needs_reference: bool = False
+    """Whether a frozen copy of the weights is held too."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the largest microbatch."""
+        return max(self.max_sequence_length, self.max_microbatch_tokens or 0)
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What of a device can be planned with."""
+        return None if self.memory_bytes is None else int(self.memory_bytes * USABLE)
+
+
+@frozen(kw_only=True)
+class Estimate:
+    """Bytes of the fullest rank."""
+
+    weights: int
+    """The policy's, and the reference's where there is one."""
+    gradients: int
+    optimizer: int
+    """Its moments, and float32 masters of weights in less, divided among the ranks that hold the same weights."""
+    activations: int
+    """Of the microbatches in flight."""
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "logits": self.logits,
+        }
+        return ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+
+
+@frozen(kw_only=True)
+class Parameters:
+    """How many of them a rank holds."""
+
+    dense: float
+    """Attention, MLPs, routers, embedding and output layer: the same on all data · context ranks."""
+    expert: float
+    """The same on all expert-data ranks."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, config: MegatronConfig) -> "Parameters":
+        """Of the fullest stage, the sizes in `config` all being numbers."""
+        tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
+        attention = 2 * shape.hidden * shape.head_width * (shape.heads + shape.key_heads)
+        mlps = shape.dense_layers * 3 * shape.hidden * shape.columns
+        table = shape.vocabulary * shape.hidden
+        tables = 2 if stages == 1 and not shape.tied else 1
+        routers = shape.moe_layers * shape.hidden * shape.experts
+        experts = shape.moe_layers * shape.experts * 3 * shape.hidden * shape.expert_columns
+        return cls(
+            dense=((shape.layers * attention + mlps) / stages + tables * table) / tensor + routers / stages,
+            expert=experts / stages / (int(config.expert_parallel) * config.expert_tensor_parallel),
+        )
+
+
+def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estimate:
+    """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
+    item = ITEM_BYTES[load.dtype]
+    parameters = Parameters.of(shape, config)
+    held = parameters.dense + parameters.expert
+    stage = load.world_size // int(config.pipeline_parallel)
+    owners = stage // int(config.tensor_parallel)
+    expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
+    # float32 weights are their own masters, and left where they are.
+    state = 8 if item == 4 else 12
+    return Estimate(
+        weights=int(held * item * (2 if load.needs_reference else 1)),
+        gradients=int(held * GRADIENT_BYTES),
+        optimizer=int(state * (parameters.dense / owners + parameters.expert / expert_owners)),
+        activations=int(_activation_elements(shape, config, load) * item),
+        logits=min(LOGITS_ELEMENTS, load.tokens * shape.vocabulary // int(config.tensor_parallel)) * LOGITS_BYTES,
+    )
+
+
+def _activation_elements(shape: ModelShape, config: MegatronConfig, load: Workload) -> float:
+    """Kept by the first stage, which has the most microbatches in flight: as many as there are stages, and with virtual stages
+    a little more; and by one layer while it is computed again or backwards."""
+    stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
+    layer = _layer_elements(shape, config)
+    if not uses_transformer_engine(config, load.device):
+        layer *= UNFUSED
+    in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
+    kept = _residual(shape, config) if config.recompute == "full" else layer
+    return (kept * shape.layers / stages * in_flight + layer) * load.tokens / int(config.context_parallel)
+
+
+def _residual(shape: ModelShape, config: MegatronConfig) -> float:
+    """Elements per token of the input of a layer."""
+    return shape.hidden / (int(config.tensor_parallel) if config.sequence_parallel else 1)
+
+
+def _layer_elements(shape: ModelShape, config: MegatronConfig) -> float:
+    """Elements per token that the mean layer keeps for its backward pass."""
+    tensor = int(config.tensor_parallel)
+    heads, key_heads = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    # Inputs and outputs of both norms; queries, keys and values before and after rotation; the output of attention.
+    attention = 4 * _residual(shape, config) + (3 * heads + 3 * key_heads) / tensor
+    mlp = 3 * shape.columns / tensor
+    # Each rank sees its part of the tokens' copies; those are dispatched, multiplied, and sent back.
+    width = 3 * shape.hidden + 3 * shape.expert_columns / config.expert_tensor_parallel
+    experts = shape.experts_per_token * config.expert_tensor_parallel * width / tensor
+    return attention + (shape.dense_layers * mlp + shape.moe_layers * experts) / shape.layers

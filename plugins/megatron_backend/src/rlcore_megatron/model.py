@@ -1,0 +1,145 @@
+"""The policy in Megatron: GPTModel with packed sequences and a head that returns log-probabilities instead of logits."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from rlcore.torchkit.context_parallel import part_logprobs
+from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.model_config import Architecture
+from rlcore_megatron.norm import PlainRMSNorm
+from rlcore_megatron.packing import PackedBatch
+
+
+class PolicyModel(GPTModel):
+    """One part of the policy: of a stage, or of an interleaved stage one of its parts.
+
+    Called with a PackedBatch as `packed_seq_params`. The part with the head returns float32 [1, T], the log-probabilities of
+    all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, spec: TransformerBlockSubmodules, architecture: Architecture, **place: Any
+    ) -> None:
+        super().__init__(
+            config,
+            spec,
+            vocab_size=architecture.vocabulary,
+            max_sequence_length=architecture.max_length,
+            share_embeddings_and_output_weights=architecture.tied,
+            position_embedding_type="rope",
+            parallel_output=True,
+            **place,
+        )
+        self.rotary_pos_emb = PackedRotary(architecture.inv_freq.to(torch.cuda.current_device()))
+        if self.post_process:
+            # Called as a module, so that whatever gathers its weight before it is used goes on doing so.
+            self.output_layer.forward = self._logprobs
+
+    def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
+        if not self.post_process:
+            return hidden_states
+        result: Tensor = self.output_layer(hidden_states, packed_seq_params)
+        return result
+
+    def _logprobs(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        part, microbatch, wanted = batch.part, batch.batch, batch.wanted
+        assert part is not None
+        assert microbatch is not None
+        assert wanted is not None
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=self.pg_collection.tp)
+        elif self.pg_collection.tp.size() > 1:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.pg_collection.tp)
+        logprobs, entropies = part_logprobs(
+            hidden[:, 0], microbatch.tokens, part, self._head(), temperature=wanted.temperature, entropy=wanted.entropy
+        )
+        return torch.stack([logprobs] if entropies is None else [logprobs, entropies])
+
+    def _head(self) -> HeadLogprobs:
+        shared = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        group = self.pg_collection.tp
+        if group.size() == 1:
+            return partial(_whole_head, weight)
+        return partial(_divided_head, weight, group.rank() * weight.shape[0], group)
+
+
+def _whole_head(
+    weight: Tensor, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    return token_logprobs(hidden, weight, targets, temperature=temperature, entropy=entropy)
+
+
+def _divided_head(
+    weight: Tensor, first: int, group: Any, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    return vocabulary_parallel_logprobs(
+        hidden, weight, targets, first=first, group=group, temperature=temperature, entropy=entropy
+    )
+
+
+def build(config: TransformerConfig, architecture: Architecture, layout: ParallelLayout) -> list[PolicyModel]:
+    """This rank's parts of the model, in the order that interleaving runs them in, with weights that are not set."""
+    parts = []
+    for part in range(layout.virtual_pipeline):
+        stage = part if layout.virtual_pipeline > 1 else None
+        fused = config.transformer_impl == "transformer_engine"
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
+        _adapt(spec, fused)
+        first, last = layout.is_first_stage and part == 0, layout.is_last_stage and part == layout.virtual_pipeline - 1
+        model = PolicyModel(config, spec, architecture, pre_process=first, post_process=last, vp_stage=stage)
+        parts.append(model.to(torch.cuda.current_device()))
+    _mark_experts(parts, layout)
+    return parts
+
+
+def _mark_experts(parts: Sequence[PolicyModel], layout: ParallelLayout) -> None:
+    """Have the experts' gradients added up over all ranks that hold the same experts.
+
+    Megatron does so only with expert parallelism; without, it takes the group of the other weights, which leaves out tensor
+    ranks that each send their own tokens through whole experts.
+    """
+    if layout.expert > 1 or layout.expert_tensor == layout.tensor:
+        return
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            if ".experts." in name:
+                parameter.allreduce = False  # type: ignore[attr-defined]
+
+
+def _adapt(spec: TransformerBlockSubmodules, fused: bool) -> None:
+    """Put our attention, and without TransformerEngine our norms, in place of Megatron's."""
+    for layer in spec.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = FusedAttention if fused else PackedAttention
+        if not fused:
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = PlainRMSNorm
+            for name in ("q_layernorm", "k_layernorm"):
+                if _is_norm(getattr(attention, name)):
+                    setattr(attention, name, PlainRMSNorm)
+    if not fused:
+        spec.layer_norm = PlainRMSNorm
+
+
+def _is_norm(module: Any) -> bool:
+    return "Norm" in getattr(module, "__name__", "")
+
+
+def unwrapped(models: Sequence[Any]) -> list[PolicyModel]:
+    """The parts without what wraps them for data parallelism."""
+    return [getattr(model, "module", model) for model in models]

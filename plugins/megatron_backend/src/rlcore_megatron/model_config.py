@@ -1,0 +1,155 @@
+"""Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
+
+from typing import Any, Literal
+
+import torch
+from attrs import frozen
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional as F
+
+from rlcore.spi import ModelError, Problem
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.forwarded import converted
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.shape import expert_layers
+
+
+@frozen(kw_only=True)
+class Architecture:
+    """What Megatron has to know of a model besides its TransformerConfig."""
+
+    vocabulary: int
+    max_length: int
+    tied: bool
+    """Whether the output layer's weight is the embedding's."""
+    inv_freq: torch.Tensor
+    """float32 [D/2], the rotary frequencies with the model's own scaling."""
+
+    @classmethod
+    def of(cls, hf: Any) -> "Architecture":
+        """From a transformers config."""
+        return cls(
+            vocabulary=hf.vocab_size,
+            max_length=hf.max_position_embeddings,
+            tied=hf.tie_word_embeddings,
+            inv_freq=_rotary_frequencies(hf),
+        )
+
+
+def transformer_config(
+    hf: Any, config: MegatronConfig, layout: ParallelLayout, dtype: str, device: Literal["cpu", "cuda"]
+) -> TransformerConfig:
+    """For a transformers config `hf`; the recipe's table has the last word."""
+    fused = uses_transformer_engine(config, device)
+    params_dtype = getattr(torch, dtype)
+    interleaved = layout.virtual_pipeline > 1
+    values: dict[str, Any] = {
+        **_shape(hf),
+        **(_experts(hf, layout, fused) if any(expert_layers(hf.to_dict())) else {}),
+        **_recompute(config),
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if interleaved else None,
+        "context_parallel_size": layout.context,
+        "sequence_parallel": layout.tensor > 1 and layout.sequence_parallel,
+        "params_dtype": params_dtype,
+        "pipeline_dtype": params_dtype,
+        "bf16": dtype == "bfloat16",
+        # The weights are read; but what would draw them also marks the parameters that tensor ranks share, without which
+        # gradients' norms come out too small.
+        "init_method": _leave,
+        "output_layer_init_method": _leave,
+        "embedding_init_method": _leave,
+        "calculate_per_token_loss": True,  # losses are divided by global counts already: Megatron is to add up
+        "variable_seq_lengths": layout.pipeline > 1,
+        # Interleaved stages compute wrongly with batched exchange. Without CUDA's streams an output that is freed while it is
+        # sent arrives wrong.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "deallocate_pipeline_outputs": device == "cuda",
+        "transformer_impl": "transformer_engine" if fused else "local",
+        "bias_dropout_fusion": fused,
+        "apply_rope_fusion": fused,
+        "bias_activation_fusion": fused,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "fp8": "hybrid" if config.fp8 else None,
+        # Needed with variable lengths for dense models too.
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    return TransformerConfig(**values | converted(config.transformer, TransformerConfig))
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def _shape(hf: Any) -> dict[str, Any]:
+    heads = hf.num_attention_heads
+    return {
+        "num_layers": hf.num_hidden_layers,
+        "hidden_size": hf.hidden_size,
+        "ffn_hidden_size": hf.intermediate_size,
+        "num_attention_heads": heads,
+        "num_query_groups": hf.num_key_value_heads or heads,
+        "kv_channels": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf.rms_norm_eps,
+        "qk_layernorm": hf.model_type.startswith("qwen3"),
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": hf.model_type == "qwen2",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _experts(hf: Any, layout: ParallelLayout, fused: bool) -> dict[str, Any]:
+    layers = expert_layers(hf.to_dict())
+    return {
+        "num_moe_experts": hf.num_experts,
+        "moe_ffn_hidden_size": hf.moe_intermediate_size,
+        # A list would have Megatron ask for each layer by its number in checkpoints that hold all layers in one tensor.
+        "moe_layer_freq": 1 if all(layers) else [int(has_experts) for has_experts in layers],
+        "moe_router_topk": hf.num_experts_per_tok,
+        # Normalising the chosen experts' shares of one softmax equals a softmax over the chosen experts.
+        "moe_router_pre_softmax": not hf.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": fused,
+        "moe_permute_fusion": fused,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+    }
+
+
+def _recompute(config: MegatronConfig) -> dict[str, Any]:
+    if config.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
+
+
+def _rotary_frequencies(hf: Any) -> torch.Tensor:
+    """As transformers computes them, scaled for long contexts where the model says so."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = hf.rope_parameters
+    kind = parameters.get("rope_type", "default")
+    if kind == "default":
+        width = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+        exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+        return 1.0 / (parameters["rope_theta"] ** exponents)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    if scale != 1.0 or kind == "dynamic":
+        problem = Problem(
+            path=str(hf.name_or_path),
+            found=f'rope_type = "{kind}"',
+            expected="default, linear or llama3",
+            remedy="Take another trainer for this model",
+        )
+        raise ModelError([problem])
+    result: torch.Tensor = frequencies
+    return result

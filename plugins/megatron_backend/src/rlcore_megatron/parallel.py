@@ -1,0 +1,88 @@
+"""Megatron's process groups, which are global to a process: made for the first trainer in it and destroyed with the last."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from rlcore.spi import ContractError, RankSpec
+from rlcore.torchkit import process_group
+from rlcore_megatron.layout import ParallelLayout
+
+_users: list[ParallelLayout] = []
+
+
+def join(place: RankSpec, layout: ParallelLayout, timeout_s: float) -> None:
+    """Make the groups of `layout`, or use them where they exist; pair with `leave`.
+
+    ContractError where groups of another layout exist.
+    """
+    process_group.join(place, timeout_s)
+    if _users and _users[0] != layout:
+        process_group.leave()
+        raise ContractError(f"megatron: found groups of {_users[0]}; expected {layout}, or none yet. Close the other trainer")
+    if not _users:
+        _initialize(layout, timeout_s)
+    _users.append(layout)
+
+
+def leave() -> None:
+    """Give up one use; the last destroys the groups."""
+    _users.pop()
+    if not _users:
+        parallel_state.destroy_model_parallel()
+    process_group.leave()
+
+
+def _initialize(layout: ParallelLayout, timeout_s: float) -> None:
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+    )
+    model_parallel_cuda_manual_seed(0)  # nothing is drawn from it: weights are read and there is no dropout
+
+
+@frozen(kw_only=True, eq=False)
+class Groups:
+    """The groups that this rank is in."""
+
+    tensor: dist.ProcessGroup
+    context: dist.ProcessGroup
+    data: dist.ProcessGroup
+    """Ranks that hold the same part of the model and other data."""
+    pipeline: dist.ProcessGroup
+    expert: dist.ProcessGroup
+    expert_tensor: dist.ProcessGroup
+
+    @classmethod
+    def current(cls) -> "Groups":
+        """After `join`."""
+        state: Any = parallel_state
+        return cls(
+            tensor=state.get_tensor_model_parallel_group(),
+            context=state.get_context_parallel_group(),
+            data=state.get_data_parallel_group(),
+            pipeline=state.get_pipeline_model_parallel_group(),
+            expert=state.get_expert_model_parallel_group(),
+            expert_tensor=state.get_expert_tensor_parallel_group(),
+        )
+
+
+def is_last_stage() -> bool:
+    """Whether this rank holds the head of the model."""
+    return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def broadcast_from_last_stage(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """In place, to all stages."""
+    if group.size() > 1:
+        dist.broadcast(tensor, group=group, group_src=group.size() - 1)
+    return tensor

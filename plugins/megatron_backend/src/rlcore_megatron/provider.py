@@ -1,0 +1,30 @@
+"""The entry point: describes the trainer without importing torch or Megatron."""
+
+from rlcore.spi import Provider, capabilities
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.requirements import missing_requirement
+
+PROVIDER = Provider(
+    name="megatron",
+    spi=(1, 1),
+    priority=80,
+    capabilities={
+        capabilities.REFERENCE_POLICY,
+        capabilities.ENTROPY,
+        capabilities.SAVE_HF,
+        capabilities.METRIC_BOUNDS,
+        capabilities.ROUTING_REPLAY,
+        capabilities.RESIDENCY,
+        capabilities.REFIT_IN_PROCESS,
+        capabilities.REFIT_SHARED_MEMORY,
+        capabilities.REFIT_CUDA_IPC,
+        capabilities.REFIT_NCCL,
+        capabilities.REFIT_DIRECTORY,
+    },
+    config=MegatronConfig,
+    # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
+    devices={"cuda"},
+    unavailable=missing_requirement,
+    backend="rlcore_megatron.backend:MegatronBackend",
+    check="rlcore_megatron.check:check",
+)

@@ -1,0 +1,64 @@
+"""Where the trainer's memory lives: Megatron's buffers of weights and gradients, masters and moments, the reference policy."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from rlcore.spi import SetResidencyRequest
+from rlcore.torchkit.residency import RESIDENT, Residency, num_bytes, storages
+from rlcore_megatron.cpu_shim import cuda_or_cpu
+from rlcore_megatron.shards import parts_of
+
+
+class MegatronResidency:
+    """Moves weights and state. Parameters and float32 masters are views of one buffer, which is emptied underneath them."""
+
+    def __init__(
+        self, device: torch.device, models: Sequence[Any], reference: Sequence[Any] | None, optimizer: MegatronOptimizer
+    ) -> None:
+        self._device, self._models, self._optimizer = device, models, optimizer
+        self._reference = reference or ()
+        self._residency = Residency(device)
+
+    def move(self, request: SetResidencyRequest) -> int:
+        """Bytes left on the device."""
+        if request.state == "host":
+            with cuda_or_cpu(self._device.type):
+                self._optimizer.zero_grad()  # those of the masters: copies, where they are not views of the buffers
+        weights, state, gradients = self._weights(), self._state(), self._gradients()
+        self._residency.move(request, weights, state, discarded=gradients)
+        return num_bytes([*weights, *state, *gradients])
+
+    @contextmanager
+    def resident(self) -> Iterator[None]:
+        """Everything on the device for as long as it takes to read or write it."""
+        before = self._residency.place
+        self.move(RESIDENT)
+        try:
+            yield
+        finally:
+            self.move(before)
+
+    def _weights(self) -> list[Tensor]:
+        return [parameter for model in (*self._models, *self._reference) for parameter in model.parameters()]
+
+    def _gradients(self) -> list[Tensor]:
+        return [buffer.grad_data for model in self._models for buffer in (*model.buffers, *model.expert_parallel_buffers)]
+
+    def _state(self) -> list[Tensor]:
+        """Masters that are no views of weights, and moments; counts of steps are on the host anyway."""
+        optimizers = [part.optimizer for part in parts_of(self._optimizer)]
+        masters = [master for optimizer in optimizers for group in optimizer.param_groups for master in group["params"]]
+        kept = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
+        views = {storage._cdata for storage in storages(self._weights())}
+        return [
+            tensor
+            for tensor in (*masters, *kept)
+            if isinstance(tensor, Tensor)
+            and tensor.device.type == self._device.type
+            and tensor.untyped_storage()._cdata not in views
+        ]

@@ -1,0 +1,66 @@
+"""The sizes of a model that layouts divide and memory is made of, read from its config.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+
+
+@frozen(kw_only=True)
+class ModelShape:
+    """A decoder's sizes, whatever its architecture calls them."""
+
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    columns: int
+    """Of the MLP of a layer without experts."""
+    vocabulary: int
+    tied: bool
+    """Whether the output layer's weight is the embedding's."""
+    experts: int
+    """Of a mixture-of-experts layer; 0 without any."""
+    experts_per_token: int
+    expert_columns: int
+    moe_layers: int
+    """Layers with experts; the others have an MLP."""
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "ModelShape | None":
+        """From the content of config.json; None where that lacks what every decoder has."""
+        # What the Hub's files call num_experts is num_local_experts in those that transformers 5 writes.
+        model = {"num_experts": model.get("num_local_experts"), **model}
+        if not all(isinstance(model.get(key), int) and model[key] > 0 for key in ESSENTIAL):
+            return None
+        heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0
+        return cls(
+            hidden=model["hidden_size"],
+            layers=layers,
+            heads=heads,
+            key_heads=model.get("num_key_value_heads") or heads,
+            head_width=model.get("head_dim") or model["hidden_size"] // heads,
+            columns=model["intermediate_size"],
+            vocabulary=model["vocab_size"],
+            tied=bool(model.get("tie_word_embeddings")),
+            experts=experts,
+            experts_per_token=model.get("num_experts_per_tok") or 0,
+            expert_columns=model.get("moe_intermediate_size") or 0,
+            moe_layers=sum(map(bool, expert_layers(model))),
+        )
+
+    @property
+    def dense_layers(self) -> int:
+        return self.layers - self.moe_layers
+
+
+def expert_layers(model: Mapping[str, Any]) -> list[bool]:
+    """[layers] which of the layers have experts (transformers' `mlp_only_layers` and `decoder_sparse_step`)."""
+    experts = model.get("num_experts") or model.get("num_local_experts")
+    if not experts:
+        return [False] * model["num_hidden_layers"]
+    dense, step = model.get("mlp_only_layers") or (), model.get("decoder_sparse_step") or 1
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(model["num_hidden_layers"])]

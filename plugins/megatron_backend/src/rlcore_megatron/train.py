@@ -1,0 +1,149 @@
+"""Passes of the microbatches through the stages: with losses and gradients, or for log-probabilities alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from rlcore.spi import GlobalCounts, LogprobsRequest, LossOutput, LossSpec, TokenBatch
+from rlcore.spi.arrays import Float32Array
+from rlcore.torchkit.losses import Totals, evaluate, total
+from rlcore.torchkit.microbatch import Microbatch, move
+from rlcore.torchkit.routing_replay import RoutingReplay
+from rlcore_megatron.auxiliary_loss import AuxiliaryLoss
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.layout_check import FLOAT8_MULTIPLE
+from rlcore_megatron.model import unwrapped
+from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
+from rlcore_megatron.parallel import Groups
+from rlcore_megatron.routing_replay import replay_of
+
+Figures = tuple[float, dict[str, float], dict[str, float]]
+
+
+@frozen(kw_only=True, eq=False)
+class Passes:
+    """Runs microbatches through one model's parts."""
+
+    models: Sequence[Any]
+    layout: ParallelLayout
+    groups: Groups
+    device: torch.device
+
+    @property
+    def _replay(self) -> RoutingReplay:
+        return replay_of(unwrapped(self.models))
+
+    @property
+    def _auxiliary(self) -> AuxiliaryLoss:
+        return AuxiliaryLoss(config=self.models[0].config, layout=self.layout, groups=self.groups)
+
+    def train(
+        self, microbatches: Sequence[Microbatch], loss: LossSpec, counts: GlobalCounts, temperature: float
+    ) -> Totals | None:
+        """Add up the gradients of the microbatches' losses, over all ranks too; the sums of this data-parallel rank's losses on
+        the last stage, None before it."""
+        wanted = Wanted(temperature=temperature, entropy=loss.entropy)
+        outputs: list[LossOutput] = []
+        scale = self._auxiliary.begin(microbatches)
+        self._replay.begin()
+
+        def reduce(batch: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:
+            if is_filler:
+                return result.sum() * 0.0, _no_tokens(), None
+            entropy = result[1] if len(result) > 1 else None
+            output = evaluate(loss, batch, result[0], entropy, counts)
+            outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
+            return output.loss / scale, _no_tokens(), None
+
+        self._run(microbatches, wanted, reduce, forward_only=False)
+        return total(outputs) if outputs else None
+
+    def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
+        """After `train`, on every rank."""
+        replay = self._replay.metrics(microbatches, self.device, self.layout.world_size)
+        return self._auxiliary.metrics(len(microbatches)) | replay
+
+    def logprobs(self, request: LogprobsRequest) -> tuple[tuple[Float32Array, ...], tuple[Float32Array, ...] | None]:
+        """float32 [T] for each microbatch, and the entropies or None, on every rank."""
+        if not request.microbatches:
+            return (), () if request.entropy else None
+        microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
+        lengths = [batch.num_tokens for batch in request.microbatches]
+        found: list[Tensor] = []
+
+        def keep(_: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:
+            if not is_filler:
+                found.append(result)
+            return result.sum(), _no_tokens(), None
+
+        wanted = Wanted(temperature=request.temperature, entropy="metric" if request.entropy else "none")
+        with torch.no_grad():
+            self._run(microbatches, wanted, keep, forward_only=True)
+        rows = 2 if request.entropy else 1
+        whole = torch.cat(found, 1) if found else torch.empty(rows, sum(lengths), device=self.device)
+        if self.layout.pipeline > 1:
+            dist.broadcast(whole, group=self.groups.pipeline, group_src=self.layout.pipeline - 1)
+        parts = [tuple(np.split(row, np.cumsum(lengths)[:-1])) for row in whole.cpu().numpy()]
+        return parts[0], parts[1] if request.entropy else None
+
+    def _run(
+        self, microbatches: Sequence[Microbatch], wanted: Wanted, reduce: Callable[..., Any], *, forward_only: bool
+    ) -> None:
+        queued = [(batch, False) for batch in microbatches]
+        if self.layout.virtual_pipeline > 1:
+            # Interleaved stages take turns in rounds of one microbatch for each stage.
+            missing = -len(queued) % self.layout.pipeline
+            queued += [(empty_like(microbatches[0]), True)] * missing
+
+        def forward(batches: Iterator[tuple[Microbatch, bool]], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            batch, is_filler = next(batches)
+            packed = self._pack(batch, wanted)
+            output = model(packed.tokens, None, None, packed_seq_params=packed)
+            return output, partial(reduce, batch, is_filler)
+
+        models = list(self.models)
+        iterators = [iter(queued) for _ in models]
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iterators if len(models) > 1 else iterators[0],
+            model=models if len(models) > 1 else models[0],
+            num_microbatches=len(queued),
+            seq_length=max(batch.packed.num_tokens for batch, _ in queued),  # of no effect: lengths vary
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _pack(self, batch: Microbatch, wanted: Wanted) -> PackedBatch:
+        config = self.models[0].config
+        divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
+        return pack(batch, self.groups.context, divided * (FLOAT8_MULTIPLE if config.fp8 else 1), wanted)
+
+
+def _no_tokens() -> Tensor:
+    return torch.zeros((), dtype=torch.int, device=torch.cuda.current_device())
+
+
+def reduce_totals(totals: Totals | None, layout: ParallelLayout, groups: Groups) -> Figures:
+    """Loss, sums and maxima over all data-parallel ranks, on every rank."""
+    figures: list[Any] = [None]
+    if totals is not None:
+        names = [*totals.sums]
+        sums = torch.stack([totals.loss, *(totals.sums[name].double() for name in names)])
+        maxima = torch.stack([value.double() for value in totals.maxima.values()]) if totals.maxima else sums.new_zeros(0)
+        if layout.data > 1:
+            dist.all_reduce(sums, group=groups.data)
+            if totals.maxima:
+                dist.all_reduce(maxima, dist.ReduceOp.MAX, groups.data)
+        loss, *values = sums.tolist()
+        figures = [(loss, dict(zip(names, values, strict=True)), dict(zip(totals.maxima, maxima.tolist(), strict=True)))]
+    if layout.pipeline > 1:
+        dist.broadcast_object_list(figures, group=groups.pipeline, group_src=layout.pipeline - 1)
+    result: Figures = figures[0]
+    return result

@@ -1,0 +1,43 @@
+"""rlcore-megatron passes the conformance kit, for a dense model and one with experts."""
+
+import pytest
+import torch
+
+from rlcore.spi import ModelSpec
+from rlcore.testing import TrainerConformance
+from rlcore.testing.models import make_model
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.provider import PROVIDER
+
+
+class MegatronConformance(TrainerConformance):
+    @pytest.fixture
+    def provider(self):
+        return PROVIDER
+
+    @pytest.fixture
+    def config(self):
+        return MegatronConfig()
+
+
+class TestMegatron(MegatronConformance):
+    """A dense model with tied embeddings."""
+
+
+class TestMegatronMixtureOfExperts(MegatronConformance):
+    """Experts, and embeddings that are not tied."""
+
+    @pytest.fixture
+    def model(self, tmp_path_factory):
+        directory = tmp_path_factory.getbasetemp() / "conformance-megatron-mixture-of-experts"
+        if not directory.exists():
+            make_model(directory, "qwen3_moe", tied=False)
+        return ModelSpec(path=str(directory))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestMegatronCuda(MegatronConformance):
+    @pytest.fixture
+    def device(self):
+        return "cuda"

@@ -1,0 +1,333 @@
+"""What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
+
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import evolve, field, frozen
+from megatron_support import (
+    GRPO,
+    OPTIMIZER,
+    TEMPERATURE,
+    WEIGHTED,
+    GradientsSeen,
+    Reference,
+    auxiliary_backward,
+    even_batch,
+    exported,
+    grpo_batch,
+    in_files,
+    make_backend,
+    make_batch,
+    reference_backward,
+    split,
+    step_request,
+)
+
+from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
+from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.config import MegatronConfig
+
+NUM_STEPS = 3
+NUM_SEQUENCES = 8
+SPEC = evolve(OPTIMIZER, learning_rate=1e-4)
+"""Adam divides by the gradient's own size: of one near zero float32's rounding changes the update by percents of this."""
+LOSSES: Mapping[str, LossSpec] = {"weighted": WEIGHTED, "grpo": GRPO}
+BATCHES = tuple(grpo_batch(make_batch(seed=seed, num_sequences=NUM_SEQUENCES, max_length=11)) for seed in range(NUM_STEPS))
+
+
+@frozen(kw_only=True)
+class Layout:
+    """A row of the table."""
+
+    name: str
+    num_ranks: int
+    options: Mapping[str, Any] = field(factory=dict)
+    """Of `[trainer.megatron]`."""
+    packed: tuple[str, ...] = ()
+    """Architectures whose sequences come in two packed microbatches for each data-parallel rank, with GRPO's loss."""
+    unpacked: tuple[str, ...] = ()
+    """Architectures whose sequences come in a microbatch each, with a loss that is linear in log-probabilities and entropy."""
+    auxiliary: tuple[str, ...] = ()
+    """Architectures with experts whose router's losses are on."""
+
+
+@frozen(kw_only=True)
+class Bounds:
+    """How far a layout may be from one process in float32."""
+
+    element: float
+    """Most difference of any element of a weight, and where `gradient` is 0 of a gradient."""
+    gradient: float = 0.0
+    """Most L2 error of a parameter's gradient, relative to its L2 norm."""
+    figure: float
+    """Most difference of a log-probability, an entropy and a loss, and relative difference of the gradient's norm."""
+
+
+FLOAT32 = Bounds(element=1e-5, figure=1e-5)
+BFLOAT16 = Bounds(element=2.1 * NUM_STEPS * SPEC.learning_rate, gradient=0.06, figure=0.15)
+"""bfloat16 rounds by up to 2⁻⁹ in each of some tens of products in a row. Adam's steps are no longer than its learning rate,
+and may point the other way."""
+BFLOAT16_EXPERTS = evolve(BFLOAT16, gradient=0.3)
+"""Where two experts are nearly equal it may send a token to the other one."""
+
+MOE = "qwen3_moe"
+LAYOUTS = (
+    Layout(name="one", num_ranks=1, packed=ARCHITECTURES, unpacked=("qwen2", MOE), auxiliary=(MOE,)),
+    Layout(name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE)),
+    Layout(name="tp2", num_ranks=2, options={"tensor_parallel": 2, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
+    Layout(
+        name="tp2+sp", num_ranks=2, options={"tensor_parallel": 2}, packed=ARCHITECTURES, unpacked=("qwen2",), auxiliary=(MOE,)
+    ),
+    Layout(name="tp2+sp+selective", num_ranks=2, options={"tensor_parallel": 2, "recompute": "selective"}, packed=("qwen3",)),
+    Layout(
+        name="pp2",
+        num_ranks=2,
+        options={"pipeline_parallel": 2},
+        packed=("qwen2", "llama"),
+        unpacked=("qwen3", MOE),
+        auxiliary=(MOE,),
+    ),
+    Layout(
+        name="pp2xvpp2",
+        num_ranks=2,
+        options={"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
+        packed=("qwen3", MOE),
+        unpacked=("llama",),
+    ),
+    Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",)),
+    Layout(name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", MOE), unpacked=("llama",)),
+    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE,), unpacked=(MOE,)),
+    Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
+    Layout(name="tp2xpp2", num_ranks=4, options={"tensor_parallel": 2, "pipeline_parallel": 2}, packed=("qwen3", MOE)),
+    Layout(
+        name="tp2xcp2",
+        num_ranks=4,
+        options={"tensor_parallel": 2, "context_parallel": 2},
+        packed=("qwen2", MOE),
+        auxiliary=(MOE,),
+    ),
+    Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
+    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE,)),
+    Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
+    Layout(
+        name="pp2xvpp2xdp2",
+        num_ranks=4,
+        options={"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
+        packed=("qwen3",),
+        unpacked=("qwen2",),
+    ),
+    Layout(name="tp2xpp2xdp2", num_ranks=8, options={"tensor_parallel": 2, "pipeline_parallel": 2}, packed=("qwen3",)),
+    Layout(
+        name="tp2xpp2xcp2",
+        num_ranks=8,
+        options={"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2},
+        packed=("qwen2",),
+    ),
+    Layout(
+        name="tp2xpp2xep2",
+        num_ranks=8,
+        options={"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2},
+        packed=(MOE,),
+    ),
+)
+BALANCING, Z = 0.5, 0.01
+AUXILIARY_OPTIONS = {
+    "transformer": {
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": BALANCING,
+        "moe_z_loss_coeff": Z,
+    }
+}
+WORLD_SIZES = tuple(sorted({layout.num_ranks for layout in LAYOUTS}))
+
+
+def rows(num_ranks: int) -> list[tuple[Layout, str, str]]:
+    """Layout, architecture and form of every case of that many ranks."""
+    return [
+        (layout, architecture, form)
+        for layout in LAYOUTS
+        if layout.num_ranks == num_ranks
+        for form in ("packed", "unpacked")
+        for architecture in getattr(layout, form)
+    ]
+
+
+def label(layout: Layout, architecture: str, form: str) -> str:
+    return f"{layout.name}/{architecture}/{form}"
+
+
+@frozen(kw_only=True)
+class Place:
+    """Where a case runs, and what it is compared with."""
+
+    rank: int
+    num_ranks: int
+    root: Path
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def bounds(self, architecture: str) -> Bounds:
+        narrow = BFLOAT16_EXPERTS if architecture == MOE else BFLOAT16
+        return FLOAT32 if self.dtype == "float32" else narrow
+
+    def backend(self, layout: Layout, architecture: str, **options: Any) -> MegatronBackend:
+        place = {"rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank, "device": self.device}
+        options |= {"dtype": self.dtype, "rendezvous": "env://", "optimizer": SPEC}
+        sizes = dict.fromkeys(("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), 1)
+        config = MegatronConfig(collective_timeout_s=180.0, **sizes | dict(layout.options))
+        return make_backend(self.root / "models" / architecture, config=config, **place, **options)
+
+    def expected(self, architecture: str, form: str) -> Any:
+        return torch.load(self.root / f"{architecture}-{loss_of(form)}.pt")
+
+
+def loss_of(form: str) -> str:
+    return "grpo" if form == "packed" else "weighted"
+
+
+def prepare(root: Path, **options: Any) -> None:
+    """All that the ranks find in `root`; `options` of `make_model`."""
+    for architecture in ARCHITECTURES:
+        tied = architecture in ("qwen2", "qwen3")
+        make_model(root / "models" / architecture, architecture, tied=tied, num_layers=4, **options)
+        for name, loss in LOSSES.items():
+            torch.save(expected_steps(root / "models" / architecture, loss, root), root / f"{architecture}-{name}.pt")
+    torch.save(expected_auxiliary(root / "models" / MOE), root / f"{MOE}-auxiliary.pt")
+
+
+def expected_steps(model: Path, loss: LossSpec, root: Path) -> dict[str, Any]:
+    """Log-probabilities before, and gradients of each step and weights after all, of plain transformers in one process."""
+    reference = Reference(model, SPEC)
+    with torch.no_grad():
+        logprobs = reference.logprobs(BATCHES[0])
+    losses, norms, gradients = [], [], []
+    for batch in BATCHES:
+        losses.append(reference_backward(reference, batch, loss))
+        gradients.append(in_files(reference.model, reference.gradients()))
+        norms.append(torch.nn.utils.clip_grad_norm_(reference.model.parameters(), SPEC.max_grad_norm).item())
+        reference.optimizer.step()
+        reference.optimizer.zero_grad()
+    weights = reference.saved(root / f"{model.name}-saved")
+    return {"logprobs": logprobs, "losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
+
+
+def sequences_of(backend: MegatronBackend) -> list[int]:
+    """What a data-parallel rank trains on."""
+    return list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, backend.layout.data_parallel_size))
+
+
+def microbatches(batch: TokenBatch, backend: MegatronBackend, form: str) -> tuple[TokenBatch, ...]:
+    mine = sequences_of(backend)
+    groups = [mine[:1], mine[1:]] if form == "packed" else [[sequence] for sequence in mine]
+    return split(batch, groups)
+
+
+def assert_elements(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], bound: float) -> None:
+    assert found.keys() == expected.keys()
+    errors = {name: float((found[name].cpu() - tensor).abs().max()) for name, tensor in expected.items()}
+    wrong = {name: error for name, error in errors.items() if not error <= bound}
+    assert not wrong, wrong
+
+
+def assert_gradients(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], bounds: Bounds) -> None:
+    if not bounds.gradient:
+        assert_elements(found, expected, bounds.element)
+        return
+    assert found.keys() == expected.keys()
+    errors = {name: float((found[name].cpu() - tensor).norm() / tensor.norm()) for name, tensor in expected.items()}
+    wrong = {name: error for name, error in errors.items() if not error <= bounds.gradient}
+    assert not wrong, wrong
+
+
+def check_logprobs(place: Place, backend: MegatronBackend, expected: Any, form: str, model: str, bound: float) -> None:
+    """Every rank gets those of all its tokens, and the entropies."""
+    batch = BATCHES[0]
+    places = np.concatenate([np.arange(batch.offsets[n], batch.offsets[n + 1]) for n in sequences_of(backend)])
+    request = LogprobsRequest(
+        microbatches=microbatches(batch, backend, form), model=model, temperature=TEMPERATURE, entropy=True, weight_version=0
+    )
+    result = backend.get_logprobs(request)
+    for found, wanted in zip((result.logprobs, result.entropy), expected["logprobs"], strict=True):
+        np.testing.assert_allclose(np.concatenate(found), wanted.numpy()[places], atol=bound)
+
+
+def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> None:
+    """Three steps, each with the gradients and figures of one process, and weights that are its own."""
+    has_reference = architecture == MOE
+    bounds, expected = place.bounds(architecture), place.expected(architecture, form)
+    backend = place.backend(layout, architecture, needs_reference=has_reference)
+    for model in ("policy", "reference")[: 1 + has_reference]:
+        check_logprobs(place, backend, expected, form, model, bounds.figure)
+    seen = GradientsSeen(backend)
+    for version, batch in enumerate(BATCHES):
+        loss = LOSSES[loss_of(form)]
+        result = backend.train_step(step_request(microbatches(batch, backend, form), batch.counts(), version, loss))
+        assert abs(result.loss - expected["losses"][version]) < bounds.figure
+        assert abs(result.grad_norm - expected["norms"][version]) < bounds.figure * max(1.0, expected["norms"][version])
+        assert_gradients(seen.tensors, expected["gradients"][version], bounds)
+    assert_elements(exported(backend, NUM_STEPS), expected["weights"], bounds.element)
+    backend.close(CloseRequest())
+
+
+def auxiliary_parts() -> tuple[TokenBatch, TokenBatch]:
+    """Microbatches of different sizes: the larger one counts for more."""
+    first, second = split(even_batch(0), [range(2), range(2, 8)])
+    return first, second
+
+
+def expected_auxiliary(model: Path) -> dict[str, Any]:
+    reference, batch = Reference(model, SPEC), even_batch(0)
+    reference_backward(reference, batch, WEIGHTED)
+    balance = auxiliary_backward(reference, auxiliary_parts(), BALANCING, Z)
+    return {"gradients": in_files(reference.model, reference.gradients()), "balance": balance}
+
+
+def check_auxiliary(place: Place, layout: Layout, architecture: str) -> None:
+    """The router's losses add the same gradients in every layout that takes the same microbatches."""
+    backend = place.backend(evolve(layout, options={**layout.options, **AUXILIARY_OPTIONS}), architecture)
+    seen, expected = GradientsSeen(backend), torch.load(place.root / f"{architecture}-auxiliary.pt")
+    parts = auxiliary_parts()
+    result = backend.train_step(step_request(parts, even_batch(0).counts()))
+    bounds = place.bounds(architecture)
+    assert_gradients(seen.tensors, expected["gradients"], bounds)
+    assert abs(result.metrics["load_balancing_loss"] - expected["balance"]) < bounds.figure
+    backend.close(CloseRequest())
+
+
+def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
+    """All that so many ranks do, in order."""
+    found = {label(*row): lambda place, row=row: check_parity(place, *row) for row in rows(num_ranks)}
+    for layout in LAYOUTS:
+        for architecture in layout.auxiliary if layout.num_ranks == num_ranks else ():
+            found[label(layout, architecture, "auxiliary")] = lambda place, row=(layout, architecture): check_auxiliary(
+                place, *row
+            )
+    return found
+
+
+def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: str = "float32") -> None:
+    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {"backend": "gloo"}
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", rank)}
+    dist.init_process_group(init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks, **options)
+    every = cases(num_ranks)
+    results = dict.fromkeys(every, "not run, since a case before it failed")
+    for name, function in every.items():
+        try:
+            function(Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype))
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+            break  # the ranks are out of step
+    (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()

@@ -1,0 +1,310 @@
+"""What each rank does to show that weights survive a layout: CASES is the table, and one launch runs all rows of a size."""
+
+import json
+import os
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from attrs import field, frozen
+from megatron.core import dist_checkpointing
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlcore.spi import ExportWeightsRequest, ModelSpec, RankSpec, tensor_digest
+from rlcore.testing.models import make_model
+from rlcore.torchkit.models import load_config
+from rlcore.torchkit.safetensors_files import TensorFiles
+from rlcore_megatron import conversion, load, parallel
+from rlcore_megatron.cache_directory import OWN
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.cpu_shim import cuda_or_cpu
+from rlcore_megatron.export import Exporter
+from rlcore_megatron.initial import load_initial
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.model import build
+from rlcore_megatron.model_config import Architecture, transformer_config
+
+MODELS: Mapping[str, tuple[str, bool]] = {
+    "qwen2": ("qwen2", True),
+    "qwen3": ("qwen3", False),
+    "llama": ("llama", True),
+    "qwen3_moe": ("qwen3_moe", False),
+}
+"""Architecture and whether its embeddings are tied."""
+DENSE = ("qwen2", "qwen3", "llama")
+BUCKET_BYTES = (1, 1 << 13, 1 << 30)
+
+
+@frozen(kw_only=True)
+class Case:
+    """A row of the table."""
+
+    name: str
+    sizes: Mapping[str, int] = field(factory=dict)
+    """Of ParallelLayout; data parallel from the rest."""
+    models: tuple[str, ...] = tuple(MODELS)
+
+    def layout(self, rank: int, num_ranks: int) -> ParallelLayout:
+        of_others = self.sizes.get("tensor", 1) * self.sizes.get("context", 1) * self.sizes.get("pipeline", 1)
+        return ParallelLayout(rank=rank, data=num_ranks // of_others, **self.sizes)
+
+
+MOE = ("qwen3_moe",)
+CASES: Mapping[int, tuple[Case, ...]] = {
+    2: (
+        Case(name="dp2"),
+        Case(name="tp2", sizes={"tensor": 2}),
+        Case(name="pp2", sizes={"pipeline": 2}),
+        Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
+        Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
+        Case(name="ep2", sizes={"expert": 2}, models=MOE),
+        Case(name="etp2", sizes={"expert_tensor": 2}, models=MOE),
+        Case(name="tp2xep2", sizes={"tensor": 2, "expert": 2}, models=MOE),
+        Case(name="tp2xetp2", sizes={"tensor": 2, "expert_tensor": 2}, models=MOE),
+    ),
+    4: (
+        Case(name="tp2xpp2", sizes={"tensor": 2, "pipeline": 2}),
+        Case(name="ep2xdp2", sizes={"expert": 2}, models=MOE),
+        Case(name="pp2xvpp2xep2", sizes={"pipeline": 2, "virtual_pipeline": 2, "expert": 2}, models=MOE),
+        Case(name="tp2xep2xetp2", sizes={"tensor": 2, "expert": 2, "expert_tensor": 2}, models=MOE),
+        Case(name="tp2xpp2xep2", sizes={"tensor": 2, "pipeline": 2, "expert": 2}, models=MOE),
+        Case(name="pp2xetp2", sizes={"pipeline": 2, "expert_tensor": 2}, models=MOE),
+    ),
+}
+
+
+def prepare(root: Path) -> None:
+    for name, (architecture, tied) in MODELS.items():
+        make_model(root / name, architecture, tied=tied, num_layers=4, hidden_size=16, num_heads=4, num_kv_heads=2)
+
+
+@frozen(kw_only=True, eq=False)
+class Opened:
+    """A model in a layout, its weights not set."""
+
+    parts: Sequence[Any]
+    hf: Any
+    spec: ModelSpec
+    layout: ParallelLayout
+    groups: parallel.Groups
+
+    def load(self) -> None:
+        load.load_hf(self.parts, self.hf, self.spec, self.layout)
+
+    def exported(self, **options: Any) -> dict[str, Tensor]:
+        """All tensors, once what the export says of them is found to be true."""
+        return exported(Exporter(self.parts, self.hf, self.layout, self.groups), **options)
+
+
+@contextmanager
+def opened(directory: Path, layout: ParallelLayout, dtype: str = "float32", vocabulary: int | None = None) -> Iterator[Opened]:
+    spec, device = ModelSpec(path=str(directory), dtype=dtype), "cuda" if torch.cuda.is_available() else "cpu"
+    place = RankSpec(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
+    hf = load_config(spec)
+    hf.vocab_size = vocabulary or hf.vocab_size
+    with cuda_or_cpu():
+        parallel.join(place, layout, 60.0)
+        try:
+            config = transformer_config(hf, MegatronConfig(), layout, dtype, device)
+            parts = build(config, Architecture.of(hf), layout)
+            for part in parts:
+                for parameter in part.parameters():
+                    parameter.data.fill_(torch.nan)
+            yield Opened(parts=parts, hf=hf, spec=spec, layout=layout, groups=parallel.Groups.current())
+        finally:
+            parallel.leave()
+
+
+def exported(exporter: Exporter, max_bucket_bytes: int = 1 << 13, dtype: str = "float32") -> dict[str, Tensor]:
+    request = ExportWeightsRequest(weight_version=3, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
+    export = exporter.export(request)
+    assert export.weight_version == 3
+    found: dict[str, Tensor] = {}
+    for bucket in export.buckets:
+        assert len(bucket.tensors) == 1 or sum(named.tensor.nbytes for named in bucket.tensors) <= max_bucket_bytes
+        for named in bucket.tensors:
+            assert named.name not in found
+            found[named.name] = named.tensor.to("cpu", copy=True)
+            assert named.digest == tensor_digest(found[named.name].view(torch.uint8).numpy()), named.name
+    assert [(spec.name, spec.shape) for spec in export.specs] == [(name, tuple(found[name].shape)) for name in found]
+    assert {spec.dtype for spec in export.specs} == {dtype}
+    return found
+
+
+def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+    different = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+    assert not different, different
+
+
+def in_files(directory: Path) -> dict[str, Tensor]:
+    tensors = load_file(directory / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"} if is_tied(directory) else tensors
+
+
+def is_tied(directory: Path) -> bool:
+    return bool(json.loads((directory / "config.json").read_text())["tie_word_embeddings"])
+
+
+def round_trip(directory: Path, layout: ParallelLayout) -> None:
+    expected = in_files(directory)
+    with opened(directory, layout) as model:
+        model.load()
+        orders = set()
+        for size in BUCKET_BYTES:
+            found = model.exported(max_bucket_bytes=size)
+            assert_equal(found, expected)
+            orders.add(tuple(found))
+        assert len(orders) == 1
+        assert_equal(model.exported(dtype="bfloat16"), {name: tensor.bfloat16() for name, tensor in expected.items()})
+        if not torch.cuda.is_available():
+            assert_equal(queued(model), expected)
+    with opened(directory, layout, "bfloat16") as model:
+        model.load()
+        assert_equal(model.exported(), {name: tensor.bfloat16().float() for name, tensor in expected.items()})
+
+
+def check_reads(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """What is read of the files is as large as the parameters that are filled."""
+    for layout in layouts:
+        with opened(directory, layout) as model:
+            with reading() as num_read:
+                model.load()
+            num_parameters = sum(parameter.numel() for part in model.parts for parameter in part.parameters())
+            assert sum(num_read) == num_parameters
+            assert num_parameters < 0.7 * sum(tensor.numel() for tensor in in_files(directory).values())
+
+
+@contextmanager
+def reading() -> Iterator[list[int]]:
+    """How many elements each slice has that is read of any file."""
+    found: list[int] = []
+
+    read = TensorFiles.read
+
+    def counted(files: TensorFiles, name: str, bounds: Sequence[slice]) -> Tensor:
+        result = read(files, name, bounds)
+        found.append(result.numel())
+        return result
+
+    with mock.patch.object(TensorFiles, "read", counted):
+        yield found
+
+
+def check_conversion(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """The first layout makes the copy, all others read it; none of the others reads the model."""
+    expected = {name: tensor.bfloat16().float() for name, tensor in in_files(directory).items()}
+    for number, layout in enumerate(layouts):
+        with (
+            opened(directory, layout, "bfloat16") as model,
+            mock.patch.object(conversion, "load_hf", wraps=load.load_hf) as read,
+        ):
+            conversion.load(model.parts, model.hf, model.spec, layout)
+            assert read.call_count == (number == 0)
+            assert_equal(model.exported(), expected)
+            assert conversion.copy_directory(model.spec).exists()
+
+
+def check_megatron_checkpoint(directory: Path, folder: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """Megatron's own function writes in the first layout, with all layers in one tensor; the others read that."""
+    with opened(directory, layouts[0]) as model:
+        model.load()
+        write_as_megatron(folder, model)
+    for layout in layouts[1:]:
+        assert_equal(from_checkpoint(directory, folder, layout), in_files(directory))
+
+
+def check_longer_vocabulary(directory: Path, folder: Path, layouts: Sequence[ParallelLayout]) -> None:
+    """As Megatron-LM makes it; of two ranks that hold the same weights."""
+    with opened(directory, layouts[0], vocabulary=128) as model:
+        for number, parameter in enumerate(model.parts[0].parameters()):
+            parameter.data.normal_(generator=torch.Generator().manual_seed(number))
+        write_as_megatron(folder, model)
+        expected = model.exported()
+    for name in expected.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
+        expected[name] = expected[name][: len(in_files(directory)[name])]
+    for layout in layouts[1:]:
+        assert_equal(from_checkpoint(directory, folder, layout), expected)
+
+
+def from_checkpoint(directory: Path, folder: Path, layout: ParallelLayout) -> dict[str, Tensor]:
+    with opened(directory, layout) as model:
+        load_initial(model.parts, model.hf, model.spec, MegatronConfig(checkpoint=str(folder)), layout)
+        return model.exported()
+
+
+def write_as_megatron(folder: Path, model: Opened, prefix: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    keys = ["model"] if len(model.parts) == 1 else [f"model{number}" for number in range(len(model.parts))]
+    state = {key: part.sharded_state_dict(prefix=prefix) for key, part in zip(keys, model.parts, strict=True)}
+    dist_checkpointing.save({**state, "iteration": 5, "args": Namespace(lr=0.1)}, str(folder))
+
+
+def queued(model: Opened) -> dict[str, Tensor]:
+    """As on a GPU, where all collectives of a bucket are queued at once on a stream of their own."""
+    exporter = Exporter(model.parts, model.hf, model.layout, model.groups)
+    exporter._stream = mock.MagicMock()
+    found = exported(exporter)
+    assert exporter._stream.record_event.call_count > 1
+    return found
+
+
+def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
+    """What runs on that many ranks, by name."""
+    found: dict[str, Callable[[Path, int], None]] = {}
+    cases = {case.name: case for case in CASES[num_ranks]}
+    for case in CASES[num_ranks]:
+        for model in case.models:
+
+            def run(root: Path, rank: int, case: Case = case, model: str = model) -> None:
+                round_trip(root / model, case.layout(rank, num_ranks))
+
+            found[f"{case.name}/{model}"] = run
+
+    def on(function: Callable[..., None], model: str, *names: str) -> Callable[[Path, int], None]:
+        def run(root: Path, rank: int) -> None:
+            folder = () if function in (check_reads, check_conversion) else (root / f"{function.__name__}-{model}",)
+            function(root / model, *folder, [cases[name].layout(rank, num_ranks) for name in names])
+
+        return run
+
+    if num_ranks == 2:
+        found |= {
+            "reads/llama": on(check_reads, "llama", "tp2", "pp2", "pp2xvpp2"),
+            "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
+            "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
+            "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
+            "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
+            "megatron/qwen2": on(check_longer_vocabulary, "qwen2", "dp2", "tp2", "pp2xvpp2"),
+        }
+    return found
+
+
+def run_all(rank: int, num_ranks: int, root: Path) -> None:
+    """Run the rows up to the first that fails; write what went wrong, or an empty string, by its name."""
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {"backend": "gloo"}
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", rank)}
+    os.environ[OWN] = str(root / f"converted-{num_ranks}")
+    dist.init_process_group(init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks, **options)
+    every = rows(num_ranks)
+    results = dict.fromkeys(every, "not run, since a row before it failed")
+    for name, run in every.items():
+        try:
+            run(root, rank)
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+            break  # the ranks are out of step
+    (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()

@@ -1,0 +1,444 @@
+"""The tables for Megatron's own classes: their keys, their types, and what must not be set in them or goes wrong together."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from rlcore.spi import ConfigError
+from rlcore_megatron import forwarded_check
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.forwarded import TABLES, converted, described, fields_of, is_expressible, megatron_class, table_problems
+from rlcore_megatron.forwarded_check import NEEDS_ENGINE, NEEDS_FP8, forwarded_problems
+from rlcore_megatron.forwarded_owned import OWNED
+from rlcore_megatron.shape import ModelShape
+
+MODEL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
+DENSE = ModelShape.of(MODEL)
+EXPERTS = ModelShape.of(MODEL | {"num_experts": 8})
+STAGES = {"pipeline_parallel": 2}
+INTERLEAVED = {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}
+
+
+def texts(device: str = "cpu", shape: ModelShape | None = None, section: dict | None = None, **tables: dict) -> list[str]:
+    config = evolve(MegatronConfig(), **(section or {}), **tables)
+    return [str(problem) for problem in forwarded_problems(config, device, shape)]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TransformerEngine is installed."""
+    monkeypatch.setattr(forwarded_check, "uses_transformer_engine", lambda config, device: device == "cuda")
+
+
+def test_empty_tables_are_right_and_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarded_check, "megatron_class", lambda table: pytest.fail("imported Megatron"))
+    assert texts() == []
+    assert converted({}, dict) == {}
+
+
+def test_what_the_table_of_what_is_not_to_be_set_names_is_there() -> None:
+    for table in TABLES:
+        assert OWNED[table].keys() <= set(inspect.signature(megatron_class(table)).parameters), table
+    fields = fields_of(megatron_class("transformer")).keys()
+    assert {*NEEDS_ENGINE, *NEEDS_FP8} <= fields - OWNED["transformer"].keys()
+
+
+def test_every_field_that_can_be_set_can_be_described() -> None:
+    for table in TABLES:
+        for name, annotation in fields_of(megatron_class(table)).items():
+            if name not in OWNED[table]:
+                assert described(annotation) if is_expressible(annotation) else name == "quant_recipe", name
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "made"),
+    [
+        (
+            "transformer",
+            {
+                "moe_router_dtype": "fp64",
+                "moe_aux_loss_coeff": [0.001, 1],
+                "attention_backend": "flash",
+                "recompute_modules": ["mlp"],
+            },
+            {"moe_router_dtype": "fp64", "moe_aux_loss_coeff": [0.001, 1.0], "recompute_modules": ["mlp"]},
+        ),
+        (
+            "transformer",
+            {"window_size": [128, 0], "autocast_dtype": "bfloat16"},
+            {"window_size": (128, 0), "autocast_dtype": torch.bfloat16},
+        ),
+        ("optimizer", {"exp_avg_dtype": "bfloat16", "decoupled_lr": 1}, {"exp_avg_dtype": torch.bfloat16, "decoupled_lr": 1.0}),
+        ("scheduler", {"lr_decay_style": "WSD", "wsd_decay_steps": 5}, {"lr_decay_style": "WSD", "wsd_decay_steps": 5}),
+        ("ddp", {"overlap_grad_reduce": True, "bucket_size": 4096}, {"overlap_grad_reduce": True, "bucket_size": 4096}),
+    ],
+)
+def test_values_become_what_megatron_wants(table: str, values: dict[str, Any], made: dict[str, Any]) -> None:
+    found = converted(values, megatron_class(table))
+    assert found.keys() == values.keys()
+    assert made.items() <= found.items()
+    assert all(type(found[key]) is type(value) for key, value in made.items())
+
+
+def test_enums_go_by_their_names() -> None:
+    from megatron.core.transformer.enums import AttnBackend
+
+    assert converted({"attention_backend": "flash"}, megatron_class("transformer")) == {"attention_backend": AttnBackend.flash}
+
+
+def test_what_was_not_checked_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="Did you mean overlap_grad_reduce"):
+        converted({"overlap_grad_reducce": True}, megatron_class("ddp"))
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        (
+            {"ddp": {"overlap_grad_reducce": True}},
+            "trainer.megatron.ddp.overlap_grad_reducce: found an unknown key; expected a field of Megatron's "
+            "DistributedDataParallelConfig. Did you mean overlap_grad_reduce?",
+        ),
+        (
+            {"scheduler": {"warmup": 3}},
+            "trainer.megatron.scheduler.warmup: found an unknown key; expected a field of Megatron's OptimizerParamScheduler. "
+            "megatron.core.optimizer_param_scheduler lists them",
+        ),
+        (
+            {"ddp": {"bucket_size": "large"}},
+            "trainer.megatron.ddp.bucket_size: found 'large' (str); expected a whole number, as Megatron's "
+            "DistributedDataParallelConfig has it",
+        ),
+        (
+            {"ddp": {"bucket_size": 1.5}},
+            "trainer.megatron.ddp.bucket_size: found 1.5 (float); expected a whole number, as Megatron's "
+            "DistributedDataParallelConfig has it",
+        ),
+        (
+            {"ddp": {"overlap_grad_reduce": "true"}},
+            "trainer.megatron.ddp.overlap_grad_reduce: found 'true' (str); expected true or false, as Megatron's "
+            "DistributedDataParallelConfig has it",
+        ),
+        (
+            {"transformer": {"moe_z_loss_coeff": True}},
+            "trainer.megatron.transformer.moe_z_loss_coeff: found True (bool); expected a number, as Megatron's "
+            "TransformerConfig has it",
+        ),
+        (
+            {"transformer": {"moe_router_dtype": "fp16"}},
+            "trainer.megatron.transformer.moe_router_dtype: found 'fp16' (str); expected one of 'fp32', 'fp64', as Megatron's "
+            "TransformerConfig has it",
+        ),
+        (
+            {"transformer": {"attention_backend": "fast"}},
+            "trainer.megatron.transformer.attention_backend: found 'fast' (str); expected one of 'flash', 'fused', 'unfused', "
+            "'local', 'auto', as Megatron's TransformerConfig has it",
+        ),
+        (
+            {"transformer": {"moe_aux_loss_coeff": ["a"]}},
+            "trainer.megatron.transformer.moe_aux_loss_coeff: found ['a'] (list); expected a number or a list of numbers, as "
+            "Megatron's TransformerConfig has it",
+        ),
+        (
+            {"transformer": {"quant_recipe": "mine"}},
+            "trainer.megatron.transformer.quant_recipe: found a field for a function or an object; expected a field of "
+            "Megatron's TransformerConfig that a recipe can hold",
+        ),
+        (
+            {"transformer": {"tensor_model_parallel_size": 2}},
+            "trainer.megatron.transformer.tensor_model_parallel_size: found a field that is not for this table to set; "
+            "expected another field of Megatron's TransformerConfig. Set trainer.megatron.tensor_parallel",
+        ),
+        (
+            {"transformer": {"hidden_size": 2}},
+            "trainer.megatron.transformer.hidden_size: found a field that is not for this table to set; expected another field "
+            "of Megatron's TransformerConfig. Leave it out: it follows from the model at model.path",
+        ),
+        (
+            {"transformer": {"activation_func": "gelu"}},
+            "trainer.megatron.transformer.activation_func: found a field that is not for this table to set; expected another "
+            "field of Megatron's TransformerConfig. Leave it out: it follows from the model at model.path",
+        ),
+        (
+            {"transformer": {"grad_scale_func": "mine"}},
+            "trainer.megatron.transformer.grad_scale_func: found a field that is not for this table to set; expected another "
+            "field of Megatron's TransformerConfig. Leave it out: it is a function, which the trainer sets where it needs one",
+        ),
+        (
+            {"optimizer": {"lr": 1e-5}},
+            "trainer.megatron.optimizer.lr: found a field that is not for this table to set; expected another field of "
+            "Megatron's OptimizerConfig. Set optimizer.learning_rate",
+        ),
+        (
+            {"scheduler": {"max_lr": 1e-5}},
+            "trainer.megatron.scheduler.max_lr: found a field that is not for this table to set; expected another field of "
+            "Megatron's OptimizerParamScheduler. Set optimizer.learning_rate",
+        ),
+        (
+            {"ddp": {"use_megatron_fsdp": True}},
+            "trainer.megatron.ddp.use_megatron_fsdp: found a field that is not for this table to set; expected another field "
+            "of Megatron's DistributedDataParallelConfig. Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides "
+            "weights over data-parallel ranks",
+        ),
+    ],
+)
+def test_wrong_keys_and_types(tables: dict[str, dict[str, Any]], problem: str) -> None:
+    assert texts(**tables) == [problem]
+
+
+def test_problems_of_all_tables_come_at_once() -> None:
+    found = texts(
+        transformer={"bf16": True, "nothing": 1}, optimizer={"lr": 1}, scheduler={"min_lr": "a"}, ddp={"bucket_size": []}
+    )
+    assert [text.partition(":")[0].removeprefix("trainer.megatron.") for text in found] == [
+        "transformer.bf16",
+        "transformer.nothing",
+        "optimizer.lr",
+        "scheduler.min_lr",
+        "ddp.bucket_size",
+    ]
+
+
+def wrong(found: list[str]) -> dict[str, str]:
+    """Key to what follows it, of problems in the tables."""
+    pairs = (text.removeprefix("trainer.megatron.").split(": found ", 1) for text in found)
+    return dict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("device", "section", "transformer", "problem"),
+    [
+        (
+            "cuda",
+            INTERLEAVED,
+            {"batch_p2p_comm": True},
+            "True; expected false with virtual_pipeline_parallel above 1. Megatron takes true with virtual stages and computes "
+            "wrong gradients, without an error",
+        ),
+        (
+            "cuda",
+            INTERLEAVED,
+            {"overlap_p2p_comm": False},
+            "False; expected true with virtual_pipeline_parallel above 1, where exchange is not batched",
+        ),
+        (
+            "cuda",
+            STAGES,
+            {"overlap_p2p_comm": True},
+            "True; expected false without virtual stages: Megatron overlaps nothing else",
+        ),
+        (
+            "cpu",
+            STAGES,
+            {"deallocate_pipeline_outputs": True},
+            "True; expected false on cpu. Without CUDA's streams an output that is freed while it is sent arrives wrong",
+        ),
+        (
+            "cuda",
+            {},
+            {"calculate_per_token_loss": False},
+            "False; expected true. Losses are divided by the step's global counts already; Megatron would divide them again, "
+            "by its own",
+        ),
+        (
+            "cuda",
+            STAGES,
+            {"variable_seq_lengths": False},
+            "False; expected true with several stages: packed microbatches differ in length",
+        ),
+        (
+            "cuda",
+            {},
+            {"moe_token_dispatcher_type": "allgather"},
+            '\'allgather\'; expected "alltoall" with several stages: "allgather" wants one length of microbatches',
+        ),
+        (
+            "cpu",
+            {},
+            {"moe_token_dispatcher_type": "flex"},
+            "'flex'; expected \"alltoall\", unless there are GPUs and DeepEP is installed",
+        ),
+        ("cuda", {}, {"apply_rope_fusion": True}, "True; expected layers of TransformerEngine, for this. Leave it out"),
+        ("cpu", {}, {"moe_grouped_gemm": True}, "True; expected layers of TransformerEngine, for this. Leave it out"),
+        (
+            "cpu",
+            {},
+            {"gradient_accumulation_fusion": True},
+            "True; expected false without TransformerEngine and apex, whose kernels it needs",
+        ),
+        (
+            "cuda",
+            {},
+            {"fp8_recipe": "blockwise"},
+            "'blockwise'; expected no such field without fp8. Set trainer.megatron.fp8 to true, or leave it out",
+        ),
+        (
+            "cpu",
+            {"recompute": "full"},
+            {"recompute_modules": ["mlp"]},
+            '[\'mlp\'] with recompute = "full"; expected trainer.megatron.recompute = "selective". Set that, or leave it out',
+        ),
+        (
+            "cpu",
+            {"recompute": "selective"},
+            {"recompute_num_layers": 2},
+            '2 with recompute = "selective"; expected trainer.megatron.recompute = "full". Set that, or leave it out',
+        ),
+        (
+            "cpu",
+            {},
+            {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.1},
+            "'sinkhorn'; expected among aux_loss, seq_aux_loss, global_aux_loss, none, which leave the routing itself as it "
+            "is in generation",
+        ),
+        (
+            "cpu",
+            {},
+            {"moe_aux_loss_coeff": 0.1},
+            "0.1; expected moe_router_load_balancing_type beside it. One without the other balances nothing",
+        ),
+        (
+            "cpu",
+            {},
+            {"moe_router_load_balancing_type": "aux_loss"},
+            "'aux_loss'; expected moe_aux_loss_coeff beside it. One without the other balances nothing",
+        ),
+    ],
+)
+def test_layers_that_megatron_takes_and_computes_wrongly(device: str, section: dict, transformer: dict, problem: str) -> None:
+    key = next(iter(transformer))
+    assert wrong(texts(device, EXPERTS, section, transformer=transformer)) == {f"transformer.{key}": problem}
+
+
+@pytest.mark.parametrize(
+    ("device", "section", "transformer"),
+    [
+        ("cuda", INTERLEAVED, {"batch_p2p_comm": False, "overlap_p2p_comm": True, "deallocate_pipeline_outputs": True}),
+        ("cpu", {}, {"moe_token_dispatcher_type": "allgather", "variable_seq_lengths": False}),
+        ("cpu", {}, {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}),
+        ("cpu", {}, {"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0}),
+        ("cpu", {"recompute": "full"}, {"recompute_method": "block", "recompute_num_layers": 2}),
+        ("cpu", {}, {"apply_rope_fusion": False, "calculate_per_token_loss": True}),
+    ],
+)
+def test_what_goes_well_together_is_right(device: str, section: dict, transformer: dict) -> None:
+    assert texts(device, EXPERTS, section, transformer=transformer) == []
+
+
+@pytest.mark.usefixtures("engine")
+def test_with_the_engine_its_fusions_are_right() -> None:
+    table = dict.fromkeys(("apply_rope_fusion", "moe_permute_fusion", "moe_grouped_gemm", "gradient_accumulation_fusion"), True)
+    assert texts("cuda", EXPERTS, transformer=table | {"attention_backend": "fused"}) == []
+    assert len(texts("cpu", EXPERTS, transformer=table)) == 4
+    assert texts("cuda", EXPERTS, {"fp8": True}, transformer={"fp8_recipe": "blockwise"}) == []
+
+
+def test_fields_for_experts_mean_nothing_to_a_dense_model() -> None:
+    expected = "'fp32'; expected no such field for a model without experts. Leave it out"
+    assert wrong(texts(shape=DENSE, transformer={"moe_router_dtype": "fp32"})) == {"transformer.moe_router_dtype": expected}
+
+
+@pytest.mark.parametrize(
+    ("device", "optimizer", "problem"),
+    [
+        (
+            "cuda",
+            {"decoupled_lr": 1e-5},
+            "1e-05; expected trainer.megatron.scheduler beside it. [schedule] sets one rate for all parameters; a table "
+            "trainer.megatron.scheduler can set two",
+        ),
+    ],
+)
+def test_optimizers_that_fail_or_do_nothing(device: str, optimizer: dict, problem: str) -> None:
+    (key,) = optimizer
+    assert wrong(texts(device, optimizer=optimizer))[f"optimizer.{key}"] == problem
+
+
+def test_two_learning_rates_go_with_megatrons_scheduler() -> None:
+    assert texts(optimizer={"decoupled_lr": 1e-5}, scheduler={"lr_decay_style": "linear"}) == []
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "key", "problem"),
+    [
+        (
+            {"lr_decay_style": "steps"},
+            "lr_decay_style",
+            "'steps'; expected one of constant, linear, cosine, inverse-square-root, WSD",
+        ),
+        ({"lr_decay_style": "WSD"}, "lr_decay_style", "'WSD'; expected wsd_decay_steps and lr_wsd_decay_style beside it"),
+        ({"wd_incr_style": "steps"}, "wd_incr_style", "'steps'; expected one of constant, linear, cosine"),
+        ({"min_lr": -1e-6}, "min_lr", "-1e-06; expected at least 0"),
+        ({"lr_decay_steps": 0}, "lr_decay_steps", "0; expected at least 1"),
+        ({"lr_warmup_steps": 9, "lr_decay_steps": 9}, "lr_warmup_steps", "9; expected less than lr_decay_steps = 9"),
+        ({"end_wd": 0.1}, "end_wd", "0.1; expected start_wd and end_wd together"),
+        ({"start_wd": 0.2, "end_wd": 0.1}, "end_wd", "0.1; expected at least start_wd = 0.2"),
+        ({"start_wd": 0.1, "end_wd": 0.2}, "end_wd", '0.2; expected wd_incr_style = "linear" or "cosine" beside it'),
+    ],
+)
+def test_schedules_that_megatron_meets_in_the_middle_of_a_run(scheduler: dict, key: str, problem: str) -> None:
+    assert wrong(texts(scheduler=scheduler)) == {f"scheduler.{key}": problem}
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"lr_decay_style": "WSD", "wsd_decay_steps": 5, "lr_wsd_decay_style": "minus_sqrt"},
+        {"start_wd": 0.1, "end_wd": 0.2, "wd_incr_style": "cosine", "wd_incr_steps": 9},
+        {"lr_decay_style": "inverse-square-root", "min_lr": 0, "lr_warmup_steps": 5},
+    ],
+)
+def test_schedules_that_are_right(scheduler: dict) -> None:
+    assert texts(scheduler=scheduler) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "ddp", "problem"),
+    [
+        (
+            "cuda",
+            {"average_in_collective": True},
+            "True; expected false. Losses are divided by the step's global counts, so gradients add up over ranks and are no "
+            "means",
+        ),
+        (
+            "cuda",
+            {"data_parallel_sharding_strategy": "optim_grads"},
+            "'optim_grads'; expected \"no_shard\". Others need use_megatron_fsdp; the trainer fsdp2 divides weights over "
+            "data-parallel ranks",
+        ),
+        ("cpu", {"overlap_param_gather": True}, "True; expected overlap_grad_reduce = true beside it"),
+        ("cuda", {"align_param_gather": True}, "True; expected overlap_param_gather = true beside it"),
+    ],
+)
+def test_data_parallelism_that_goes_wrong(device: str, ddp: dict, problem: str) -> None:
+    (key,) = ddp
+    assert wrong(texts(device, ddp=ddp)) == {f"ddp.{key}": problem}
+
+
+def test_data_parallelism_that_is_right() -> None:
+    table = {"grad_reduce_in_fp32": False, "average_in_collective": False, "data_parallel_sharding_strategy": "no_shard"}
+    assert texts("cuda", ddp=table | {"overlap_param_gather": True}) == []
+    assert texts("cpu", ddp=table | {"overlap_param_gather": True, "overlap_grad_reduce": True}) == []
+
+
+def test_a_class_of_ones_own_is_judged_by_its_annotations() -> None:
+    class Mine:
+        def __init__(self, owner: "Mine", size: int = 1, name: str | None = None) -> None: ...
+
+    assert fields_of(Mine) == {"size": int, "name": str | None}
+    assert list(table_problems({"size": 1, "name": "a"}, Mine, "x")) == []
+    assert [problem.path for problem in table_problems({"size": True, "name": 2, "owner": 1}, Mine, "x")] == [
+        "x.size",
+        "x.name",
+        "x.owner",
+    ]

@@ -1,0 +1,26 @@
+"""vLLM's engines, of one rank and of two, take the weights of several ranks of Megatron, as megatron_refit_cases has it."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from megatron_refit_cases import CASES, NUM_RANKS, prepare, run_all
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What went wrong on each rank."""
+    root = tmp_path_factory.mktemp("megatron-refit")
+    prepare(root)
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_refit_cases"])
+    torch.multiprocessing.start_processes(run_all, (root,), nprocs=NUM_RANKS, start_method="forkserver")
+    return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_sides_agree_after_each_step(name: str, results: list[dict[str, str]]) -> None:
+    found = {f"rank {rank}": result[name] for rank, result in enumerate(results) if result[name]}
+    assert found == {}, "\n".join(found.values())

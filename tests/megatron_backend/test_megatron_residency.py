@@ -1,0 +1,127 @@
+"""Where memory lives. Without CUDA both places are one, so what moves is made to move within the host's memory."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron_checkpoint_cases import SPEC, assert_equal, load, save, state_of, step
+from megatron_support import exported, make_backend, make_batch
+
+from rlcore.spi import CloseRequest, LogprobsRequest, SetResidencyRequest
+from rlcore.testing.models import make_model
+from rlcore.torchkit.residency import Discarded, num_bytes
+from rlcore_megatron.backend import MegatronBackend
+
+ON_DEVICE = SetResidencyRequest(weights="device", state="device")
+ON_HOST = SetResidencyRequest(weights="host", state="host")
+STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
+MakeBackend = Callable[..., MegatronBackend]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for architecture in ("qwen3", "qwen3_moe"):
+        make_model(root / architecture, architecture)
+    return root
+
+
+@pytest.fixture
+def backend(models: Path) -> Iterator[MakeBackend]:
+    """A function (architecture, **options of make_backend) -> MegatronBackend that moves; all are closed at the end."""
+    made = []
+
+    def make(architecture: str = "qwen3", **options: Any) -> MegatronBackend:
+        trainer = make_backend(models / architecture, optimizer=SPEC, needs_reference=True, **options)
+        trainer._residency._residency._moves = True
+        made.append(trainer)
+        return trainer
+
+    yield make
+    for one in made:
+        one.close(CloseRequest())
+
+
+def move(trainer: MegatronBackend, request: SetResidencyRequest) -> int:
+    return trainer.set_residency(request).device_bytes
+
+
+def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
+    whole = torch.ones(8)
+    half, discarded = whole[4:], Discarded()
+    for _ in range(2):
+        discarded.discard([whole, half])
+        discarded.discard([half])
+        assert num_bytes([whole, half]) == 0
+        discarded.restore()
+        half += 1.0
+        assert whole.tolist() == [0.0] * 4 + [1.0] * 4
+
+
+def test_bytes_are_those_of_weights_reference_gradients_and_optimizer(backend: MakeBackend) -> None:
+    trainer = backend()
+    num_weights = sum(tensor.numel() for tensor in exported(trainer).values())
+    weights, state, gradients = (
+        num_bytes(tensors)
+        for tensors in (trainer._residency._weights(), trainer._residency._state(), trainer._residency._gradients())
+    )
+    padded = 1.1  # Megatron's buffers leave gaps, so that parts start at round addresses
+    assert 2 * 4 * num_weights <= weights <= 2 * 4 * num_weights * padded
+    assert 4 * num_weights <= gradients <= 4 * num_weights * padded
+    assert state == 0, "float32 masters are views of the weights"
+    assert move(trainer, ON_DEVICE) == weights + gradients
+    step(trainer, 0)
+    moments = move(trainer, ON_DEVICE) - weights - gradients
+    assert 2 * 4 * num_weights <= moments <= 2 * 4 * num_weights * padded
+    assert move(trainer, STATE_ON_HOST) == weights
+    assert move(trainer, ON_HOST) == 0
+    assert move(trainer, ON_DEVICE) == weights + gradients + moments
+
+
+def test_masters_of_bfloat16_weights_are_state(backend: MakeBackend) -> None:
+    trainer = backend(dtype="bfloat16")
+    num_weights = sum(tensor.numel() for tensor in exported(trainer).values())
+    assert num_bytes(trainer._residency._state()) == 4 * num_weights
+    assert 2 * 2 * num_weights <= move(trainer, STATE_ON_HOST) <= 2 * 2 * num_weights * 1.1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("qwen3_moe", "float32")])
+def test_state_moved_and_saved_on_the_host_goes_on_unchanged(
+    architecture: str, dtype: str, device: str, backend: MakeBackend, tmp_path: Path
+) -> None:
+    moved, still = (backend(architecture, dtype=dtype, device=device) for _ in range(2))
+    for version in range(2):
+        assert step(moved, version) == step(still, version)
+        assert move(moved, ON_HOST) == 0
+        if version == 0:
+            move(moved, ON_DEVICE)
+    save(moved, tmp_path / "saved")
+    load(moved, tmp_path / "saved")
+    assert num_bytes(moved._residency._weights()) == 0, "it goes back to where it was"
+    move(moved, STATE_ON_HOST)
+    batch = make_batch()
+    for model in ("policy", "reference"):
+        request = LogprobsRequest(microbatches=(batch,), model=model, temperature=1.0, entropy=False, weight_version=2)
+        assert (moved.get_logprobs(request).logprobs[0] == still.get_logprobs(request).logprobs[0]).all()
+    assert_equal(exported(moved, 2), exported(still, 2))
+    move(moved, ON_DEVICE)
+    assert step(moved, 2) == step(still, 2)
+    assert_equal(state_of(moved), state_of(still))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_of_a_gpu_is_handed_back(backend: MakeBackend) -> None:
+    trainer = backend(device="cuda", dtype="bfloat16")
+    step(trainer, 0)
+    resident = move(trainer, ON_DEVICE)
+    before = torch.cuda.memory_allocated()
+    move(trainer, ON_HOST)
+    assert torch.cuda.memory_allocated() <= before - 0.9 * resident
+    move(trainer, ON_DEVICE)
+    assert torch.cuda.memory_allocated() == before

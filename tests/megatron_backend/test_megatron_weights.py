@@ -1,0 +1,49 @@
+"""Weights in every layout, on gloo or on GPUs: loaded, exported, converted; the table is in megatron_weights_cases."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_weights_cases import CASES, prepare, rows, run_all
+
+Results = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("megatron-weights")
+    prepare(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> Callable[[int], Results]:
+    """What went wrong on each rank, of a number of ranks that is launched once."""
+
+    @cache
+    def get(num_ranks: int) -> Results:
+        # Imports take seconds: one process does them, of which the ranks are forks.
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_weights_cases"])
+        torch.multiprocessing.start_processes(run_all, (num_ranks, root), nprocs=num_ranks, start_method="forkserver")
+        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    return get
+
+
+def on_devices(num_ranks: int) -> tuple[pytest.MarkDecorator, ...]:
+    """Where there are GPUs, each rank takes one."""
+    devices = torch.cuda.device_count()
+    if not devices:
+        return ()
+    return pytest.mark.gpu, pytest.mark.skipif(devices < num_ranks, reason=f"needs {num_ranks} CUDA devices, found {devices}")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "name"), [pytest.param(size, name, marks=on_devices(size)) for size in CASES for name in rows(size)]
+)
+def test_weights(num_ranks: int, name: str, results: Callable[[int], Results]) -> None:
+    found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
+    assert found == {}, "\n".join(found.values())
