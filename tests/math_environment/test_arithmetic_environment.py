@@ -25,7 +25,7 @@ configs = st.builds(
     operations=st.lists(st.sampled_from("+-*"), min_size=1, max_size=3, unique=True).map(tuple),
     num_terms=st.integers(2, 4),
     min_operand=st.integers(0, 3),
-    max_operand=st.integers(8, 40),
+    max_operand=st.integers(12, 40),  # enough problems for the most that are asked for below
     num_train=st.integers(1, 30),
     num_evaluation=st.integers(1, 15),
     problem_seed=st.integers(0, 2**31),

@@ -40,6 +40,7 @@ class Killer(threading.Thread):
                     self.killed.append(kind)
 
 
+@pytest.mark.timeout(900)
 def test_killed_twenty_times_it_ends_with_the_same_metrics(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "processes"
     folder.mkdir()

@@ -40,7 +40,8 @@ class Grpo:
         """One advantage a sample, the same for each of its loss tokens."""
         advantages = self._advantages(rollouts)
         batch = rollouts.batch
-        per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), np.float32(0))
+        per_token = np.repeat(advantages, batch.lengths)
+        np.copyto(per_token, np.float32(0), where=~batch.loss_mask)
         return TrainingBatch(
             batch=batch.with_token_column(ADVANTAGES, per_token),
             loss=self._loss,
