@@ -3,8 +3,9 @@
 Megatron's own attention for torch knows neither packed sequences nor context parallelism.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -13,55 +14,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.attention import packed_attention
-from rlcore.torchkit.context_parallel import ContextPart, exchanged_attention
+from rlcore.torchkit.attention import PackedSequences, packed_attention
+from rlcore.torchkit.context_parallel import exchanged_attention
 from rlcore_megatron.packing import PackedBatch
 
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-
-class PackedAttention(nn.Module):
+class CoreAttention(nn.Module, ABC):
     """The core attention of a layer: causal, of every sequence to itself, over tokens that context ranks may share."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,  # noqa: ARG002 - the arguments are Megatron's, by these names
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        **_: Any,
-    ) -> None:
-        super().__init__()
-        _check_kind(layer_number, attn_mask_type, attention_type, attention_dropout)
-        self._scale = softmax_scale
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,  # noqa: ARG002
-        attn_mask_type: AttnMaskType | None = None,  # noqa: ARG002
-        attention_bias: Tensor | None = None,  # noqa: ARG002
-        packed_seq_params: PackedSeqParams | None = None,
-    ) -> Tensor:
-        """[S, 1, H·D] from query [S, 1, H, D], key and value [S, 1, K, D] of this context rank's tokens."""
-        assert isinstance(packed_seq_params, PackedBatch)
-        part, scale = packed_seq_params.part, self._scale
-        assert part is not None
-
-        def attend(*states: Tensor) -> Tensor:
-            heads = (state.transpose(0, 1)[None] for state in states)
-            output, _ = packed_attention(self, *heads, None, packed=part.packed, scaling=scale)
-            return output[0]
-
-        return _attended(query, key, value, part, attend)
-
-
-class FusedAttention(nn.Module):
-    """As PackedAttention, with TransformerEngine's kernels: cuDNN's fused attention, or flash attention if it is there."""
 
     def __init__(
         self,
@@ -76,40 +35,58 @@ class FusedAttention(nn.Module):
         super().__init__()
         _check_kind(layer_number, attn_mask_type, attention_type, attention_dropout)
         self._config, self._layer_number, self._scale = config, layer_number, softmax_scale
-        self._kernels: dict[tuple[int, int], Any] = {}
 
     def forward(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,  # noqa: ARG002
+        attention_mask: Tensor | None,  # noqa: ARG002 - the arguments are Megatron's, by these names
         attn_mask_type: AttnMaskType | None = None,  # noqa: ARG002
         attention_bias: Tensor | None = None,  # noqa: ARG002
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """As PackedAttention's."""
+        """[S, 1, H·D] from query [S, 1, H, D], key and value [S, 1, K, D] of this context rank's tokens."""
         assert isinstance(packed_seq_params, PackedBatch)
         part = packed_seq_params.part
         assert part is not None
-        bounds, longest = part.packed.cu_seqlens, part.packed.max_length
+        attend = partial(self._attend, part.packed)
+        return exchanged_attention(query[:, 0], key[:, 0], value[:, 0], part, attend).flatten(1)[:, None]
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            kernel = self._kernel(queries.shape[1], keys.shape[1])
-            output: Tensor = kernel(
-                queries.contiguous(),
-                keys.contiguous(),
-                values.contiguous(),
-                qkv_format="thd",
-                attn_mask_type="padding_causal",
-                cu_seqlens_q=bounds,
-                cu_seqlens_kv=bounds,
-                max_seqlen_q=longest,
-                max_seqlen_kv=longest,
-            )
-            return output.view(queries.shape)
+    @abstractmethod
+    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[T, heads, D] from [T, heads, D] each, of all tokens."""
 
-        return _attended(query, key, value, part, attend)
+
+class PackedAttention(CoreAttention):
+    """With torch's kernels."""
+
+    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = (states.transpose(0, 1)[None] for states in (query, key, value))
+        output, _ = packed_attention(self, *heads, None, packed=packed, scaling=self._scale)
+        return output[0]
+
+
+class FusedAttention(CoreAttention):
+    """With TransformerEngine's: cuDNN's fused attention, or flash attention if it is there."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._kernels: dict[tuple[int, int], Any] = {}
+
+    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output: Tensor = self._kernel(query.shape[1], key.shape[1])(
+            query.contiguous(),
+            key.contiguous(),
+            value.contiguous(),
+            qkv_format="thd",
+            attn_mask_type="padding_causal",
+            cu_seqlens_q=packed.cu_seqlens,
+            cu_seqlens_kv=packed.cu_seqlens,
+            max_seqlen_q=packed.max_length,
+            max_seqlen_kv=packed.max_length,
+        )
+        return output.view(query.shape)
 
     def _kernel(self, num_heads: int, num_key_heads: int) -> Any:
         """TransformerEngine's module for so many heads, which has no parameters."""
@@ -133,11 +110,6 @@ def _check_kind(layer_number: int, mask: AttnMaskType, kind: str, dropout: float
     if mask is not AttnMaskType.causal or kind != "self" or dropout:
         found = f"{mask}, {kind} attention, dropout {dropout}"
         raise ContractError(f"layer {layer_number}: found {found}; expected causal self-attention without dropout")
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor, part: ContextPart, attend: Attend) -> Tensor:
-    """[S, 1, H·D] from [S, 1, heads, D]."""
-    return exchanged_attention(query[:, 0], key[:, 0], value[:, 0], part, attend).flatten(1)[:, None]
 
 
 class PackedRotary(nn.Module):
