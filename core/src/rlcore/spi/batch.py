@@ -124,15 +124,11 @@ class TokenBatch:
 
     def select(self, indices: Int64Array) -> "TokenBatch":
         """A new batch of the sequences `indices` int64 [M], in that order; columns follow."""
-        names, columns = list(self.token_columns), [self.tokens, self.loss_mask, *self.token_columns.values()]
-        from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(len(columns)) as pool:
-            tokens, mask, *others = pool.map(lambda c: take_rows(c, self.offsets, indices), columns)
         return TokenBatch(
-            tokens=tokens,
+            tokens=take_rows(self.tokens, self.offsets, indices),
             offsets=offsets_of(self.offsets[indices + 1] - self.offsets[indices]),
-            loss_mask=mask,
-            token_columns=dict(zip(names, others, strict=True)),
+            loss_mask=take_rows(self.loss_mask, self.offsets, indices),
+            token_columns={name: take_rows(column, self.offsets, indices) for name, column in self.token_columns.items()},
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
         )
 
