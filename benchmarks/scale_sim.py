@@ -14,10 +14,10 @@ sends the parts through its store on this machine, and measures what one call of
 Seconds are CPU seconds of the driver's process, which other work on the machine does not change much: it does one thing at a
 time, so that on a machine of its own they pass on the clock, of which `wall` is what was seen. `rewards` contains the fake
 environment's own code, which `environment` shows: the same calls without a driver. `system` is the kernel's share of the CPU
-seconds: above all memory that is new to the process. `--keep-memory` tells the C library to keep what
-is freed for the next step. Each row runs in a process of its own. Memory is the process's peak above what it held before the
-first step: the step's columns in whatever copies there are at a time, the workers' answers included; one copy is that of the
-step's columns. The floor in time is what leaves for the workers, copied once, at the rate measured beside.
+seconds: above all memory that is new to the process. `--keep-memory` tells the C library to keep what is freed for the next
+step, in large pages. Each row runs in a process of its own. Memory is the process's peak above what it held before the first
+step: the step's columns in whatever copies there are at a time, the workers' answers included; one copy is that of the step's
+columns. The floor in time is what leaves for the workers, copied once, at the rate measured beside.
 """
 
 import argparse
@@ -82,6 +82,7 @@ KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**46),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 TIMED = ("generation", "logprobs", "train", "other", "rewards")
 RECIPE = f"""
@@ -306,7 +307,7 @@ def start_store(real: bool) -> None:
     if not real:
         ray.put = lambda value: value
         return
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2 * 2**30, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=3 * 2**30, log_to_driver=False)
 
 
 def call_microseconds() -> float:
