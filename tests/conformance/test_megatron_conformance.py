@@ -1,5 +1,7 @@
 """rlcore-megatron passes the conformance kit, for a dense model and one with experts."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -41,3 +43,16 @@ class TestMegatronCuda(MegatronConformance):
     @pytest.fixture
     def device(self):
         return "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(find_spec("transformer_engine") is None, reason="needs TransformerEngine")
+class TestMegatronTransformerEngine(MegatronConformance):
+    @pytest.fixture
+    def device(self):
+        return "cuda"
+
+    @pytest.fixture
+    def config(self):
+        return MegatronConfig(transformer_engine=True)

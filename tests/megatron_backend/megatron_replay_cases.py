@@ -54,7 +54,7 @@ def check(place: Place, case: Case) -> None:
     backend = place.backend(case.layout, NAME)
     seen = GradientsSeen(backend)
     check_step(backend, expected, case.form)
-    assert_elements(seen.tensors, expected["gradients"], FLOAT32.element)
+    assert_elements(seen.tensors, expected["gradients"], FLOAT32)
     backend.close(CloseRequest())
 
 

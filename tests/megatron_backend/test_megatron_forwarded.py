@@ -30,7 +30,7 @@ INTERLEAVED = {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}
 
 def texts(device: str = "cpu", shape: ModelShape | None = None, section: dict | None = None, **tables: dict) -> list[str]:
     config = evolve(MegatronConfig(), **(section or {}), **tables)
-    return [str(problem) for problem in forwarded_problems(config, device, shape)]
+    return [str(problem) for problem in forwarded_problems(config, device, "bfloat16", shape)]
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
-"""The table of megatron_layout_cases on GPUs, in bfloat16, within its own bounds of float32 in one process.
+"""The table of megatron_layout_cases on GPUs, with TransformerEngine where it is installed, against one process in float32.
 
-With TransformerEngine where it is installed.
+In float32, to the last digits, and in bfloat16, with attention's fused kernels.
 """
 
 import json
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from megatron_layout_cases import WORLD_SIZES, cases, prepare, run_all
+from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
 
 NUM_DEVICES = torch.cuda.device_count()
 ENOUGH = {
@@ -16,24 +19,30 @@ ENOUGH = {
     for num_ranks in WORLD_SIZES
 }
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+Results = list[dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, str]]]:
-    """What went wrong on each rank, by the number of ranks; all that the devices suffice for are launched, once."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Results]:
+    """What went wrong on each rank, of a number of ranks and a dtype that are launched once."""
     root: Path = tmp_path_factory.mktemp("megatron-layouts-gpu")
     prepare(root, hidden_size=128)  # head dimension 32, which flash attention takes
-    found = {}
-    for num_ranks in (size for size in WORLD_SIZES if size <= NUM_DEVICES):
-        torch.multiprocessing.spawn(run_all, args=(num_ranks, root, "cuda", "bfloat16"), nprocs=num_ranks)
-        files = [root / f"results-{num_ranks}-{rank}.json" for rank in range(num_ranks)]
-        found[num_ranks] = [json.loads(file.read_text()) for file in files]
-    return found
+
+    @cache
+    def get(num_ranks: int, dtype: str) -> Results:
+        engine = find_spec("transformer_engine") is not None
+        launch = Launch(num_ranks=num_ranks, root=root, device="cuda", dtype=dtype, engine=engine)
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_layout_cases"])
+        torch.multiprocessing.start_processes(run_all, (launch,), nprocs=num_ranks, start_method="forkserver")
+        return [json.loads(launch.results(rank).read_text()) for rank in range(num_ranks)]
+
+    return get
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("num_ranks", "name"), [pytest.param(num, name, marks=ENOUGH[num]) for num in WORLD_SIZES for name in cases(num)]
 )
-def test_layout_on_gpus(num_ranks: int, name: str, results: dict[int, list[dict[str, str]]]) -> None:
-    wrong = {f"rank {rank}": result[name] for rank, result in enumerate(results[num_ranks]) if result[name]}
+def test_layout_on_gpus(num_ranks: int, name: str, dtype: str, results: Callable[[int, str], Results]) -> None:
+    wrong = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks, dtype)) if result[name]}
     assert wrong == {}, "\n".join(wrong.values())

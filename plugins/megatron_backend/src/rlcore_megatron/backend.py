@@ -42,7 +42,7 @@ from rlcore_megatron.export import Exporter
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import layout_problems
-from rlcore_megatron.model import PolicyModel, build, unwrapped
+from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.model_config import Architecture, transformer_config
 from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
@@ -155,7 +155,9 @@ class MegatronBackend:
 
     @hookimpl
     def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+        release_graphs(self._models)
         del self._models, self._passes, self._reference, self._optimizer, self._rates, self._exporter, self._residency
+        del self._groups
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()

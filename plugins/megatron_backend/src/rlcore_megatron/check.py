@@ -39,7 +39,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *_timeout_problems(config),
-        *forwarded_problems(config, context.device, shape),
+        *forwarded_problems(config, context.device, context.model.dtype, shape),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
     ]
@@ -63,7 +63,7 @@ def _engine_problems(context: CheckContext, config: MegatronConfig) -> Iterator[
         )
     elif config.transformer_engine and context.device == "cpu":
         yield _problem("transformer_engine", "true on cpu", "false", "Its kernels need a GPU")
-    elif uses_transformer_engine(config, context.device) and (reason := broken_attention()):
+    elif uses_transformer_engine(config, context.device, context.model.dtype) and (reason := broken_attention()):
         found = "true" if config.transformer_engine else "nothing, which takes the one installed"
         yield _problem("transformer_engine", f"{found}: {reason}", "a TransformerEngine that trains", "Or set it to false")
 

@@ -29,7 +29,8 @@ class MegatronConfig:
     """Activations that are computed again in the backward pass instead of kept: those of attention's scores, or all but the
     inputs of layers."""
     transformer_engine: bool | None = None
-    """Whether layers are TransformerEngine's; unless set, where it is installed and there is a GPU."""
+    """Whether layers are TransformerEngine's; unless set, where it is installed and there is a GPU, but not in float32, whose
+    products it rounds to TF32."""
     fp8: bool = False
     """Compute the linear layers in float8 (needs TransformerEngine)."""
     conversion_cache: bool = False

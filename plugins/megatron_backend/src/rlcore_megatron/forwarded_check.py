@@ -35,7 +35,7 @@ DECAY_COURSES = ("constant", "linear", "cosine")
 
 
 def forwarded_problems(
-    config: MegatronConfig, device: Literal["cpu", "cuda"], shape: ModelShape | None = None
+    config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str, shape: ModelShape | None = None
 ) -> list[Problem]:
     """All that is wrong with the four tables; `shape` is the model's, or None where it is not at hand yet.
 
@@ -52,7 +52,7 @@ def forwarded_problems(
             expected = f"another field of Megatron's {cls.__name__}"
             problems.append(_problem(name, key, "a field that is not for this table to set", expected, owned[key]))
         problems += sorted(table_problems(others, cls, f"{SECTION}.{name}"), key=lambda problem: problem.path)
-    return problems or list(_combinations(_Setting(config=config, device=device), shape))
+    return problems or list(_combinations(_Setting(config=config, device=device, dtype=dtype), shape))
 
 
 def _combinations(setting: "_Setting", shape: ModelShape | None) -> Iterator[Problem]:
@@ -73,11 +73,12 @@ class _Setting:
 
     config: MegatronConfig
     device: Literal["cpu", "cuda"]
+    dtype: str
 
     @property
     def fused(self) -> bool:
         """Whether layers are TransformerEngine's."""
-        return uses_transformer_engine(self.config, self.device)
+        return uses_transformer_engine(self.config, self.device, self.dtype)
 
     @property
     def has_stages(self) -> bool:

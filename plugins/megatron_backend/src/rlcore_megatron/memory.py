@@ -134,7 +134,7 @@ def _activation_elements(shape: ModelShape, config: MegatronConfig, load: Worklo
     a little more; and by one layer while it is computed again or backwards."""
     stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
     layer = _layer_elements(shape, config)
-    if not uses_transformer_engine(config, load.device):
+    if not uses_transformer_engine(config, load.device, load.dtype):
         layer *= UNFUSED
     in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
     kept = _residual(shape, config) if config.recompute == "full" else layer

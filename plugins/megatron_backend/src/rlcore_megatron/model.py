@@ -79,6 +79,17 @@ class PolicyModel(GPTModel):
         return partial(_divided_head, weight, group.rank() * weight.shape[0], group)
 
 
+def release_graphs(models: Sequence[torch.nn.Module]) -> None:
+    """Take from token dispatchers what they keep of their last pass; the models cannot be called after that.
+
+    It has a graph, and in that the hooks of parameters lead back to the model: a cycle that Python's collector cannot see. It
+    would keep the model's memory, and its process groups with their threads.
+    """
+    for module in (module for model in models for module in model.modules()):
+        if hasattr(module, "token_dispatcher"):
+            vars(module.token_dispatcher).clear()
+
+
 def _whole_head(
     weight: Tensor, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
 ) -> tuple[Tensor, Tensor | None]:

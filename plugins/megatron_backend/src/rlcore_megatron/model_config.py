@@ -41,7 +41,7 @@ def transformer_config(
     hf: Any, config: MegatronConfig, layout: ParallelLayout, dtype: str, device: Literal["cpu", "cuda"]
 ) -> TransformerConfig:
     """For a transformers config `hf`; the recipe's table has the last word."""
-    fused = uses_transformer_engine(config, device)
+    fused = uses_transformer_engine(config, device, dtype)
     params_dtype = getattr(torch, dtype)
     interleaved = layout.virtual_pipeline > 1
     values: dict[str, Any] = {

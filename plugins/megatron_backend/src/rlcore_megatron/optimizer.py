@@ -28,12 +28,25 @@ def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transforme
     wrapped = [
         DistributedDataParallel(transformer, ddp, model, disable_bucketing=index > 0) for index, model in enumerate(models)
     ]
+    for model in wrapped:
+        _add_in_place(model)
     transformer.finalize_model_grads_func = _finalize
     if ddp.overlap_grad_reduce:
         transformer.no_sync_func = _one_or_all([model.no_sync for model in wrapped])
         if len(wrapped) > 1:
             transformer.grad_sync_func = [model.start_grad_sync for model in wrapped]
     return wrapped
+
+
+def _add_in_place(model: torch.nn.Module) -> None:
+    """Have TransformerEngine's products add weights' gradients to the buffers themselves, where each would be written, read and
+    added once more.
+
+    Megatron's `gradient_accumulation_fusion` does this too, but asks Apex for the output layer's, which is not its own here.
+    """
+    for module in model.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True
 
 
 def _one_or_all(functions: list[Any]) -> Any:

@@ -36,11 +36,14 @@ def transformer_engine_version() -> Version | None:
     return next((found for name in _ENGINE_DISTRIBUTIONS if (found := _version(name)) is not None), Version("0"))
 
 
-def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda"]) -> bool:
-    """Whether the layers are TransformerEngine's: as the section says, else where it is installed and there is a GPU."""
+def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str) -> bool:
+    """Whether the layers are TransformerEngine's: as the section says, else where it is installed and there is a GPU.
+
+    But not in float32 unless the section says so: it rounds products to TF32.
+    """
     if config.transformer_engine is not None:
         return config.transformer_engine
-    return device == "cuda" and transformer_engine_version() is not None
+    return device == "cuda" and (dtype != "float32" or config.fp8) and transformer_engine_version() is not None
 
 
 def broken_attention() -> str | None:
