@@ -353,11 +353,11 @@ def cases(num_ranks: int, device: str = "cpu") -> dict[str, Callable[[Place], No
 def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: str = "float32") -> None:
     """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"backend": "gloo"}
+    backend = "gloo"
     if device == "cuda":
         torch.cuda.set_device(rank)
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", rank)}
-    dist.init_process_group(init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks, **options)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     every = cases(num_ranks, device)
     results = dict.fromkeys(every, "not run, since a case before it failed")
     for name, function in every.items():

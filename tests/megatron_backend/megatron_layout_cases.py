@@ -343,12 +343,12 @@ class Launch:
 def run_all(rank: int, launch: Launch) -> None:
     """Run the cases; several ranks stop at the first that fails, since they are out of step then."""
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"backend": "gloo"}
+    backend = "gloo"
     if launch.device == "cuda":
         torch.cuda.set_device(rank)
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", rank)}
+        backend = "cpu:gloo,cuda:nccl"
     file = launch.root / f"rendezvous-{launch.num_ranks}-{launch.dtype}"
-    dist.init_process_group(init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks, **options)
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
     every, place = cases(launch.num_ranks), Place(rank=rank, **asdict(launch))
     results = dict.fromkeys(every, "not run, since a case before it failed")
     for name, function in every.items():

@@ -291,12 +291,12 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
 def run_all(rank: int, num_ranks: int, root: Path) -> None:
     """Run the rows up to the first that fails; write what went wrong, or an empty string, by its name."""
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"backend": "gloo"}
+    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank)
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", rank)}
+        backend = "cpu:gloo,cuda:nccl"
     os.environ[OWN] = str(root / f"converted-{num_ranks}")
-    dist.init_process_group(init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks, **options)
+    dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
     every = rows(num_ranks)
     results = dict.fromkeys(every, "not run, since a row before it failed")
     for name, run in every.items():

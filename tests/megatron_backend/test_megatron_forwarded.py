@@ -36,7 +36,7 @@ def texts(device: str = "cpu", shape: ModelShape | None = None, section: dict | 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """TransformerEngine is installed."""
-    monkeypatch.setattr(forwarded_check, "uses_transformer_engine", lambda config, device: device == "cuda")
+    monkeypatch.setattr(forwarded_check, "uses_transformer_engine", lambda config, device, dtype: device == "cuda")
 
 
 def test_empty_tables_are_right_and_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,10 @@ def test_attention_without_a_backward_pass_is_no_hard_case(installed) -> None:
 def test_layers_are_the_engines_where_the_section_says_or_where_it_is_installed_beside_a_gpu(installed) -> None:
     config = PROVIDER.config()
     installed({"transformer-engine": None, "transformer-engine-torch": None})
-    assert not requirements.uses_transformer_engine(config, "cuda")
+    assert not requirements.uses_transformer_engine(config, "cuda", "bfloat16")
     installed({"transformer-engine": "2.12.0"})
-    assert requirements.uses_transformer_engine(config, "cuda")
-    assert not requirements.uses_transformer_engine(config, "cpu")
-    assert not requirements.uses_transformer_engine(evolve(config, transformer_engine=False), "cuda")
+    assert requirements.uses_transformer_engine(config, "cuda", "bfloat16")
+    assert not requirements.uses_transformer_engine(config, "cuda", "float32")  # it would round to TF32
+    assert requirements.uses_transformer_engine(evolve(config, transformer_engine=True), "cuda", "float32")
+    assert not requirements.uses_transformer_engine(config, "cpu", "bfloat16")
+    assert not requirements.uses_transformer_engine(evolve(config, transformer_engine=False), "cuda", "bfloat16")

@@ -147,7 +147,7 @@ def packed_forward(model: nn.Module, tokens: Tensor, packed: PackedSequences) ->
     decoder: Any = model.base_model
     output = decoder(input_ids=tokens[None], position_ids=packed.position_ids, use_cache=False, packed=packed)
     hidden: Tensor = output.last_hidden_state
-    return hidden[0]
+    return hidden.squeeze(0)
 
 
 def packed_attention(
@@ -173,7 +173,7 @@ def packed_attention(
         raise ContractError("packed attention: found no `packed` argument; expected a call through packed_forward")
     _check_supported(module, query, packed, attention_mask, dropout, sliding_window, softcap)
     dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else value.dtype
-    query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
+    query, key, value = (states.squeeze(0).transpose(0, 1).to(dtype) for states in (query, key, value))
     if query.is_cuda and dtype in _FLASH_DTYPES:
         return _flash_attention(query, key, value, packed, scaling)[None], None
     return _bucketed_attention(query, key, value, packed, scaling)[None], None

@@ -96,6 +96,8 @@ def exchanged_attention(
     are repeated until C divides their number K'.
     """
     num_ranks, num_key_heads = part.num_ranks, key.shape[1]
+    if num_ranks == 1 and not part.num_padding:
+        return attend(query, key, value)  # cutting and padding would copy, and their gradients once more
     if num_ranks == 1:
         output = attend(*(states[: part.packed.num_tokens] for states in (query, key, value)))
         return F.pad(output, (0, 0, 0, 0, 0, part.num_padding))

@@ -1,10 +1,11 @@
 """The default process group of torch.distributed, shared by the trainers of one process and destroyed with the last."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi.context import RankSpec
 from rlcore.spi.errors import ContractError
@@ -39,14 +40,21 @@ def leave() -> None:
         _is_ours = False
 
 
+def destroy(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Those of a trainer's own groups that still exist, with their threads; else they live as long as the default one."""
+    for group in groups:
+        if group in _world.pg_map and group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
 def _initialize(place: RankSpec, timeout_s: float) -> None:
-    on_cuda = place.device == "cuda"
+    # No device_id: with one, NCCL would connect every group when it is made, whether it is used or not, and all ranks would
+    # take part in it each time.
     options: dict[str, Any] = {
-        "backend": "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        "backend": "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo",
         "rank": place.rank,
         "world_size": place.world_size,
         "timeout": timedelta(seconds=timeout_s),
-        "device_id": torch.device("cuda", place.local_rank) if on_cuda else None,
     }
     if place.world_size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]  # no socket for a group of one

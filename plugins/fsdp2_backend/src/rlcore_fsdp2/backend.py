@@ -65,17 +65,20 @@ class Fsdp2Backend:
         self._is_sharded = place.world_size > 1 or config.cpu_offload
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        self._meshes: Meshes | None = None
         if not self._is_sharded:
-            self._build(context, config, None)
+            self._build(context, config)
             return
         process_group.join(place, config.collective_timeout_s)
         try:
-            self._build(context, config, self._parallel.meshes(place.device))
+            self._meshes = self._parallel.meshes(place.device)
+            self._build(context, config)
         except BaseException:
             process_group.leave()
             raise
 
-    def _build(self, context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
+    def _build(self, context: TrainerContext, config: Fsdp2Config) -> None:
+        meshes = self._meshes
         self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
@@ -152,7 +155,8 @@ class Fsdp2Backend:
         del self._replay
         if refers_to_itself:
             gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
-        if self._is_sharded:
+        if self._meshes is not None:
+            process_group.destroy(self._meshes.groups)
             process_group.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -42,7 +42,7 @@ def context_attention(
         output, _ = packed_attention(module, *(heads.transpose(0, 1)[None] for heads in states), attention_mask, **options)
         return output[0]
 
-    tokens = [heads[0].transpose(0, 1).to(value.dtype) for heads in (query, key, value)]
+    tokens = [heads.squeeze(0).transpose(0, 1).to(value.dtype) for heads in (query, key, value)]
     return exchanged_attention(*tokens, context, attend)[None], None
 
 
@@ -58,7 +58,7 @@ def context_forward(model: nn.Module, tokens: Tensor, part: ContextPart) -> Tens
     inputs = {"input_ids": part.split(tokens[None]), "position_ids": part.split(packed.position_ids)}
     output = decoder(**inputs, use_cache=False, packed=packed, context=part)
     hidden: Tensor = output.last_hidden_state
-    return hidden[0]
+    return hidden.squeeze(0)
 
 
 def patch_context(model: Any, group: dist.ProcessGroup, head: HeadLogprobs | None = None) -> None:

@@ -51,7 +51,7 @@ class CoreAttention(nn.Module, ABC):
         part = packed_seq_params.part
         assert part is not None
         attend = partial(self._attend, part.packed)
-        return exchanged_attention(query[:, 0], key[:, 0], value[:, 0], part, attend).flatten(1)[:, None]
+        return exchanged_attention(query.squeeze(1), key.squeeze(1), value.squeeze(1), part, attend).flatten(1)[:, None]
 
     @abstractmethod
     def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -188,10 +188,10 @@ class MegatronBackend:
             raise
 
     def _figures(self, totals: Totals | None, microbatches: Sequence[TokenBatch]) -> Figures:
+        self._optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
+        norm = self._optimizer.get_grad_norm()
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
         routers = self._passes.router_metrics(microbatches)
-        self._optimizer.prepare_grads()
-        norm = self._optimizer.get_grad_norm()
         return Figures(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
 
     def _update(self, norm: float) -> float:

@@ -33,7 +33,9 @@ def leave() -> None:
     """Give up one use; the last destroys the groups."""
     _users.pop()
     if not _users:
-        parallel_state.destroy_model_parallel()
+        _, *made = parallel_state._global_process_group_list  # after the default one, which is None here
+        parallel_state.destroy_model_parallel()  # forgets them
+        process_group.destroy(made)
     process_group.leave()
 
 
