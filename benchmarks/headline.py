@@ -211,6 +211,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="of this call, the one that warms up included")
     parser.add_argument("--shape", choices=sorted(SHAPES))
     parser.add_argument("--gpus", type=int, help="0 runs in one process")
+    parser.add_argument("--prompts", type=int, dest="num_prompts", help="of a step: 32 on 4 GPUs are the same work for each")
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--trainer", choices=("fsdp2", "megatron"))
     parser.add_argument("--generator", choices=("vllm", "transformers"))
@@ -224,7 +225,7 @@ def parse() -> argparse.Namespace:
 
 
 def chosen_work(arguments: argparse.Namespace) -> Work:
-    names = ("shape", "gpus", "device", "trainer", "generator")
+    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator")
     given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     work = evolve(QUICK if arguments.quick else Work(), **given)
     return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")

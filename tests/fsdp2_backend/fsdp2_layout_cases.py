@@ -4,6 +4,7 @@ import json
 import shutil
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStat
 from rlcore.testing.models import ARCHITECTURES, make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
+from rlcore_fsdp2.layout import ParallelLayout
 
 NUM_STEPS = 3
 SAVE_AFTER = 2
@@ -358,6 +360,8 @@ def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: s
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"file://{root}/rendezvous-{num_ranks}", rank=rank, world_size=num_ranks)
+    # Each of a mesh's groups has threads that poll, and lives as long as the default group: cases of a layout share one.
+    ParallelLayout.meshes = cache(ParallelLayout.meshes)  # type: ignore[method-assign]
     every = cases(num_ranks, device)
     results = dict.fromkeys(every, "not run, since a case before it failed")
     for name, function in every.items():

@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from megatron_support import WEIGHTED, even_batch, make_backend, split, step_request
 from torch.distributed.distributed_c10d import _world
 
@@ -28,3 +29,13 @@ def test_its_model_goes_with_it_though_steps_were_taken(architecture: str, tmp_p
     finally:
         gc.enable()
     assert len(_world.pg_map) == groups_before
+
+
+def test_groups_go_though_the_default_one_is_somebody_elses(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", "qwen3")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        make_backend(tmp_path / "model").close(CloseRequest())
+        assert list(_world.pg_map) == [dist.group.WORLD]
+    finally:
+        dist.destroy_process_group()

@@ -167,8 +167,8 @@ def test_weights_of_other_shapes_than_the_config_says(workplace: Workplace, mode
     )
 
 
-def test_a_model_for_shorter_sequences(workplace: Workplace) -> None:
-    parts = ("max_position_embeddings = 64", "at least 78", "rollout.max_prompt_tokens")
+def test_a_model_for_shorter_sequences_is_named_once(workplace: Workplace) -> None:
+    parts = ("1 problem(s)", "max_position_embeddings = 64", "at least 78", "rollout.max_prompt_tokens")
     refuse(workplace, 5, parts, "rollout.max_response_tokens=70")
 
 

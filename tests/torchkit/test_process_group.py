@@ -1,10 +1,9 @@
-"""Trainers of one process share a default group, which may be somebody else's, and leave no other behind."""
+"""Trainers of one process share a default group, which may be somebody else's."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankSpec
 from rlcore.torchkit import process_group
@@ -39,12 +38,3 @@ def test_a_group_that_was_there_stays(others: dist.ProcessGroup) -> None:
 def test_a_group_of_another_size_is_refused() -> None:
     with pytest.raises(ContractError, match="found rank 0 of 1; expected rank 1 of 2, or none yet"):
         process_group.join(RankSpec(rank=1, world_size=2, rendezvous="env://"), 60.0)
-
-
-def test_own_groups_are_destroyed_once_and_the_default_one_never(others: dist.ProcessGroup) -> None:
-    own, kept = dist.new_group([0]), dist.new_group([0])
-    process_group.destroy([own, others, own])
-    assert own not in _world.pg_map
-    assert kept in _world.pg_map
-    process_group.destroy([own])
-    dist.barrier(kept)

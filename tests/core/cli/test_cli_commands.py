@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -52,6 +51,7 @@ def test_check_says_what_would_run(invoke, calls) -> None:
     assert result.stderr == "note: trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU\n"
     assert lines["trainer"].split(maxsplit=1)[1] == "tra 1.2 of acme-tra (auto, priority 50)"
     assert lines["generator"].split(maxsplit=1)[1] == "gen 1.2 of acme-gen (named)"
+    assert "some/model, not a directory here: to be fetched from the Hub" in lines["model"]
     assert "32 prompts x 8 samples" in lines["each"]
     assert lines["evaluation"].split(maxsplit=1)[1] == "at the start, at the end"
 
@@ -118,16 +118,10 @@ HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["version"], ["plugins"]])
-def test_light_commands_start_fast_and_import_nothing_heavy(command: list[str]) -> None:
+def test_light_commands_import_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys\nfrom rlcore.cli.main import cli\n"
         f"try: cli({command!r})\nexcept SystemExit as end: assert not end.code, end\n"
         f"found = [name for name in {HEAVY!r} if name in sys.modules]\nassert not found, found"
     )
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-        seconds.append(time.perf_counter() - start)
-    # Measured 0.15 to 0.3 s on a quiet machine; the bound allows for a busy one.
-    assert min(seconds) < 1.5
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -1,8 +1,6 @@
 """`rlcore plugins`: the table and the JSON, and what they cost."""
 
 import json
-import os
-import resource
 import subprocess
 import sys
 
@@ -100,20 +98,6 @@ print(sorted(heavy & sys.modules.keys()))
 """
 
 
-def test_the_listing_of_all_installed_packages_is_quick_and_imports_nothing_heavy():
-    """Processor time, the best of three, so that a busy machine does not decide."""
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert result.stdout.splitlines()[-1] == "[]", result.stdout
-    assert min(seconds) < 0.5, seconds
+def test_the_listing_of_all_installed_packages_imports_nothing_heavy():
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "[]", result.stdout

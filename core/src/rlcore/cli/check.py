@@ -37,7 +37,8 @@ def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     for role in ("trainer", "generator", "algorithm", "environment"):
         if role in prepared.chosen:
             yield role, _plugin(prepared, role)
-    yield "model", f"{recipe.model.path} ({prepared.model.dtype} on {prepared.device})"
+    where = "" if Path(recipe.model.path).expanduser().exists() else ", not a directory here: to be fetched from the Hub"
+    yield "model", f"{recipe.model.path}{where} ({prepared.model.dtype} on {prepared.device})"
     training, rollout = recipe.training, recipe.rollout
     batch = f"{training.prompts_per_step} prompts"
     if prepared.algorithm.needs.source == "rollouts":

@@ -25,12 +25,17 @@ def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
         return
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and limit < context.max_sequence_length:
-        yield Problem(
-            path=str(config_file(context)),
-            found=f"max_position_embeddings = {limit}",
-            expected=f"at least {context.max_sequence_length}, the longest sequence of the recipe",
-            remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
-        )
+        yield too_few_positions(config_file(context), f"max_position_embeddings = {limit}", context.max_sequence_length)
+
+
+def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Problem:
+    """A model for shorter texts than the recipe's, in the same words from generators and trainers: a run says it once."""
+    return Problem(
+        path=str(file),
+        found=found,
+        expected=f"at least {max_sequence_length}, the longest sequence of the recipe",
+        remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
+    )
 
 
 def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Problem]:

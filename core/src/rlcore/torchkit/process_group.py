@@ -1,11 +1,9 @@
 """The default process group of torch.distributed, shared by the trainers of one process and destroyed with the last."""
 
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi.context import RankSpec
 from rlcore.spi.errors import ContractError
@@ -38,13 +36,6 @@ def leave() -> None:
     if _num_users == 0 and _is_ours:
         dist.destroy_process_group()
         _is_ours = False
-
-
-def destroy(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Those of a trainer's own groups that still exist, with their threads; else they live as long as the default one."""
-    for group in groups:
-        if group in _world.pg_map and group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 def _initialize(place: RankSpec, timeout_s: float) -> None:

@@ -65,20 +65,17 @@ class Fsdp2Backend:
         self._is_sharded = place.world_size > 1 or config.cpu_offload
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._meshes: Meshes | None = None
         if not self._is_sharded:
-            self._build(context, config)
+            self._build(context, config, None)
             return
         process_group.join(place, config.collective_timeout_s)
         try:
-            self._meshes = self._parallel.meshes(place.device)
-            self._build(context, config)
+            self._build(context, config, self._parallel.meshes(place.device))
         except BaseException:
             process_group.leave()
             raise
 
-    def _build(self, context: TrainerContext, config: Fsdp2Config) -> None:
-        meshes = self._meshes
+    def _build(self, context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
@@ -155,8 +152,7 @@ class Fsdp2Backend:
         del self._replay
         if refers_to_itself:
             gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
-        if self._meshes is not None:
-            process_group.destroy(self._meshes.groups)
+        if self._is_sharded:
             process_group.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -137,12 +137,6 @@ class Meshes:
         return mesh
 
     @property
-    def groups(self) -> "list[ProcessGroup]":
-        """All that this rank is in."""
-        meshes = [mesh for mesh in (self.ranks, self.weights, self.experts) if mesh is not None]
-        return [group for mesh in meshes for group in mesh.get_all_groups()]
-
-    @property
     def context_group(self) -> "ProcessGroup":
         """The ranks that share this rank's tokens."""
         group: ProcessGroup = self.ranks.get_group("context")

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from attrs import frozen
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankSpec
 from rlcore.torchkit import process_group
@@ -34,8 +35,10 @@ def leave() -> None:
     _users.pop()
     if not _users:
         _, *made = parallel_state._global_process_group_list  # after the default one, which is None here
-        parallel_state.destroy_model_parallel()  # forgets them
-        process_group.destroy(made)
+        parallel_state.destroy_model_parallel()
+        for group in made:
+            if group in _world.pg_map:  # Megatron only forgets it, and its threads would live as long as the default group
+                dist.destroy_process_group(group)
     process_group.leave()
 
 

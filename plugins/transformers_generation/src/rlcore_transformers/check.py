@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.spi import CheckContext, Problem
-from rlcore.torchkit.model_check import routing_problems
+from rlcore.torchkit.model_check import routing_problems, too_few_positions
 from rlcore.torchkit.models import check_model
 from rlcore_transformers.config import TransformersConfig
 
@@ -41,14 +41,8 @@ def model_problems(
     problems = list(routing_problems(model, path)) if routed_experts else []
     longest = model.get("max_position_embeddings")
     if longest is not None and max_sequence_length > longest:
-        problems.append(
-            Problem(
-                path=path,
-                found=f"max_position_embeddings = {longest}",
-                expected=f"at least {max_sequence_length}, the longest prompt and response together",
-                remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens.",
-            )
-        )
+        found = f"max_position_embeddings = {longest}"
+        problems.append(too_few_positions(Path(path) / "config.json", found, max_sequence_length))
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "longrope":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlcore.spi import CheckContext, Problem
 from rlcore.torchkit.device_memory import GIB, device_memories, gib
-from rlcore.torchkit.model_check import routing_problems
+from rlcore.torchkit.model_check import routing_problems, too_few_positions
 from rlcore.torchkit.models import check_model
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
@@ -108,12 +108,12 @@ def _named_device_problems(config: VllmConfig, devices: Sequence[int], num_devic
 
 def length_problems(model: Mapping[str, Any], directory: Path, max_sequence_length: int) -> Iterator[Problem]:
     """Sequences beyond the positions that vLLM derives from the model and its tokenizer."""
-    longest, key = model.get("max_position_embeddings"), "max_position_embeddings"
+    longest, key, file = model.get("max_position_embeddings"), "max_position_embeddings", "config.json"
     if longest is None:
         return
     limit = _tokenizer_limit(directory)
     if limit is not None and limit < longest:
-        longest, key = limit, "model_max_length, in tokenizer_config.json,"
+        longest, key, file = limit, "model_max_length", "tokenizer_config.json"
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor") or 1.0
     if kind in SCALES_POSITIONS:
@@ -122,12 +122,7 @@ def length_problems(model: Mapping[str, Any], directory: Path, max_sequence_leng
         longest = max(longest, int(rope.get("original_max_position_embeddings", 0) * factor))
     longest = max(longest, model.get("model_max_length") or 0)
     if max_sequence_length > longest:
-        yield Problem(
-            path=str(directory),
-            found=f"{key} = {longest}",
-            expected=f"at least {max_sequence_length}, the longest prompt and response together",
-            remedy=SHORTER,
-        )
+        yield too_few_positions(directory / file, f"{key} = {longest}", max_sequence_length)
 
 
 def _tokenizer_limit(directory: Path) -> int | None:
