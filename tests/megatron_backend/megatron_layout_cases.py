@@ -170,16 +170,26 @@ def label(layout: Layout, architecture: str, form: str) -> str:
 
 
 @frozen(kw_only=True)
-class Place:
-    """Where a case runs, and what it is compared with."""
+class Launch:
+    """Of all cases of so many ranks."""
 
-    rank: int
     num_ranks: int
     root: Path
     device: str = "cpu"
     dtype: str = "float32"
     engine: bool | None = None
     """Whether layers are TransformerEngine's."""
+
+    def results(self, rank: int) -> Path:
+        """What went wrong on a rank, or an empty string, by the case's name."""
+        return self.root / f"results-{self.num_ranks}-{self.dtype}-{rank}.json"
+
+
+@frozen(kw_only=True)
+class Place(Launch):
+    """Where a case runs, and what it is compared with."""
+
+    rank: int
 
     def bounds(self, architecture: str) -> Bounds:
         if self.dtype == "float32":
@@ -323,21 +333,6 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
                 place, *row
             )
     return found
-
-
-@frozen(kw_only=True)
-class Launch:
-    """Of all cases of so many ranks."""
-
-    num_ranks: int
-    root: Path
-    device: str = "cpu"
-    dtype: str = "float32"
-    engine: bool | None = None
-
-    def results(self, rank: int) -> Path:
-        """What went wrong on a rank, or an empty string, by the case's name."""
-        return self.root / f"results-{self.num_ranks}-{self.dtype}-{rank}.json"
 
 
 def run_all(rank: int, launch: Launch) -> None:

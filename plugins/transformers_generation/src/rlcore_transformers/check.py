@@ -42,7 +42,7 @@ def model_problems(
     longest = model.get("max_position_embeddings")
     if longest is not None and max_sequence_length > longest:
         found = f"max_position_embeddings = {longest}"
-        problems.append(too_few_positions(Path(path) / "config.json", found, max_sequence_length))
+        problems.append(too_few_positions(Path(path).expanduser() / "config.json", found, max_sequence_length))
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "longrope":
