@@ -21,6 +21,7 @@ GPU, dense bfloat16 of an H100 or H200 SXM.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -129,8 +130,12 @@ def run(work: Work, directory: Path, model: Path, num_steps: int, overrides: lis
     keys = recipe_of(work) | own | {"run.seed": number, "run.num_steps": num_steps}
     recipe = directory / "recipe.toml"
     recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    command = [sys.executable, "-c", "from rlcore.cli.main import main; main()", "train", str(recipe), *overrides]
-    environment = {"PYTHONPATH": f"{directory / 'plugins'}:{Path(__file__).parent}"}
+    rlcore = ["-c", "from rlcore.cli.main import main; main()"]
+    if work.device == "cuda":
+        rlcore = ["-m", "phase_memory", str(directory / f"memory-{number:03}.json")]
+    command = [sys.executable, *rlcore, "train", str(recipe), *overrides]
+    path = (directory / "plugins", Path(__file__).resolve().parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    environment = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in path if str(folder))}
     if work.device == "cpu":
         environment |= QUICK_ENVIRONMENT
     log = directory / f"call-{number:03}.log"
@@ -149,6 +154,15 @@ def done_steps(directory: Path) -> list[dict[str, float]]:
         records = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
         steps += [record for record in records if "time/total_s" in record][1:]
     return steps
+
+
+def memory_by_phase(directory: Path) -> dict[str, list[float]]:
+    """The largest GiB in use on each device, of all calls."""
+    most: dict[str, list[float]] = {}
+    for file in sorted(directory.glob("memory-*.json")):
+        for phase, used in json.loads(file.read_text()).items():
+            most[phase] = [max(pair) for pair in zip(used, most.get(phase, used), strict=True)]
+    return most
 
 
 def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
@@ -187,6 +201,8 @@ def report(work: Work, directory: Path) -> None:
         print(f"{f'rlcore, medians of {len(steps)} steps':34}{shown}")
     else:
         print("no step is done yet but those that warm up")
+    for phase, used in memory_by_phase(directory).items():
+        print(f"most GiB in use, {phase + ':':17}" + "".join(f"{gib:>11.1f}" for gib in used))
     if work.shape == "8b":
         for name, seconds, mean_tokens in PUBLISHED:
             shown = "".join(f"{'-' if value is None else value:>11}" for value in seconds)

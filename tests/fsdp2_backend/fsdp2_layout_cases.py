@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
+from comparing import Comparing
 from fsdp2_support import TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -144,7 +145,7 @@ def label(layout: Layout, architecture: str, form: str) -> str:
 
 
 @frozen(kw_only=True)
-class Place:
+class Place(Comparing):
     """Where a case runs, and what it is compared with."""
 
     rank: int
@@ -280,31 +281,43 @@ def check_logprobs(place: Place, backend: Fsdp2Backend, architecture: str, form:
     )
     result = backend.get_logprobs(request)
     for found, expected in zip((result.logprobs, result.entropy), logprobs, strict=True):
-        np.testing.assert_allclose(np.concatenate(found), expected.numpy()[places], atol=place.bounds(architecture).figure)
+        with place.comparing():
+            np.testing.assert_allclose(np.concatenate(found), expected.numpy()[places], atol=place.bounds(architecture).figure)
 
 
 def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> None:
     """Three steps, each with the gradients and figures of one process, and weights that are its own; saves on the way."""
     has_reference = architecture == "qwen3_moe"
-    backend, expected = place.backend(layout, architecture, needs_reference=has_reference), place.expected(architecture)
+    backend = place.backend(layout, architecture, needs_reference=has_reference)
     for model in ("policy", "reference")[: 1 + has_reference]:
         check_logprobs(place, backend, architecture, form, model)
-    seen, bounds = GradientsSeen(backend), place.bounds(architecture)
+    seen = GradientsSeen(backend)
     for version in range(NUM_STEPS):
         if version == SAVE_AFTER and form == "packed":
             save(place, backend, layout.name, architecture)
-        step(backend, version, form, expected, bounds)
-        assert_gradients(seen.tensors, expected["gradients"][version], bounds)
-    assert_weights(exported(backend, NUM_STEPS), expected["weights"], bounds)
+        check_step(place, backend, seen, version, form, architecture)
+    check_weights(place, backend, architecture)
     backend.close(CloseRequest())
 
 
-def step(backend: Fsdp2Backend, version: int, form: str, expected: Mapping[str, Any], bounds: Bounds) -> None:
-    batch, bound = BATCHES[version], bounds.figure
+def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version: int, form: str, architecture: str) -> None:
+    batch, expected, bounds = BATCHES[version], place.expected(architecture), place.bounds(architecture)
     result = backend.train_step(step_request(microbatches(batch, backend, form), batch.counts(), version))
-    assert abs(result.loss - expected["losses"][version]) < bound
-    assert abs(result.grad_norm - expected["norms"][version]) < bound * expected["norms"][version]
-    assert abs(result.metrics["tokens"] - 1.0) < 1e-6
+    norm = expected["norms"][version]
+    with place.comparing():
+        assert abs(result.loss - expected["losses"][version]) < bounds.figure
+    with place.comparing():
+        assert abs(result.grad_norm - norm) < bounds.figure * norm
+    with place.comparing():
+        assert abs(result.metrics["tokens"] - 1.0) < 1e-6
+    with place.comparing():
+        assert_gradients(seen.tensors, expected["gradients"][version], bounds)
+
+
+def check_weights(place: Place, backend: Fsdp2Backend, architecture: str) -> None:
+    weights = exported(backend, NUM_STEPS)
+    with place.comparing():
+        assert_weights(weights, place.expected(architecture)["weights"], place.bounds(architecture))
 
 
 def saved_at(root: Path, name: str, architecture: str) -> Path:
@@ -319,13 +332,11 @@ def save(place: Place, backend: Fsdp2Backend, name: str, architecture: str) -> N
 
 def check_resume(place: Place, layout: Layout, source: str, architecture: str) -> None:
     """The step after what `source` saved is the one of one process."""
-    backend, expected = place.backend(layout, architecture), place.expected(architecture)
+    backend = place.backend(layout, architecture)
     loaded = backend.load_state(LoadStateRequest(directory=saved_at(place.root, source, architecture)))
     assert loaded.weight_version == SAVE_AFTER
-    seen, bounds = GradientsSeen(backend), place.bounds(architecture)
-    step(backend, SAVE_AFTER, "packed", expected, bounds)
-    assert_gradients(seen.tensors, expected["gradients"][SAVE_AFTER], bounds)
-    assert_weights(exported(backend, NUM_STEPS), expected["weights"], bounds)
+    check_step(place, backend, GradientsSeen(backend), SAVE_AFTER, "packed", architecture)
+    check_weights(place, backend, architecture)
     backend.close(CloseRequest())
 
 
@@ -353,7 +364,7 @@ def cases(num_ranks: int, device: str = "cpu") -> dict[str, Callable[[Place], No
 
 
 def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: str = "float32") -> None:
-    """Run the cases up to the first that fails; write what went wrong, or an empty string, by its name."""
+    """Run the cases up to the first that breaks off; write what went wrong, or an empty string, by its name."""
     torch.set_num_threads(1)
     backend = "gloo"
     if device == "cuda":
@@ -363,11 +374,12 @@ def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: s
     # Each of a mesh's groups has threads that poll, and lives as long as the default group: cases of a layout share one.
     ParallelLayout.meshes = cache(ParallelLayout.meshes)  # type: ignore[method-assign]
     every = cases(num_ranks, device)
-    results = dict.fromkeys(every, "not run, since a case before it failed")
+    results = dict.fromkeys(every, "not run, since a case before it broke off")
     for name, function in every.items():
+        place = Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype)
         try:
-            function(Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype))
-            results[name] = ""
+            function(place)
+            results[name] = "\n".join(place.wrong)
         except Exception:
             results[name] = traceback.format_exc()
             break  # the ranks are out of step

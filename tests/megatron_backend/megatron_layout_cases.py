@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
+from comparing import Comparing
 from megatron_support import (
     GRPO,
     OPTIMIZER,
@@ -186,7 +187,7 @@ class Launch:
 
 
 @frozen(kw_only=True)
-class Place(Launch):
+class Place(Launch, Comparing):
     """Where a case runs, and what it is compared with."""
 
     rank: int
@@ -278,7 +279,8 @@ def check_logprobs(place: Place, backend: MegatronBackend, expected: Any, form: 
     )
     result = backend.get_logprobs(request)
     for found, wanted in zip((result.logprobs, result.entropy), expected["logprobs"], strict=True):
-        np.testing.assert_allclose(np.concatenate(found), wanted.numpy()[places], atol=bound)
+        with place.comparing():
+            np.testing.assert_allclose(np.concatenate(found), wanted.numpy()[places], atol=bound)
 
 
 def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> None:
@@ -292,10 +294,17 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
     for version, batch in enumerate(BATCHES):
         loss = LOSSES[place.loss_of(form)]
         result = backend.train_step(step_request(microbatches(batch, backend, form), batch.counts(), version, loss))
-        assert abs(result.loss - expected["losses"][version]) < bounds.figure
-        assert abs(result.grad_norm - expected["norms"][version]) < bounds.figure * max(1.0, expected["norms"][version])
-        assert_gradients(seen.tensors, expected["gradients"][version], bounds)
-    assert_elements(exported(backend, NUM_STEPS), expected["weights"], bounds)
+        loss_error = abs(result.loss - expected["losses"][version])
+        norm_error = abs(result.grad_norm - expected["norms"][version])
+        with place.comparing():
+            assert loss_error < bounds.figure
+        with place.comparing():
+            assert norm_error < bounds.figure * max(1.0, expected["norms"][version])
+        with place.comparing():
+            assert_gradients(seen.tensors, expected["gradients"][version], bounds)
+    weights = exported(backend, NUM_STEPS)
+    with place.comparing():
+        assert_elements(weights, expected["weights"], bounds)
     backend.close(CloseRequest())
 
 
@@ -319,8 +328,10 @@ def check_auxiliary(place: Place, layout: Layout, architecture: str) -> None:
     parts = auxiliary_parts()
     result = backend.train_step(step_request(parts, even_batch(0).counts()))
     bounds = place.bounds(architecture)
-    assert_gradients(seen.tensors, expected["gradients"], bounds)
-    assert abs(result.metrics["load_balancing_loss"] - expected["balance"]) < bounds.figure
+    with place.comparing():
+        assert_gradients(seen.tensors, expected["gradients"], bounds)
+    with place.comparing():
+        assert abs(result.metrics["load_balancing_loss"] - expected["balance"]) < bounds.figure
     backend.close(CloseRequest())
 
 
@@ -336,7 +347,7 @@ def cases(num_ranks: int) -> dict[str, Callable[[Place], None]]:
 
 
 def run_all(rank: int, launch: Launch) -> None:
-    """Run the cases; several ranks stop at the first that fails, since they are out of step then."""
+    """Run the cases; several ranks stop at the first that breaks off, since they are out of step then."""
     torch.set_num_threads(1)
     backend = "gloo"
     if launch.device == "cuda":
@@ -344,12 +355,13 @@ def run_all(rank: int, launch: Launch) -> None:
         backend = "cpu:gloo,cuda:nccl"
     file = launch.root / f"rendezvous-{launch.num_ranks}-{launch.dtype}"
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
-    every, place = cases(launch.num_ranks), Place(rank=rank, **asdict(launch))
-    results = dict.fromkeys(every, "not run, since a case before it failed")
+    every = cases(launch.num_ranks)
+    results = dict.fromkeys(every, "not run, since a case before it broke off")
     for name, function in every.items():
+        place = Place(rank=rank, **asdict(launch))
         try:
             function(place)
-            results[name] = ""
+            results[name] = "\n".join(place.wrong)
         except Exception:
             results[name] = traceback.format_exc()
             if launch.num_ranks > 1:
