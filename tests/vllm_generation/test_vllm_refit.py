@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,19 @@ def test_what_the_loader_lacks_is_named(engine, left_out):
     assert layer in message
     engine.refit(export_of(engine.weights(41), 41))
     engine.assert_holds(41)
+
+
+def test_nothing_keeps_a_closed_engines_model(tmp_path):
+    """vLLM's allocator on GPUs takes no second engine in a process before the first one's weights are freed."""
+    refitted = Refitted(make_model(tmp_path / "model", "qwen3", tied=True, **MODEL))
+    with contextlib.closing(refitted):
+        refitted.refit(export_of(refitted.weights(0), 0))
+        sample(refitted.replica, 0)
+        (model,) = refitted.replica.call_workers(lambda worker: weakref.ref(worker.get_model()), {}).result()
+        tensors = refitted.weights(1)
+        export = export_of(tensors, 1)
+        with pytest.raises(RefitError) as refused:
+            refitted.refit(with_buckets(export, list(export.buckets)[1:]))
+        refitted.close()
+        assert model() is None
+    assert "missing" in str(refused.value)

@@ -194,11 +194,12 @@ def test_nccl_to_another_process(other_process):
 @two_devices
 def test_nccl_gives_a_dead_receiver_up(other_process):
     ask = other_process("nccl", 1)
-    sender = make_sender("nccl", evolve(CONFIG, refit_timeout_s=3.0), DEVICE)
+    sender = make_sender("nccl", evolve(CONFIG, refit_timeout_s=60.0), DEVICE)
     ask.send("connect", *sender.connect([place_of(1)]))
     sender.join()
     ask.answer()
     ask.process.kill()
+    sender._options["timeout_s"] = 3.0  # too short for connecting
     # Little would fit into NCCL's own buffers, and be sent without a receiver.
     large = [torch.zeros(2**27, dtype=torch.bfloat16, device=DEVICE)]
     begin = time.monotonic()
@@ -312,6 +313,15 @@ def test_what_changes_on_the_way_is_caught(engine, monkeypatch):
             engine.refit("cuda_ipc", with_buckets(export, buckets))
     engine.refit("cuda_ipc", export_of(engine.weights(51), 51))
     engine.assert_holds(51, 50)
+
+
+def test_another_engine_starts_in_the_same_process(engine):
+    process = engine.replica._child.process
+    engine.refit("cuda_ipc", export_of(engine.weights(60), 60))
+    engine.replica.restart()
+    assert engine.replica._child.process is process
+    engine.refit("cuda_ipc", export_of(engine.weights(61), 61))
+    engine.assert_holds(61, 60)
 
 
 def test_fp8(tmp_path_factory):

@@ -57,7 +57,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._digests: dict[str, int] = {}
 
     def init_transfer_engine(self, init_info: ConnectInfo) -> None:
-        self.shutdown()
+        self._disconnect()
         rank = self.parallel_config.rank
         self._receiver = make_receiver(init_info.channel, self.device, rank, init_info.options)
 
@@ -101,14 +101,20 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._receiver.end()
 
     def shutdown(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        """Let the model go, which is freed next: on GPUs vLLM's allocator takes no other engine while anything of it is left."""
+        self._disconnect()
+        self._loader = None
+        self.model = self._default_model = None
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
         """vLLM 0.26's name for the sending side: `iterator` is a WeightExport, `trainer_args` {"transfer": Transfer}."""
         trainer_args["transfer"].send(iterator, may_alias=False)
+
+    def _disconnect(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
 
     def _connected(self) -> Receiver:
         if self._receiver is None:
