@@ -5,12 +5,19 @@ from typing import Literal
 
 from attrs import define
 
+from rlcore.plugins.trainer_handle import TrainerHandle
 from rlcore.run.groups import GeneratorGroup, TrainerGroup
 from rlcore.run.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 
 RESIDENT = SetResidencyRequest(weights="device", state="device")
 GIB = 2**30
+
+
+def make_room(trainer: TrainerHandle, room: SetResidencyRequest | None) -> None:
+    """Before a generator starts beside it; even where nothing is offloaded, that frees what the trainer holds unused."""
+    if room is not None and trainer.has(capabilities.RESIDENCY):
+        trainer.set_residency(room)
 
 
 @define(kw_only=True, eq=False)
@@ -25,7 +32,8 @@ class Residency:
     trainer_moves: bool
     """Whether the trainer can be asked for memory."""
     clock: PhaseClock
-    turn: Literal["training", "generation"] = "generation"
+    turn: Literal["training", "generation"] | None
+    """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
     metrics: dict[str, float]
     """What each leaves on the device while the other works, in GiB."""
 

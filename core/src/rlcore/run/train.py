@@ -292,6 +292,7 @@ def _residency(prepared: Prepared, backends: Backends, clock: PhaseClock) -> Res
         offload_trainer=offloads,
         trainer_moves=moves,
         clock=clock,
+        turn="generation" if offloads == "none" else None,
         metrics={},
     )
 

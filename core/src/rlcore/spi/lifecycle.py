@@ -49,7 +49,7 @@ class SaveStateResult:
 
 @frozen(kw_only=True)
 class LoadStateRequest:
-    """Restore what save_state(kind="resume") wrote, whatever the layout it was written in."""
+    """Restore what save_state(kind="resume") wrote, whatever the layout it was written in and wherever memory lives now."""
 
     directory: Path
 

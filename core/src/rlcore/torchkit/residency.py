@@ -97,7 +97,7 @@ class Residency:
 
     def __init__(self, device: torch.device) -> None:
         self._moves = device.type == "cuda"
-        self._weights, self._state, self._discarded = HostCopy(), HostCopy(), Discarded()
+        self._weights, self._state, self._scratch = HostCopy(), HostCopy(), Discarded()
         self.place = RESIDENT
 
     def move(
@@ -105,12 +105,10 @@ class Residency:
         request: SetResidencyRequest,
         weights: Sequence[Tensor],
         state: Sequence[Tensor],
-        discarded: Sequence[Tensor] = (),
+        scratch: Sequence[Tensor] = (),
     ) -> None:
-        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused.
-
-        `discarded` goes where the state does, and comes back as zeros.
-        """
+        """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
+        `scratch`, until `restore_scratch`."""
         self.place = request
         if not self._moves:
             return
@@ -118,10 +116,13 @@ class Residency:
             self._weights.offload(weights)
         if request.state == "host":
             self._state.offload(state)
-            self._discarded.discard(discarded)
+        self._scratch.discard(scratch)
         torch.cuda.empty_cache()
         if request.weights == "device":
             self._weights.restore()
         if request.state == "device":
             self._state.restore()
-            self._discarded.restore()
+
+    def restore_scratch(self) -> None:
+        """Allocate it again, filled with zeros."""
+        self._scratch.restore()

@@ -103,6 +103,7 @@ class MegatronBackend:
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         self._check("train_step", request.weight_version)
         self._check_routing(request.microbatches)
+        self._residency.make_gradients()
         with cuda_or_cpu(self._device.type):
             totals = self._accumulate(request)
             figures = self._figures(totals, request.microbatches)

@@ -25,13 +25,17 @@ class MegatronResidency:
         self._residency = Residency(device)
 
     def move(self, request: SetResidencyRequest) -> int:
-        """Bytes left on the device."""
+        """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
         if request.state == "host":
             with cuda_or_cpu(self._device.type):
                 self._optimizer.zero_grad()  # those of the masters: copies, where they are not views of the buffers
-        weights, state, gradients = self._weights(), self._state(), self._gradients()
-        self._residency.move(request, weights, state, discarded=gradients)
-        return num_bytes([*weights, *state, *gradients])
+        weights, state = self._weights(), self._state()
+        self._residency.move(request, weights, state, scratch=self._gradients())
+        return num_bytes([*weights, *state])
+
+    def make_gradients(self) -> None:
+        """Before a step, where they were given up."""
+        self._residency.restore_scratch()
 
     @contextmanager
     def resident(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ def _device_in_use(match: Match) -> str:
     device, free, total, share, wanted = match.groups()
     return (
         f"{free} of {total} GiB are free on {device}; generator.vllm.gpu_memory_utilization = {share} asks for {wanted} GiB. "
-        "Lower it, or end what else uses the device"
+        "Lower it, set residency.offload_trainer where the trainer is on that device, or end what else uses it"
     )
 
 

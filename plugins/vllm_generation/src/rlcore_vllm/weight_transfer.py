@@ -101,7 +101,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             self._receiver.end()
 
     def shutdown(self) -> None:
-        """Let the model go, which is freed next: on GPUs vLLM's allocator takes no other engine while anything of it is left."""
+        """Let the model go, which is freed next: vLLM's allocator on GPUs takes no other engine while any of it is left."""
         self._disconnect()
         self._loader = None
         self.model = self._default_model = None

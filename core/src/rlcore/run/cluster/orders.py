@@ -14,7 +14,15 @@ from rlcore.plugins.discovery import DISABLE_VARIABLE
 from rlcore.plugins.selection import ChosenPlugin
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.setup import Prepared
-from rlcore.spi import GeneratorContext, GlobalCounts, LossSpec, TrainerContext, TrainerLayout, TrainStepRequest
+from rlcore.spi import (
+    GeneratorContext,
+    GlobalCounts,
+    LossSpec,
+    SetResidencyRequest,
+    TrainerContext,
+    TrainerLayout,
+    TrainStepRequest,
+)
 
 
 @frozen(kw_only=True)
@@ -82,6 +90,8 @@ class BuildOrder:
     generator: GeneratorContext | None
     """None where this rank hosts none."""
     generator_config: Any
+    room_for_generator: SetResidencyRequest | None
+    """Where the trainer's memory is while the generator starts."""
     tokenizer: bytes
     """Pickled: a `Tokenizer`, for the text of the generator's samples. Pickled apart, so that what fails in reading it fails
     in `build`."""

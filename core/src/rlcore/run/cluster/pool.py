@@ -149,6 +149,7 @@ def _build_order(
         trainer_config=prepared.config("trainer"),
         generator=prepared.generator_context(place, directory) if hosts else None,
         generator_config=prepared.config("generator") if hosts else None,
+        room_for_generator=prepared.room_for_generator,
         tokenizer=tokenizer,
     )
 

@@ -25,6 +25,7 @@ from rlcore.run.cluster.failures import RemoteError, Reply, Whereabouts
 from rlcore.run.cluster.leftovers import mark_children
 from rlcore.run.cluster.orders import BuildOrder, Built, LogprobsOrder, Plugins, Software, StepOrder, Surroundings
 from rlcore.run.groups import RefitOrder
+from rlcore.run.residency import make_room
 from rlcore.run.responses import Responses
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import (
@@ -134,6 +135,7 @@ class Worker:
         assert self._plugins is not None
         trainer, generator, observers = self._plugins
         self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
+        make_room(self._trainer, order.room_for_generator)
         if order.generator is not None and generator is not None:
             self._generator = build_generator(generator, order.generator, order.generator_config, observers)
             self._tokenizer = pickle.loads(order.tokenizer)

@@ -193,7 +193,8 @@ class TrainerLifecycle(TrainerFixtures):
         device: Device,
         tmp_path: Path,
     ) -> None:
-        """Log-probabilities and exports work with the optimizer on the host; the step after is the step without the moves."""
+        """Log-probabilities and exports work with the optimizer on the host, saving and loading with all of it; the step after
+        is the step without the moves."""
         require(provider, capabilities.RESIDENCY)
         with open_trainer() as trainer:
             trainer.step((batch,), 0)
@@ -207,6 +208,7 @@ class TrainerLifecycle(TrainerFixtures):
             moved = trainer.handle.set_residency(ON_HOST).device_bytes
             assert device == "cpu" or moved < resident / 4, f"on the host it still holds {moved} of {resident} bytes"
             trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="resume"))
+            trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
             trainer.handle.set_residency(ON_DEVICE)
             np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
             assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
