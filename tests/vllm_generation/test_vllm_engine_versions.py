@@ -1,5 +1,6 @@
 """What differs between versions of vLLM: each branch that can run without a GPU."""
 
+import sys
 from types import SimpleNamespace
 
 import msgspec
@@ -55,6 +56,49 @@ def test_the_cache_alone_is_discarded_where_that_is_possible():
         versions.put_to_sleep(executor, {"kv_cache"}, True)
     assert later.calls == [("discard", ("kv_cache",))]
     assert earlier.calls == [("sleep", 1)], "the weights must not be lost"
+
+
+class CrowdedExecutor(Executor):
+    """Others take memory of the device while it falls asleep, which vLLM finds wrong."""
+
+    def __init__(self, message, world_size):
+        super().__init__()
+        self.message = message
+        self.parallel_config = SimpleNamespace(world_size=world_size)
+        self.is_sleeping = False
+
+    def sleep(self, level):
+        raise AssertionError(self.message)
+
+
+GROWN = "Memory usage increased after sleeping."
+
+
+def test_what_others_take_meanwhile_keeps_no_engine_awake():
+    executor = CrowdedExecutor(GROWN, 1)
+    versions.put_to_sleep(executor, {"weights", "kv_cache"}, True)
+    assert executor.is_sleeping
+    assert executor.sleeping_tags == {"weights", "kv_cache"}
+
+
+@pytest.mark.parametrize(("message", "world_size"), [("another", 1), (GROWN, 2)])
+def test_other_failures_to_sleep_are_errors(message, world_size):
+    executor = CrowdedExecutor(message, world_size)
+    with pytest.raises(AssertionError):
+        versions.put_to_sleep(executor, {"weights", "kv_cache"}, True)
+    assert not executor.is_sleeping
+
+
+def test_allocators_outlive_their_engine(monkeypatch):
+    kept = []
+    monkeypatch.setattr(versions, "_allocators", kept)
+    versions.keep_allocators()  # nothing has made one
+    assert kept == []
+    instance = SimpleNamespace(allocator_and_pools={"weights": ("pool", "allocator"), "kv_cache": ("pool", "another")})
+    module = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=instance))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    versions.keep_allocators()
+    assert kept == ["allocator", "another"]
 
 
 def test_requests_name_the_fields_that_every_version_has():

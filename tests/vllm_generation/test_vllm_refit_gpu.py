@@ -27,6 +27,7 @@ from rlcore_vllm.channels import cuda_ipc, make_sender
 from rlcore_vllm.channels.channel import Place
 from rlcore_vllm.manifest import Manifest
 from rlcore_vllm.process import ProcessReplica
+from rlcore_vllm.replica import LocalReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
@@ -215,11 +216,14 @@ def test_nccl_gives_a_dead_receiver_up(other_process):
 class Refitted:
     """An engine on one GPU, and the weights that it is given."""
 
-    def __init__(self, directory, folder, config=GPU_CONFIG, devices=(0,)):
+    def __init__(self, directory, folder, config=GPU_CONFIG, devices=(0,), in_process=False):
         self.directory = directory
         self.config = config
-        self.settings = engine_settings(self.context("cuda_ipc"), config)
-        self.replica = ProcessReplica("vllm-0", self.settings, devices, config, folder)
+        self.settings = engine_settings(self.context("in_process" if in_process else "cuda_ipc"), config)
+        if in_process:
+            self.replica = LocalReplica("vllm-0", self.settings, devices)
+        else:
+            self.replica = ProcessReplica("vllm-0", self.settings, devices, config, folder)
         self.replica.start()
 
     def context(self, channel):
@@ -322,6 +326,15 @@ def test_another_engine_starts_in_the_same_process(engine):
     assert engine.replica._child.process is process
     engine.refit("cuda_ipc", export_of(engine.weights(61), 61))
     engine.assert_holds(61, 60)
+
+
+def test_another_engine_starts_in_the_trainers_process(tmp_path_factory):
+    with refitted(tmp_path_factory, "dense", in_process=True) as engine:
+        engine.refit("in_process", export_of(engine.weights(0), 0))
+        engine.assert_holds(0)
+        engine.replica.restart()
+        engine.refit("in_process", export_of(engine.weights(1), 1))
+        engine.assert_holds(1, 0)
 
 
 def test_fp8(tmp_path_factory):

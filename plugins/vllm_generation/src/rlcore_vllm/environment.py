@@ -106,12 +106,17 @@ class RunningEngine:
 
     def stop(self) -> None:
         """Free its memory, its workers and its process groups. May be called once."""
+        versions.keep_allocators()
         core = self.llm.engine_core
         del self.llm
         if self._in_process:
             self._leave(core.shutdown)
         else:
             core.shutdown()
+        del core
+        gc.collect()  # vLLM's parts refer to each other, and some still hold memory of its allocator
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def _leave(self, shut_down: Callable[[], None]) -> None:
         try:

@@ -1,5 +1,6 @@
 """Where vLLM's versions 0.26 to 0.33 differ, and every name in its inside that the engine reaches for."""
 
+import sys
 import time
 from collections.abc import Set
 from typing import Any
@@ -120,7 +121,25 @@ def put_to_sleep(executor: Any, tags: set[str], discard_weights: bool) -> None:
         return
     if executor.sleeping_tags:
         executor.wake_up(sorted(executor.sleeping_tags))
-    executor.sleep(level=2 if discard_weights and "weights" in tags else 1)
+    try:
+        executor.sleep(level=2 if discard_weights and "weights" in tags else 1)
+    except Exception as error:
+        if "Memory usage increased after sleeping" not in str(error) or executor.parallel_config.world_size > 1:
+            raise  # where there are several ranks, the others' answers would be taken for those to the next call
+        # It sleeps. What grew meanwhile, on a device that others use too, is not the engine's.
+        executor.sleeping_tags, executor.is_sleeping = {"weights", "kv_cache"}, True
+
+
+_allocators: list[Any] = []
+"""Of engines that are closed."""
+
+
+def keep_allocators() -> None:
+    """Before an engine ends: vLLM drops the allocators of its memory pools then, and torch would call into a freed one for what
+    of the pools is freed later, such as the sampler's states."""
+    cumem = sys.modules.get("vllm.device_allocator.cumem")
+    if cumem is not None and cumem.CuMemAllocator.instance is not None:
+        _allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
 
 
 def server_entry() -> Any:
