@@ -269,6 +269,10 @@ def test_bytes_a_parameter_are_those_of_mixed_precision() -> None:
     one = estimate(ModelShape.of(SMALL), ONE, load_of(SMALL, 1))
     parameters = Parameters.of(ModelShape.of(SMALL), ONE).dense
     assert (one.weights, one.gradients, one.optimizer) == (2 * parameters, 4 * parameters, 12 * parameters)
+    reduced = evolve(ONE, ddp={"grad_reduce_in_fp32": False})
+    for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        load = evolve(load_of(SMALL, 1), dtype=dtype)
+        assert estimate(ModelShape.of(SMALL), reduced, load).gradients == size * parameters
     assert parameters == pytest.approx(1.54e9, rel=0.01)
 
 

@@ -16,7 +16,7 @@ from rlcore_megatron.shape import ModelShape
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GRADIENT_BYTES = 4
-"""Gradients are accumulated in float32."""
+"""Gradients are accumulated in float32 unless `ddp.grad_reduce_in_fp32` is false."""
 USABLE = 0.88
 """Share of a device's memory that weights and activations can fill; the rest is CUDA's, NCCL's, and what fragments."""
 LOGITS_ELEMENTS = 3 * 2**26
@@ -120,9 +120,10 @@ def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estim
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
     # float32 weights are their own masters, and left where they are.
     state = 8 if item == 4 else 12
+    gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     return Estimate(
         weights=int(held * item * (2 if load.needs_reference else 1)),
-        gradients=int(held * GRADIENT_BYTES),
+        gradients=int(held * gradient),
         optimizer=int(state * (parameters.dense / owners + parameters.expert / expert_owners)),
         activations=int(_activation_elements(shape, config, load) * item),
         logits=min(LOGITS_ELEMENTS, load.tokens * shape.vocabulary // int(config.tensor_parallel)) * LOGITS_BYTES,
