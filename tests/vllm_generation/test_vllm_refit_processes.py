@@ -52,7 +52,13 @@ def fault_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def replica(model_directory, fault_file, tmp_path_factory):
+def lost():
+    """What ended the engine, if anything did."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def started(model_directory, fault_file, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAULT_VARIABLE, str(fault_file))
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
@@ -61,6 +67,15 @@ def replica(model_directory, fault_file, tmp_path_factory):
         with contextlib.closing(ProcessReplica("vllm-0", settings, (), TWO_RANKS, log_directory)) as engine:
             engine.start()
             yield engine
+
+
+@pytest.fixture
+def replica(started, lost):
+    """In whatever order tests run."""
+    if lost:
+        lost.clear()
+        started.restart()
+    return started
 
 
 @pytest.fixture
@@ -185,8 +200,8 @@ def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_h
     assert_holds(31, 30)
 
 
-def test_a_rank_that_dies(replica, transfer_over, weights, fault_file):
-    """The last test here: the engine is gone afterwards."""
+def test_a_rank_that_dies(replica, transfer_over, weights, fault_file, lost):
+    lost.append("rank 1")
     fault_file.write_text(json.dumps({"rank": 1, "die": True}))
     replica.begin_update().result()
     begin = time.monotonic()
