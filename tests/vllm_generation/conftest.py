@@ -42,11 +42,27 @@ def two_models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def local_backend(two_models):
-    """An engine in this process; there can be one, so it is a module's."""
-    backend = VllmBackend(two_models.context(), CONFIG)
-    yield backend
-    backend.close(CloseRequest())
+def open_backends():
+    """The engine in this process that a module's tests share, while there is one."""
+    backends = []
+    yield backends
+    for backend in backends:
+        backend.close(CloseRequest())
+
+
+@pytest.fixture
+def local_backend(two_models, open_backends):
+    """An engine in this process."""
+    if not open_backends:
+        open_backends.append(VllmBackend(two_models.context(), CONFIG))
+    return open_backends[0]
+
+
+@pytest.fixture
+def free_process(open_backends):
+    """No engine in this process, where there can be one alone."""
+    while open_backends:
+        open_backends.pop().close(CloseRequest())
 
 
 @pytest.fixture(scope="module")

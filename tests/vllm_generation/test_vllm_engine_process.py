@@ -39,7 +39,8 @@ def request_of(num_samples=4, max_tokens=20, version=0, **options):
 
 @pytest.fixture
 def backend(hosted_backend, two_models):
-    """Two engines that hold the first weights as version 0."""
+    """Two engines that hold the first weights as version 0, whatever a test before did to them."""
+    hosted_backend._restart([index for index, replica in enumerate(hosted_backend._replicas) if not replica._child.is_usable])
     two_models.refit(hosted_backend, 0, 0, CHANNEL)
     return hosted_backend
 

@@ -295,8 +295,8 @@ def host_state():
     }
 
 
-def test_the_process_around_it_is_left_alone(backend, two_models):
-    backend.close(CloseRequest())
+@pytest.mark.usefixtures("free_process")
+def test_the_process_around_it_is_left_alone(two_models):
     before = host_state()
     replaced = [torch.Event, torch.cuda.Event, torch.Tensor.pin_memory, torch.accelerator.synchronize]
     own = VllmBackend(two_models.context(), VllmConfig(cpu_kv_cache_gib=0.1))
@@ -314,6 +314,7 @@ def test_the_process_around_it_is_left_alone(backend, two_models):
         own.generate(request_of())
 
 
+@pytest.mark.usefixtures("free_process")
 def test_a_start_that_fails_leaves_room_for_another(two_models):
     """The failure is told in the recipe's terms."""
     context = evolve(two_models.context(), max_sequence_length=100_000)
@@ -325,6 +326,7 @@ def test_a_start_that_fails_leaves_room_for_another(two_models):
     own.close(CloseRequest())
 
 
+@pytest.mark.usefixtures("free_process")
 def test_a_trainer_beside_it_computes_the_same(two_models):
     """Two updates from one seed, alone and with an engine that starts, generates and closes in between."""
 
@@ -378,6 +380,7 @@ def test_a_trainer_beside_it_computes_the_same(two_models):
         own[0].close(CloseRequest())
 
 
+@pytest.mark.usefixtures("free_process")
 def test_a_process_group_of_the_host_survives(two_models):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
