@@ -207,11 +207,11 @@ def test_a_restart_lets_the_old_model_go(engine):
     engine.refit(export_of(engine.weights(50), 50))
     (model,) = engine.replica.call_workers(lambda worker: weakref.ref(worker.get_model()), {}).result()
     export = export_of(engine.weights(51), 51)
-    with pytest.raises(RefitError, match="missing from the buckets") as refused:
+    with pytest.raises(RefitError) as refused:  # held to the end, as by whoever reports it
         engine.refit(with_buckets(export, list(export.buckets)[1:]))
     engine.transfer.close()
     engine.replica.restart()
     assert model() is None
-    assert refused.tb is not None, "whoever holds the error keeps nothing of the engine"
     engine.refit(export_of(engine.weights(52), 52))
     engine.assert_holds(52, 50)
+    assert "missing from the buckets" in str(refused.value)

@@ -10,7 +10,7 @@ from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.generator_group import InProcessGenerator
 from rlcore.run.groups import Backends, RefitOrder
-from rlcore.run.residency import make_room
+from rlcore.run.residency import make_room, room_for_generator
 from rlcore.run.setup import Prepared
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.run.trainer_group import InProcessTrainer
@@ -47,7 +47,7 @@ def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | N
         if "generator" not in prepared.chosen:
             yield Backends(trainer=group, generator=None, route=None)
             return
-        make_room(trainer, prepared.room_for_generator)
+        make_room(trainer, room_for_generator(prepared))
         generator_context = prepared.generator_context(place, log_directory)
         entry = prepared.chosen["generator"]
         generator = build_generator(entry, generator_context, prepared.config("generator"), observers)

@@ -1,7 +1,7 @@
 """Trainer and generator on one device: whoever works has the memory."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import define
 
@@ -10,8 +10,22 @@ from rlcore.run.groups import GeneratorGroup, TrainerGroup
 from rlcore.run.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 
+if TYPE_CHECKING:
+    from rlcore.run.setup import Prepared
+
 RESIDENT = SetResidencyRequest(weights="device", state="device")
 GIB = 2**30
+
+
+def room_for_generator(prepared: "Prepared") -> SetResidencyRequest | None:
+    """Where the trainer's memory is while the generator starts; None where that need not care."""
+    options = prepared.recipe.residency
+    if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
+        return None
+    return SetResidencyRequest(
+        weights="host" if options.offload_trainer == "all" else "device",
+        state="device" if options.offload_trainer == "none" else "host",
+    )
 
 
 def make_room(trainer: TrainerHandle, room: SetResidencyRequest | None) -> None:

@@ -32,7 +32,6 @@ from rlcore.spi import (
     RankSpec,
     RefitChannel,
     Role,
-    SetResidencyRequest,
     TrainerContext,
     capabilities,
 )
@@ -76,17 +75,6 @@ class Prepared:
     def shares_devices(self) -> bool:
         """Whether trainer and generator take turns on the same device."""
         return "generator" in self.chosen and self.device == "cuda" and self.channel != "nccl" and not separate(self.recipe)
-
-    @property
-    def room_for_generator(self) -> SetResidencyRequest | None:
-        """Where the trainer's memory is while the generator starts; None where that need not care."""
-        options = self.recipe.residency
-        if not self.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
-            return None
-        return SetResidencyRequest(
-            weights="host" if options.offload_trainer == "all" else "device",
-            state="device" if options.offload_trainer == "none" else "host",
-        )
 
     def config(self, role: Role) -> Any:
         """The recipe's section of the chosen plugin."""

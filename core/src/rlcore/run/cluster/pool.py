@@ -19,6 +19,7 @@ from rlcore.run.cluster.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
 from rlcore.run.groups import Backends
 from rlcore.run.packing import model_width
 from rlcore.run.progress import Progress
+from rlcore.run.residency import room_for_generator
 from rlcore.run.setup import Prepared, separate
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout, WorkerError
@@ -149,7 +150,7 @@ def _build_order(
         trainer_config=prepared.config("trainer"),
         generator=prepared.generator_context(place, directory) if hosts else None,
         generator_config=prepared.config("generator") if hosts else None,
-        room_for_generator=prepared.room_for_generator,
+        room_for_generator=room_for_generator(prepared),
         tokenizer=tokenizer,
     )
 
