@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import string
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_larger_buckets_than_before(replica, transfer_over, weights, assert_hold
     for version, bucket_bytes in enumerate((5_000, 200_000, 2**20), 10):
         refit([replica], transfer, export_of(weights(version), version, bucket_bytes=bucket_bytes))
     assert_holds(12, 10, 11)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_so_small_that_the_second_rank_holds_none_of_it(tied, tmp_path):
+    folder = make_model(tmp_path / "model", "qwen3", tied=tied, alphabet=string.ascii_lowercase, **MODEL)
+    config = evolve(CONFIG, tensor_parallel=2)
+    context = context_of(folder, "shared_memory")
+    with contextlib.ExitStack() as stack:
+        replica = ProcessReplica("vllm-0", engine_settings(context, config), (), config, tmp_path)
+        stack.callback(replica.close)
+        replica.start()
+        transfer = Transfer(channel="shared_memory", replicas=[replica], context=context, config=config)
+        stack.callback(transfer.close)
+        for version in range(2):
+            refit([replica], transfer, export_of(checkpoint(policy(folder, version)), version))
+            assert greatest_error(policy(folder, version), sample(replica, version)) < TOLERANCE
+        without = {name: tensor for name, tensor in checkpoint(policy(folder, 2)).items() if "embed_tokens" not in name}
+        with pytest.raises(RefitError, match=r"embed_tokens"):
+            refit([replica], transfer, export_of(without, 2))
 
 
 def flip_a_bit_of_shared_memory(patch, number):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
 
@@ -71,6 +71,9 @@ class Loader:
         for head in self._tied_heads:
             # Its weight is the embedding's, which has been loaded; left to vLLM it is reported as missing.
             self._put_back(head)
+        for _, layer, info in list(self._pending()):
+            if _is_padding(layer) and info.loaded_weights:
+                self._put_back(layer)  # nothing of what was loaded is this rank's
         refuse("of vLLM's model are incomplete", self._incomplete_layers())
         finalize_layerwise_reload(self._model, self._model_config)
         if self._device.type == "cpu":
@@ -156,6 +159,11 @@ def _tied_heads(model: nn.Module) -> list[Any]:
         if weight is not None:
             owners.setdefault(id(weight), []).append(layer)
     return [layer for layers in owners.values() if len(layers) > 1 for layer in layers if isinstance(layer, ParallelLMHead)]
+
+
+def _is_padding(layer: nn.Module) -> bool:
+    """Whether all rows of an embedding on this rank are beyond a vocabulary that is smaller than what vLLM pads it to."""
+    return isinstance(layer, VocabParallelEmbedding) and layer.shard_indices.num_org_elements == 0
 
 
 def _optional_parameters(model: nn.Module) -> set[str]:

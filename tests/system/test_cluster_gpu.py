@@ -1,0 +1,92 @@
+"""On GPUs: several ranks of Megatron beside vLLM's engines, of one rank and of two, in workers on Ray."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.cluster.ray_session import ray_session
+from rlcore.testing.models import make_model
+
+from .system_support import DIGITS, Workplace, read_metrics  # type: ignore[import-not-found]
+
+NUM_DEVICES = torch.cuda.device_count()
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+COMMON = (
+    "run.device=cuda",
+    "run.num_steps=3",
+    "model.dtype=bfloat16",
+    "trainer.name=megatron",
+    "generator.name=vllm",
+    "generator.vllm.enforce_eager=true",
+    "generator.vllm.gpu_memory_utilization=0.1",
+    "training.prompts_per_step=16",
+    "rollout.max_response_tokens=12",
+    "evaluation.at_start=false",
+    "evaluation.at_end=false",
+    "checkpoint.every_n_steps=0",
+    "checkpoint.at_end=false",
+    "logging.rollouts_every_n_steps=0",
+    "cluster.max_restarts=0",
+)
+DENSE = {
+    "tp2": ("tensor_parallel=2",),
+    "pp2": ("pipeline_parallel=2",),
+    "tp2xpp2": ("tensor_parallel=2", "pipeline_parallel=2"),
+}
+EXPERTS = {
+    "ep2": ("expert_parallel=2",),
+    "ep2xpp2": ("expert_parallel=2", "pipeline_parallel=2"),
+}
+
+
+def on_devices(name: str) -> object:
+    """Of a layout."""
+    needed = 4 if "x" in name else 2
+    skip = pytest.mark.skipif(needed > NUM_DEVICES, reason=f"needs {needed} CUDA devices, found {NUM_DEVICES}")
+    return pytest.param(needed, name, marks=skip, id=name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[None]:
+    """One Ray for the module's runs."""
+    with ray_session(ClusterConfig(gpus_per_node=NUM_DEVICES, object_store_mib=1000), "cuda", None):
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By architecture; wide enough for the kernels of attention."""
+    options = {"alphabet": DIGITS, "hidden_size": 256, "num_layers": 4, "max_length": 64, "dtype": "bfloat16"}
+    return {name: make_model(tmp_path_factory.mktemp(name) / "model", name, **options) for name in ("qwen3", "qwen3_moe")}
+
+
+def agreement(records: list[dict[str, float]], metric: str) -> list[float]:
+    """Of each step."""
+    return [record[metric] for record in records]
+
+
+@pytest.mark.parametrize("engine", ["1", "2"])
+@pytest.mark.parametrize(("num_ranks", "name"), [on_devices(name) for name in DENSE])
+def test_engines_follow_the_trainer(
+    num_ranks: int, name: str, engine: str, workplace: Workplace, models: dict[str, Path]
+) -> None:
+    """After updates that change each weight by a tenth of its size, which an engine with older weights would show."""
+    sizes = (f"trainer.megatron.{size}" for size in DENSE[name])
+    places = (f"cluster.gpus_per_node={num_ranks}", f"generator.vllm.tensor_parallel={engine}")
+    records = read_metrics(workplace.train("grpo.toml", *COMMON, *sizes, *places, f"model.path={models['qwen3']}"))
+    assert sum(record["updates"] for record in records) > 1
+    assert all(error < 1.02 for error in agreement(records, "token_mult_prob_error"))
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), [on_devices(name) for name in EXPERTS])
+def test_routing_is_replayed(num_ranks: int, name: str, workplace: Workplace, models: dict[str, Path]) -> None:
+    """Some tokens would go elsewhere by the trainer's own routers."""
+    sizes = (f"trainer.megatron.{size}" for size in EXPERTS[name])
+    places = (f"cluster.gpus_per_node={num_ranks}", "rollout.replay_routing=true")
+    records = read_metrics(workplace.train("grpo.toml", *COMMON, *sizes, *places, f"model.path={models['qwen3_moe']}"))
+    assert sum(record["updates"] for record in records) > 1
+    assert all(error < 1.02 for error in agreement(records, "token_mult_prob_error"))
+    assert all(0.9 < found <= 1.0 for found in agreement(records, "routing_agreement"))
