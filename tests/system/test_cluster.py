@@ -169,3 +169,10 @@ def test_engines_in_the_ranks_own_processes(workplace: Workplace, math: tuple[Pa
     run = workplace.train(str(recipe), "run.name=beside", "cluster.gpus_per_node=2")
     assert not list((run / "logs").glob("**/vllm-*"))
     assert_close(run, alone)
+
+
+def test_one_engine_of_both_ranks(workplace: Workplace, math: tuple[Path, Path]) -> None:
+    recipe, alone = math
+    run = workplace.train(str(recipe), "run.name=shared", "cluster.gpus_per_node=2", "generator.vllm.tensor_parallel=2")
+    assert [log.parent.name for log in (run / "logs").glob("**/vllm-*")] == ["rank-0"]
+    assert_close(run, alone)

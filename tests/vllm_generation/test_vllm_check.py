@@ -14,7 +14,7 @@ from rlcore_vllm import check as check_module
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import OWNED, engine_arguments
-from rlcore_vllm.explain import explain
+from rlcore_vllm.explain import explain, is_passing
 from rlcore_vllm.memory import model_size
 from rlcore_vllm.settings import engine_settings
 
@@ -37,6 +37,8 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         length: int = 64,
         config: dict[str, Any] | None = None,
         memories: Any = (80 * GIB,),
+        world_size: int = 1,
+        shared: tuple[int, ...] | None = None,
         **options: Any,
     ) -> list[Problem]:
         monkeypatch.setattr(check_module, "device_memories", lambda: None if memories is None else list(memories))
@@ -52,8 +54,9 @@ def problems(model: Path, monkeypatch: pytest.MonkeyPatch) -> Problems:
         context = CheckContext(
             model=ModelSpec(path=str(directory), dtype="float32" if device == "cpu" else "bfloat16"),
             device=device,  # type: ignore[arg-type]
-            world_size=1,
+            world_size=world_size,
             max_sequence_length=length,
+            generator_devices=shared,
         )
         return list(check(context, VllmConfig(**options)))
 
@@ -64,6 +67,7 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems() == []
     assert problems(device="cuda", replicas=2, devices=(0,), quantization="fp8") == []
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
+    assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(engine={"block_size": 32, "max_num_batched_tokens": 4096, "async_scheduling": True}) == []
 
 
@@ -135,6 +139,7 @@ def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
         ({"devices": (0, 3), "replicas": 2}, "devices: found [3]; expected the 1 there are, counted from 0"),
         ({"devices": (-1,)}, "devices: found [-1]"),
         ({"devices": (-1,), "memories": None}, "devices: found [-1]; expected numbers of at least 0"),
+        ({"devices": (0,), "world_size": 2}, "devices: found [0]; expected no such key beside [cluster]"),
         ({"devices": ()}, "devices: found 0 of them; expected a multiple of tensor_parallel = 1"),
         ({"devices": (0,), "tensor_parallel": 2}, "devices: found 1 of them; expected a multiple of tensor_parallel = 2"),
         ({"devices": (0, 1), "memories": [GIB] * 2}, "devices: found 2 of them, of which 1 x 1 are used; expected at most 1"),
@@ -338,3 +343,7 @@ def test_the_installed_vllm_words_its_errors_so() -> None:
 
 def test_other_errors_are_left_alone() -> None:
     assert explain("RuntimeError: something else") is None
+    disturbed = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB. This happens when"
+    assert "126.14 GiB were free, then 135.33 GiB" in str(explain(disturbed))
+    assert is_passing(disturbed)
+    assert not is_passing("RuntimeError: something else")

@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import ContractError, GenerateRequest, RaggedTokens, SamplingParams, WorkerError
-from rlcore_vllm import child
+from rlcore_vllm import child, process
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.environment import child_environment
 from rlcore_vllm.process import ProcessReplica
@@ -225,3 +225,32 @@ def _wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+DISTURBED = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB."
+
+
+@pytest.mark.parametrize(("failures", "starts"), [([DISTURBED], 2), ([DISTURBED] * 3, 3), (["another"], 1)])
+def test_an_engine_that_others_disturb_is_started_again(failures, starts, monkeypatch, tmp_path):
+    made = []
+
+    class Starting:
+        def __init__(self, *arguments):
+            made.append(self)
+            self.is_usable = True
+
+        def await_engine(self, timeout_s):
+            if len(made) <= len(failures):
+                raise WorkerError(f"vllm-0 ended: {failures[len(made) - 1]}")
+
+        def end(self):
+            self.is_usable = False
+
+    monkeypatch.setattr(process, "Child", Starting)
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path)
+    if starts > len(failures):
+        replica.start()
+    else:
+        with pytest.raises(WorkerError, match="vllm-0 ended"):
+            replica.start()
+    assert [child.is_usable for child in made] == [False] * len(failures) + [True] * (starts - len(failures))

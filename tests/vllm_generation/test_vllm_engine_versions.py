@@ -89,6 +89,16 @@ def test_other_failures_to_sleep_are_errors(message, world_size):
     assert not executor.is_sleeping
 
 
+def test_constants_are_imported_where_they_are_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    versions.import_constants()  # not installed
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    (tmp_path / "flashinfer.py").write_text("CONSTANT = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    versions.import_constants()
+    assert sys.modules.pop("flashinfer").CONSTANT == 1
+
+
 def test_allocators_outlive_their_engine(monkeypatch):
     kept = []
     monkeypatch.setattr(versions, "_allocators", kept)

@@ -173,6 +173,8 @@ REFITS = {
         ({"devices": (1,)}, {"refit.nccl", "refit.in_process", "exact_logprobs"}),
         ({"devices": (1, 2), "tensor_parallel": 2}, {"refit.nccl", "exact_logprobs"}),
         ({"devices": (0, 1), "replicas": 2}, {"exact_logprobs"}),
+        ({"devices": (0, 1), "tensor_parallel": 2}, {"refit.cuda_ipc", "exact_logprobs"}),
+        ({"devices": (0, 1, 2, 3), "tensor_parallel": 2, "replicas": 2}, {"exact_logprobs"}),
         ({"quantization": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
     ],
 )

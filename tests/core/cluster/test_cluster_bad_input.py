@@ -19,7 +19,7 @@ from rlcore.run.cluster.orders import Software
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import Prepared
 from rlcore.run.train import train
-from rlcore.spi import CheckContext, ConfigError, PluginError
+from rlcore.spi import CheckContext, ConfigError, PluginError, RankSpec
 from rlcore.testing.fakes import FakeTokenizer
 
 Prepare = Callable[..., Prepared]
@@ -55,6 +55,14 @@ def test_layouts_that_cannot_be(prepared: Prepare, overrides: list[str], message
     assert expected in str(caught.value)
 
 
+def test_generators_span_whole_numbers_of_a_nodes_ranks(prepared: Prepare) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared("cluster.gpus_per_node=3", "generator.ranked.span=2")
+    assert "cluster.gpus_per_node: found 3, which are to be shared with generators that span 2" in str(caught.value)
+    assert prepared("cluster.gpus_per_node=4", "generator.ranked.span=2").span == 2
+    assert prepared("generator.ranked.span=2").span == 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"), [([], 1), (["cluster.gpus_per_node=3"], 3), (["cluster.nodes=2", "cluster.address=auto"], 2)]
 )
@@ -68,6 +76,13 @@ def test_backends_check_the_number_of_ranks(
     prepared(*overrides)
     assert {context.world_size for context in seen} == {expected}
     assert {context.generator_devices for context in seen} == {None}
+
+
+def test_a_generator_learns_of_the_devices_that_it_spans(prepared: Prepare) -> None:
+    shared = prepared("cluster.gpus_per_node=4", "generator.ranked.span=2")
+    for device, expected in (("cpu", None), ("cuda", (2, 3))):
+        place = RankSpec(rank=6, world_size=8, local_rank=2, device=device)  # type: ignore[arg-type]
+        assert evolve(shared, device=device).generator_context(place, None).devices == expected
 
 
 def test_between_devices_weights_take_other_ways(prepared: Prepare) -> None:

@@ -15,6 +15,7 @@ LAYOUTS = {
     "two": ("cluster.gpus_per_node=2",),
     "one": ("cluster.gpus_per_node=1",),
     "helpers": ("cluster.gpus_per_node=4", "trainer.ranked.helpers=2"),
+    "shared": ("cluster.gpus_per_node=4", "generator.ranked.span=2"),
     "separate": ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1"),
 }
 
@@ -28,6 +29,12 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     assert_close(read_metrics(runs / "pool"), read_metrics(runs / "alone"))
     assert summary["steps"] == 4
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
+
+
+def test_neighbours_share_a_generator_that_spans_their_devices(run: Run, tmp_path: Path) -> None:
+    run("cluster.gpus_per_node=4", "generator.ranked.span=2", "run.num_steps=1")
+    logs = [tmp_path / "runs" / "run" / "logs" / f"rank-{rank}.log" for rank in range(4)]
+    assert ["a generator on" in log.read_text() for log in logs] == [True, False, True, False]
 
 
 def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"devices are {sorted(map(str, provider.devices))}; expected some of {sorted(DEVICES)}"
     if not callable(provider.without):
         yield f"without is {_kind(provider.without)}; expected a function of the config that returns capabilities"
+    if not callable(provider.span):
+        yield f"span is {_kind(provider.span)}; expected a function of the config that returns a number of devices"
     for field, path in (("backend", provider.backend), ("check", provider.check), ("serve", provider.serve)):
         if path is None and field != "backend":
             continue

@@ -13,6 +13,7 @@ from rlcore.plugins.binding import build_algorithm, build_environment, run_check
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.run.generator_places import generator_devices, generator_span, separate
 from rlcore.run.metric_loggers import check_tensorboard
 from rlcore.run.refit import BETWEEN_DEVICES, CHANNELS
 from rlcore.spi import (
@@ -53,6 +54,8 @@ class Prepared:
     environment: Environment | None
     channel: RefitChannel | None
     """How weights travel; None where nothing generates."""
+    span: int = 1
+    """Neighbouring ranks that share one generator."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
 
@@ -102,7 +105,7 @@ class Prepared:
             seed=self.recipe.run.seed,
             max_sequence_length=self.max_sequence_length,
             channel=self.channel or "in_process",
-            devices=generator_devices(self.recipe, self.device),
+            devices=generator_devices(self.recipe, self.device, self.span, place.local_rank),
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,
         )
@@ -141,7 +144,8 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
     chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=needs["trainer"])
     channel = choose_channel(recipe, chosen, device, declared)
     model = model_spec(recipe, device)
-    _check(recipe, chosen, algorithm, model, device, channel)
+    span = generator_span(recipe, chosen)
+    _check(recipe, chosen, algorithm, model, device, channel, span)
     environment = None
     if "environment" in chosen:
         context = EnvironmentContext(seed=recipe.run.seed)
@@ -155,6 +159,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         algorithm=algorithm,
         environment=environment,
         channel=channel,
+        span=span,
         notes=tuple(
             note
             for role in AUTO_ROLES
@@ -243,18 +248,6 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     return needs
 
 
-def separate(recipe: Recipe) -> bool:
-    """Whether trainer and generator have devices of their own."""
-    return recipe.cluster is not None and recipe.cluster.placement == "separate"
-
-
-def generator_devices(recipe: Recipe, device: Device) -> tuple[int, ...] | None:
-    """The devices of each node that generate, where the recipe gives them to nobody else."""
-    if recipe.cluster is None or not separate(recipe) or device == "cpu":
-        return None
-    return tuple(range(recipe.cluster.ranks_per_node, recipe.cluster.gpus_per_node))
-
-
 def check_ray() -> None:
     """Raise ConfigError where the recipe asks for workers on Ray, which is not installed."""
     from importlib.util import find_spec
@@ -275,7 +268,7 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         return None
     entries = [chosen[role] for role in AUTO_ROLES]
     possible = CHANNELS[device]
-    if generator_devices(recipe, device) is not None:
+    if separate(recipe) and device == "cuda":
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = BETWEEN_DEVICES
@@ -349,6 +342,7 @@ def _check(
     model: ModelSpec,
     device: Device,
     channel: RefitChannel | None,
+    span: int,
 ) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
     problems = list(_impossible(recipe, algorithm))
@@ -360,7 +354,7 @@ def _check(
         max_microbatch_tokens=recipe.training.max_tokens_per_microbatch,
         needs_reference=algorithm.needs.reference_logprobs,
         channel=channel,
-        generator_devices=generator_devices(recipe, device),
+        generator_devices=generator_devices(recipe, device, span),
         replays_routing=recipe.rollout.replay_routing,
     )
     for entry in chosen.values():

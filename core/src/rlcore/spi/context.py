@@ -73,8 +73,8 @@ class GeneratorContext:
     """How weights will come. With "in_process" the trainer's tensors are handed over as they are, so what holds the weights
     lives in the process that built the backend, where the trainer is."""
     devices: tuple[int, ...] | None = None
-    """CUDA devices to generate on, counted among those that this process sees; None where it shares the trainer's own,
-    `place.local_rank`, or its section of the recipe says."""
+    """CUDA devices to generate on, counted among those that this process sees: those that only generate, or the devices of
+    several trainer ranks that it spans. None where it shares `place.local_rank` alone, or its section of the recipe says."""
     log_directory: Path | None = None
     """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
     one themselves."""
@@ -116,6 +116,6 @@ class CheckContext:
     channel: RefitChannel | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None
-    """GeneratorContext.devices, as they will be."""
+    """GeneratorContext.devices, as they will be on a node's first rank."""
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""

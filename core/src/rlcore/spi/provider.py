@@ -21,6 +21,10 @@ def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Pr
     return frozenset()
 
 
+def _one(config: object) -> int:  # noqa: ARG001 - the form of Provider.span
+    return 1
+
+
 @frozen(kw_only=True)
 class Provider:
     """One installable implementation of a role.
@@ -51,6 +55,9 @@ class Provider:
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     without: Callable[[Any], frozenset[str]] = _nothing
     """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""
+    span: Callable[[Any], int] = _one
+    """For generators: the devices that one spans with a section of the recipe. Where a cluster's ranks share their devices with
+    generators, so many neighbours share one, which the first of them hosts. Since SPI 1.2."""
     serve: str | None = None
     """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
     stopped."""

@@ -26,12 +26,13 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     """The section's values, the devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
-    config = placed(config, context.generator_devices)
+    own, config = config.devices, placed(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None
     problems = [
         *option_problems(config),
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
+        *_placement_problems(own, context),
         *check_model(context.model.path),
     ]
     file = Path(context.model.path).expanduser() / "config.json"
@@ -87,6 +88,13 @@ def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devi
             yield _problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
     else:
         yield from _named_device_problems(config, config.devices, num_devices)
+
+
+def _placement_problems(devices: Sequence[int] | None, context: CheckContext) -> Iterator[Problem]:
+    """Devices named where the ranks of a cluster have theirs."""
+    if devices is not None and (context.world_size > 1 or context.generator_devices is not None):
+        remedy = "[cluster] says which devices generate, and neighbouring ranks share an engine of several."
+        yield _problem("devices", list(devices), "no such key beside [cluster]", remedy)
 
 
 def _named_device_problems(config: VllmConfig, devices: Sequence[int], num_devices: int | None) -> Iterator[Problem]:

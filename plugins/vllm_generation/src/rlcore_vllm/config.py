@@ -16,7 +16,7 @@ class VllmConfig:
     """Devices (on CPU, processes) that one engine spreads over."""
     devices: tuple[int, ...] | None = None
     """CUDA devices of the engines, each taking `tensor_parallel` of them in turn; None is those that the cluster's layout sets
-    aside for generation, else the trainer's own device, which the two then share."""
+    aside for generation or that an engine's ranks train on, else the trainer's own device, which the two then share."""
     gpu_memory_utilization: float = 0.5
     """Share of a device's memory for all of its engines together: weights, activations and KV cache."""
     cpu_kv_cache_gib: float = 1.0

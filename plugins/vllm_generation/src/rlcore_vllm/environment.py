@@ -137,6 +137,8 @@ def _build(settings: EngineSettings) -> Any:
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    if settings.device == "cuda":
+        versions.import_constants()
     if settings.eager:
         versions.keep_sampler_eager()
     if settings.in_process and settings.device == "cpu":

@@ -7,6 +7,7 @@ Match = re.Match[str]
 
 SHORTER = "lower rollout.max_prompt_tokens or rollout.max_response_tokens"
 _GIB = r"([\d.]+)\s*GiB"
+_DISTURBED = rf"Error in memory profiling\. Initial free memory {_GIB}, current free memory {_GIB}"
 
 
 def explain(error_text: str) -> str | None:
@@ -16,6 +17,19 @@ def explain(error_text: str) -> str | None:
         if match is not None:
             return describe(match)
     return None
+
+
+def is_passing(error_text: str) -> bool:
+    """Whether the cause of a known error has gone by the time that it is seen."""
+    return re.search(_DISTURBED, error_text) is not None
+
+
+def _disturbed(match: Match) -> str:
+    before, after = match.groups()
+    return (
+        f"another process freed memory of the device while the engine measured what it may use ({before} GiB were free, then "
+        f"{after} GiB). Start again once nothing else changes what it uses there"
+    )
 
 
 def _no_cache(match: Match) -> str:
@@ -88,6 +102,7 @@ def _port(match: Match) -> str:
 
 
 _KNOWN: tuple[tuple[str, Callable[[Match], str]], ...] = (
+    (_DISTURBED, _disturbed),
     (r"No available memory for the cache blocks", _no_cache),
     (rf"max seq len \((\d+)\), \({_GIB} KV\s+cache is needed.{{0,80}}?memory \({_GIB}\)", _small_cache),
     (

@@ -16,6 +16,7 @@ from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.child import Child
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine import Deliver
+from rlcore_vllm.explain import is_passing
 from rlcore_vllm.sampling import Samples
 from rlcore_vllm.settings import EngineSettings
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 COLLECT_S = 1.0
 """Most seconds that one call waits for samples to end."""
 CLOSE_TIMEOUT_S = 30.0
+NUM_STARTS = 3
+"""At most, where others disturb an engine that starts."""
 LONGEST_DIRECTORY = 60
 """Bytes; the system bounds the path of a socket to 107."""
 
@@ -56,6 +59,17 @@ class ProcessReplica:
         return self._settings.tensor_parallel
 
     def start(self) -> None:
+        for _ in range(NUM_STARTS - 1):
+            try:
+                self._child = self._started()
+                return
+            except WorkerError as error:
+                if not is_passing(str(error)):
+                    raise
+                logger.warning("%s is started again: %s", self.name, error)
+        self._child = self._started()
+
+    def _started(self) -> Child:
         address = self._directory / f"{next(self._numbers)}.socket"
         child = Child(self.name, self._settings, self.devices, self.log_file, address)
         try:
@@ -63,7 +77,7 @@ class ProcessReplica:
         except BaseException:
             child.end()
             raise
-        self._child = child
+        return child
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         future: Future[None] = Future()

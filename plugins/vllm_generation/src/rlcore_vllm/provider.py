@@ -1,5 +1,7 @@
 """The entry point: describes the generator without importing torch or vLLM."""
 
+from operator import attrgetter
+
 from rlcore.spi import Provider, capabilities
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
@@ -15,8 +17,8 @@ def without(config: VllmConfig) -> frozenset[str]:
     if config.replicas > 1 or config.tensor_parallel > 1:
         names.add(capabilities.REFIT_IN_PROCESS)
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
-    if config.devices not in (None, (TRAINER_DEVICE,)):
-        names.add(capabilities.REFIT_CUDA_IPC)
+    if config.devices is not None and not (shares_device and len(config.devices) == config.tensor_parallel):
+        names.add(capabilities.REFIT_CUDA_IPC)  # an engine maps the trainer's memory on a device that it sees
     if shares_device:
         names.add(capabilities.REFIT_NCCL)
     if config.quantization != "none":
@@ -26,7 +28,7 @@ def without(config: VllmConfig) -> frozenset[str]:
 
 PROVIDER = Provider(
     name="vllm",
-    spi=(1, 1),
+    spi=(1, 2),
     priority=80,
     capabilities={
         capabilities.TOP_K,
@@ -50,6 +52,7 @@ PROVIDER = Provider(
     devices={"cuda"},
     unavailable=unavailable,
     without=without,
+    span=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
     serve="rlcore_vllm.serve:serve",

@@ -1,5 +1,7 @@
 """Where vLLM's versions 0.26 to 0.33 differ, and every name in its inside that the engine reaches for."""
 
+import contextlib
+import importlib
 import sys
 import time
 from collections.abc import Set
@@ -128,6 +130,13 @@ def put_to_sleep(executor: Any, tags: set[str], discard_weights: bool) -> None:
             raise  # where there are several ranks, the others' answers would be taken for those to the next call
         # It sleeps. What grew meanwhile, on a device that others use too, is not the engine's.
         executor.sleeping_tags, executor.is_sleeping = {"weights", "kv_cache"}, True
+
+
+def import_constants() -> None:
+    """Before an engine starts on CUDA: FlashInfer has tensors among its constants. Those made while vLLM loads a model lie in
+    the memory that sleeps, outlive the engine there, and keep vLLM from starting another in the process."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("flashinfer")
 
 
 _allocators: list[Any] = []

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -75,6 +76,8 @@ class RankedGeneratorConfig(FakeGeneratorConfig):
     """How long a generation or a refit takes at least."""
     engine: bool = False
     """Whether it depends on a process of its own."""
+    span: int = 1
+    """Devices of one."""
 
 
 @frozen(kw_only=True)
@@ -254,6 +257,7 @@ class RankedGenerator(FakeGenerator):
     def __init__(self, context: GeneratorContext, config: RankedGeneratorConfig) -> None:
         super().__init__(context, config)
         self.options = config
+        print(f"a generator on devices {context.devices}")
         self.engine = Process(config.folder, f"generator-{context.place.rank}") if config.engine else None
 
     @hookimpl
@@ -297,6 +301,12 @@ class JudgedEnvironment(FakeEnvironment):
 
 
 TRAINER = evolve(FAKE_TRAINER, name="ranked", config=RankedTrainerConfig, backend="ranked_fakes:RankedTrainer")
-GENERATOR = evolve(FAKE_GENERATOR, name="ranked", config=RankedGeneratorConfig, backend="ranked_fakes:RankedGenerator")
+GENERATOR = evolve(
+    FAKE_GENERATOR,
+    name="ranked",
+    config=RankedGeneratorConfig,
+    backend="ranked_fakes:RankedGenerator",
+    span=attrgetter("span"),
+)
 ALGORITHM = evolve(FAKE_ALGORITHM, name="ranked")
 ENVIRONMENT = evolve(FAKE_ENVIRONMENT, name="ranked", config=JudgedEnvironmentConfig, backend="ranked_fakes:JudgedEnvironment")

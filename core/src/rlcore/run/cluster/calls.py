@@ -21,7 +21,9 @@ ASK_S = 3.0
 """Most seconds for a rank to say where it is."""
 CLOSE_S = 30.0
 
-_GENERATOR = dict.fromkeys(("generate", "move_generator", "save_generator", "load_generator"), ("generator",))
+_GENERATOR = dict.fromkeys(
+    ("build_generator", "generate", "move_generator", "save_generator", "load_generator"), ("generator",)
+)
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
 """Whose work a call is, where it is not the trainer's."""
 

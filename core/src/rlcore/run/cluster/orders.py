@@ -83,18 +83,23 @@ class Surroundings:
 
 @frozen(kw_only=True, eq=False)
 class BuildOrder:
-    """What to build the backends of a rank with."""
+    """What to build the trainer of a rank with."""
 
     trainer: TrainerContext
     trainer_config: Any
-    generator: GeneratorContext | None
-    """None where this rank hosts none."""
-    generator_config: Any
     room_for_generator: SetResidencyRequest | None
-    """Where the trainer's memory is while the generator starts."""
+    """Where the trainer's memory is while generators start."""
+
+
+@frozen(kw_only=True, eq=False)
+class GeneratorOrder:
+    """What to build the generator of a rank with."""
+
+    context: GeneratorContext
+    config: Any
     tokenizer: bytes
-    """Pickled: a `Tokenizer`, for the text of the generator's samples. Pickled apart, so that what fails in reading it fails
-    in `build`."""
+    """Pickled: a `Tokenizer`, for the text of its samples. Pickled apart, so that what fails in reading it fails in
+    `build_generator`."""
 
 
 @frozen(kw_only=True)

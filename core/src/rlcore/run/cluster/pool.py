@@ -13,14 +13,15 @@ from rlcore.config.recipe import ClusterConfig
 from rlcore.run.cluster.calls import BESIDE, Calls, Rank
 from rlcore.run.cluster.failures import Whereabouts
 from rlcore.run.cluster.leftovers import end_everywhere
-from rlcore.run.cluster.orders import BuildOrder, Built, Plugins, Software, Surroundings
+from rlcore.run.cluster.orders import BuildOrder, Built, GeneratorOrder, Plugins, Software, Surroundings
 from rlcore.run.cluster.placement import reserved
 from rlcore.run.cluster.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
+from rlcore.run.generator_places import hosts_generator
 from rlcore.run.groups import Backends
 from rlcore.run.packing import model_width
 from rlcore.run.progress import Progress
 from rlcore.run.residency import room_for_generator
-from rlcore.run.setup import Prepared, separate
+from rlcore.run.setup import Prepared
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout, WorkerError
 
@@ -89,8 +90,11 @@ def _set_up(
     _load_plugins(prepared, calls, surroundings)
     rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
     pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
-    orders = [_build_order(prepared, pickled, cluster, rank, rendezvous, logs) for rank in range(cluster.world_size)]
+    places = [_rank_spec(prepared, cluster, rank, rendezvous) for rank in range(cluster.world_size)]
+    orders = [_build_order(prepared, place) for place in places]
     built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
+    hosted = {rank: (_generator_order(prepared, pickled, places[rank], logs),) for rank in _hosts(prepared, cluster)}
+    calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
     return [each.layout for each in built]
 
 
@@ -107,14 +111,14 @@ def _backends(prepared: Prepared, calls: Calls, layouts: Sequence[TrainerLayout]
         return Backends(trainer=trainer, generator=None, route=None)
     cluster = prepared.recipe.cluster
     assert cluster is not None
-    hosts = [rank for rank in range(cluster.world_size) if _hosts_generator(prepared, cluster, rank)]
-    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], hosts=hosts)
+    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], hosts=_hosts(prepared, cluster))
     return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls))
 
 
-def _hosts_generator(prepared: Prepared, cluster: ClusterConfig, rank: int) -> bool:
-    """Every rank on its own device, or the first of each node on devices that only generate."""
-    return not separate(prepared.recipe) or rank % cluster.ranks_per_node == 0
+def _hosts(prepared: Prepared, cluster: ClusterConfig) -> list[int]:
+    """The ranks with a generator."""
+    ranks = range(cluster.world_size) if "generator" in prepared.chosen else ()
+    return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.span, rank)]
 
 
 def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str) -> Surroundings:
@@ -132,26 +136,29 @@ def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: Cl
     )
 
 
-def _build_order(
-    prepared: Prepared, tokenizer: bytes, cluster: ClusterConfig, rank: int, rendezvous: str | None, logs: Path
-) -> BuildOrder:
-    place = RankSpec(
+def _rank_spec(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankSpec:
+    return RankSpec(
         rank=rank,
         world_size=cluster.world_size,
         local_rank=rank % cluster.ranks_per_node,
         device=prepared.device,
         rendezvous=rendezvous,
     )
-    hosts = "generator" in prepared.chosen and _hosts_generator(prepared, cluster, rank)
-    # Engines of several ranks must not write into one file.
-    directory = logs if cluster.world_size == 1 else logs / f"rank-{rank}"
+
+
+def _build_order(prepared: Prepared, place: RankSpec) -> BuildOrder:
     return BuildOrder(
         trainer=prepared.trainer_context(place),
         trainer_config=prepared.config("trainer"),
-        generator=prepared.generator_context(place, directory) if hosts else None,
-        generator_config=prepared.config("generator") if hosts else None,
         room_for_generator=room_for_generator(prepared),
-        tokenizer=tokenizer,
+    )
+
+
+def _generator_order(prepared: Prepared, tokenizer: bytes, place: RankSpec, logs: Path) -> GeneratorOrder:
+    # Engines of several ranks must not write into one file.
+    directory = logs if place.world_size == 1 else logs / f"rank-{place.rank}"
+    return GeneratorOrder(
+        context=prepared.generator_context(place, directory), config=prepared.config("generator"), tokenizer=tokenizer
     )
 
 

@@ -23,7 +23,16 @@ from rlcore.run.cluster.affinity import bind_near
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.cluster.failures import RemoteError, Reply, Whereabouts
 from rlcore.run.cluster.leftovers import mark_children
-from rlcore.run.cluster.orders import BuildOrder, Built, LogprobsOrder, Plugins, Software, StepOrder, Surroundings
+from rlcore.run.cluster.orders import (
+    BuildOrder,
+    Built,
+    GeneratorOrder,
+    LogprobsOrder,
+    Plugins,
+    Software,
+    StepOrder,
+    Surroundings,
+)
 from rlcore.run.groups import RefitOrder
 from rlcore.run.residency import make_room
 from rlcore.run.responses import Responses
@@ -131,15 +140,20 @@ class Worker:
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def build(self, order: BuildOrder) -> Built:
-        """Build trainer and generator, together with all other ranks."""
+        """Build the trainer, together with all other ranks, and make room for generators."""
         assert self._plugins is not None
-        trainer, generator, observers = self._plugins
+        trainer, _, observers = self._plugins
         self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
         make_room(self._trainer, order.room_for_generator)
-        if order.generator is not None and generator is not None:
-            self._generator = build_generator(generator, order.generator, order.generator_config, observers)
-            self._tokenizer = pickle.loads(order.tokenizer)
         return Built(layout=self._trainer.layout)
+
+    def build_generator(self, order: GeneratorOrder) -> None:
+        """Build the generator that this rank hosts, once every rank has made room: it may span several ranks' devices."""
+        assert self._plugins is not None
+        _, generator, observers = self._plugins
+        assert generator is not None
+        self._generator = build_generator(generator, order.context, order.config, observers)
+        self._tokenizer = pickle.loads(order.tokenizer)
 
     def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int) -> TrainStepResult:
         """This rank's share of an optimizer step, one of those that came to its node."""

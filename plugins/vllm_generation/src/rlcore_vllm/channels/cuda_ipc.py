@@ -1,4 +1,5 @@
-"""Memory of one GPU between two processes: the receiver maps the sender's.
+"""Memory of one GPU between two processes: the receiver maps the sender's. An engine's rank on another GPU maps it too, and
+copies what it gets to its own, over NVLink where there is one.
 
 A persistent export's tensors are mapped where they are, without a copy. Other tensors live only until the next bucket and are
 packed into two buffers instead: one handle for a whole bucket, where a handle a tensor would cost more than the copy.
@@ -114,9 +115,10 @@ class Receiver(channel.Receiver):
         if self._stable:
             pairs = zip(specs, where["places"], strict=True)
             tensors = [self._tensor(spec, where["handles"][address], start) for spec, (address, start) in pairs]
-        else:
-            tensors = unpack(self._map(where["packed"]), specs)
-        return Received(tensors=tensors, stable=self._stable)
+            return Received(tensors=[tensor.to(self.device) for tensor in tensors], stable=True)
+        buffer = self._map(where["packed"])
+        own = buffer.to(self.device)
+        return Received(tensors=unpack(own, specs), stable=own is not buffer)
 
     def loaded(self) -> None:
         if not self._stable:

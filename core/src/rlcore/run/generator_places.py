@@ -1,0 +1,52 @@
+"""Which ranks host a generator, and on which devices."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from rlcore.config.convert import selected_options
+from rlcore.config.recipe import Recipe
+from rlcore.plugins.discovery import Entry
+from rlcore.spi import ConfigError, PluginError, Problem, Role
+
+
+def separate(recipe: Recipe) -> bool:
+    """Whether trainer and generator have devices of their own."""
+    return recipe.cluster is not None and recipe.cluster.placement == "separate"
+
+
+def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
+    """Neighbouring ranks of a node that share one generator. ConfigError where that does not divide a node's ranks."""
+    cluster, entry = recipe.cluster, chosen.get("generator")
+    if cluster is None or entry is None or entry.provider is None or separate(recipe):
+        return 1
+    options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
+    try:
+        span = int(entry.provider.span(options))
+    except Exception as error:
+        raise PluginError(f"{entry.label}: its function `span` raised {type(error).__name__}: {error}") from error
+    if span < 1:
+        return 1  # the plugin's own check says what is wrong
+    if cluster.ranks_per_node % span:
+        problem = Problem(
+            path="cluster.gpus_per_node",
+            found=f"{cluster.gpus_per_node}, which are to be shared with generators that span {span} of them each",
+            expected=f"a multiple of {span}",
+            remedy=f"Change it, or how many devices generator {entry.name!r} spans.",
+        )
+        raise ConfigError([problem])
+    return span
+
+
+def hosts_generator(recipe: Recipe, span: int, rank: int) -> bool:
+    """Whether it is the first of those that share one; with devices that only generate, the first of its node."""
+    assert recipe.cluster is not None
+    return rank % (recipe.cluster.ranks_per_node if separate(recipe) else span) == 0
+
+
+def generator_devices(recipe: Recipe, device: Literal["cpu", "cuda"], span: int, local_rank: int = 0) -> tuple[int, ...] | None:
+    """Of the generator that a rank hosts, where the cluster's layout says so."""
+    if recipe.cluster is None or device == "cpu":
+        return None
+    if separate(recipe):
+        return tuple(range(recipe.cluster.ranks_per_node, recipe.cluster.gpus_per_node))
+    return None if span == 1 else tuple(range(local_rank, local_rank + span))
