@@ -23,6 +23,8 @@ COMMON = (
     "generator.vllm.enforce_eager=true",
     "generator.vllm.gpu_memory_utilization=0.1",
     "training.prompts_per_step=16",
+    "rollout.samples_per_prompt=8",
+    "optimizer.learning_rate=3e-3",
     "rollout.max_response_tokens=12",
     "evaluation.at_start=false",
     "evaluation.at_end=false",
@@ -59,7 +61,8 @@ def ray() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By architecture; wide enough for the kernels of attention."""
-    options = {"alphabet": DIGITS, "hidden_size": 256, "num_layers": 4, "max_length": 64, "dtype": "bfloat16"}
+    sizes = {"hidden_size": 256, "num_layers": 4, "initializer_range": 0.03}
+    options = {"alphabet": DIGITS, "max_length": 64, "dtype": "bfloat16", **sizes}
     return {name: make_model(tmp_path_factory.mktemp(name) / "model", name, **options) for name in ("qwen3", "qwen3_moe")}
 
 
