@@ -38,6 +38,8 @@ def prepared() -> SimpleNamespace:
         device="cpu",
         model=SimpleNamespace(dtype="float32"),
         algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
+        channel="in_process",
+        span=1,
         evaluates=True,
         registry=SimpleNamespace(warnings=()),
         notes=("trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU",),

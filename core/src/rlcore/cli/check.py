@@ -9,6 +9,7 @@ import click
 from rlcore.cli.arguments import recipe_arguments
 
 if TYPE_CHECKING:
+    from rlcore.config.recipe import ClusterConfig
     from rlcore.run.setup import Prepared
 
 
@@ -39,6 +40,10 @@ def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
             yield role, _plugin(prepared, role)
     where = "" if Path(recipe.model.path).expanduser().exists() else ", not a directory here: to be fetched from the Hub"
     yield "model", f"{recipe.model.path}{where} ({prepared.model.dtype} on {prepared.device})"
+    if recipe.cluster is not None:
+        yield "cluster", _cluster(prepared, recipe.cluster)
+    if prepared.channel is not None:
+        yield "refit", prepared.channel
     training, rollout = recipe.training, recipe.rollout
     batch = f"{training.prompts_per_step} prompts"
     if prepared.algorithm.needs.source == "rollouts":
@@ -57,6 +62,16 @@ def _plugin(prepared: "Prepared", role: str) -> str:
     if wanted == "auto" and entry.provider is not None:
         how = f"auto, priority {entry.provider.priority}"
     return f"{entry.name} {entry.version} of {entry.distribution} ({how})"
+
+
+def _cluster(prepared: "Prepared", cluster: "ClusterConfig") -> str:
+    """Who uses which devices."""
+    ranks = f"{cluster.nodes} x {cluster.ranks_per_node} {'GPU' if prepared.device == 'cuda' else 'process'}(s) train"
+    if "generator" not in prepared.chosen:
+        return ranks
+    if cluster.placement == "separate":
+        return f"{ranks}, {cluster.nodes} x {cluster.generator_gpus_per_node} generate"
+    return f"{ranks} and generate in turn" + (f", each {prepared.span} with one generator" if prepared.span > 1 else "")
 
 
 def _evaluation(prepared: "Prepared") -> str:
