@@ -52,6 +52,14 @@ name = "sft"
 at_start = false
 at_end = false
 """
+STEPS_ALONE = (
+    "evaluation.at_start=false",
+    "evaluation.at_end=false",
+    "checkpoint.every_n_steps=0",
+    "checkpoint.at_end=false",
+    "logging.rollouts_every_n_steps=0",
+)
+"""Nothing is measured or kept beside the steps."""
 SITE_MODULES = ("acme_judge", "acme_poison", "acme_kit", "acme_liar")
 """Modules that tests install; removed from this process after each."""
 BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")

@@ -10,7 +10,7 @@ from rlcore.config.recipe import ClusterConfig
 from rlcore.run.cluster.ray_session import ray_session
 from rlcore.testing.models import make_model
 
-from .system_support import DIGITS, Workplace, read_metrics  # type: ignore[import-not-found]
+from .system_support import DIGITS, STEPS_ALONE, Workplace, read_metrics  # type: ignore[import-not-found]
 
 NUM_DEVICES = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -26,11 +26,7 @@ COMMON = (
     "rollout.samples_per_prompt=8",
     "optimizer.learning_rate=3e-3",
     "rollout.max_response_tokens=12",
-    "evaluation.at_start=false",
-    "evaluation.at_end=false",
-    "checkpoint.every_n_steps=0",
-    "checkpoint.at_end=false",
-    "logging.rollouts_every_n_steps=0",
+    *STEPS_ALONE,
     "cluster.max_restarts=0",
 )
 DENSE = {

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.testing.models import make_model
 
-from .system_support import DIGITS, Workplace, expect_failure, read_metrics  # type: ignore[import-not-found]
+from .system_support import DIGITS, STEPS_ALONE, Workplace, expect_failure, read_metrics  # type: ignore[import-not-found]
 
 OPTIONS = (
     "trainer.name=megatron",
@@ -17,11 +17,7 @@ OPTIONS = (
     "run.num_steps=2",
     "training.prompts_per_step=16",
     "rollout.max_response_tokens=12",
-    "evaluation.at_start=false",
-    "evaluation.at_end=false",
-    "checkpoint.every_n_steps=0",
-    "checkpoint.at_end=false",
-    "logging.rollouts_every_n_steps=0",
+    *STEPS_ALONE,
     "optimizer.learning_rate=1e-3",
 )
 

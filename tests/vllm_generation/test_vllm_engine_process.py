@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -254,3 +255,15 @@ def test_an_engine_that_others_disturb_is_started_again(failures, starts, monkey
         with pytest.raises(WorkerError, match="vllm-0 ended"):
             replica.start()
     assert [child.is_usable for child in made] == [False] * len(failures) + [True] * (starts - len(failures))
+
+
+def test_a_socket_that_does_not_listen_yet_is_waited_for(tmp_path):
+    address = str(tmp_path / "host.socket")
+    manager = child.HostManager(address=address, authkey=b"key")
+    assert not child._connects(manager, address)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(address)
+        assert not child._connects(manager, address)
+    Path(address).unlink()
+    with child.HostManager(address=address, authkey=b"key"):
+        assert child._connects(manager, address)

@@ -51,7 +51,8 @@ class Child:
             self.process.stdin.write(pickle.dumps(self._order))
             self.process.stdin.close()
         deadline = time.monotonic() + timeout_s
-        while not os.path.exists(self._order.address):
+        manager = HostManager(address=self._order.address, authkey=self._order.authkey)
+        while not _connects(manager, self._order.address):
             if self.process.poll() is not None:
                 raise self._death("while it started")
             if time.monotonic() > deadline:
@@ -59,8 +60,6 @@ class Child:
                 self._kill(f"was not ready within {timeout_s:g} s and was ended; {remedy}")
                 raise self._death()
             time.sleep(START_POLL_S)
-        manager = HostManager(address=self._order.address, authkey=self._order.authkey)
-        manager.connect()
         self._host = manager.host()  # type: ignore[attr-defined]
 
     @property
@@ -121,3 +120,13 @@ class Child:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
         return ""
+
+
+def _connects(manager: HostManager, address: str) -> bool:
+    if not os.path.exists(address):
+        return False
+    try:
+        manager.connect()
+    except ConnectionRefusedError:
+        return False  # the socket has its name a moment before it listens
+    return True
