@@ -94,7 +94,8 @@ def _set_up(
     orders = [_build_order(prepared, place) for place in places]
     built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
     hosted = {rank: (_generator_order(prepared, pickled, places[rank], logs),) for rank in _hosts(prepared, cluster)}
-    calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
+    if hosted:
+        calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
     return [each.layout for each in built]
 
 
