@@ -83,7 +83,7 @@ def test_engines_follow_the_trainer(
 
 @pytest.mark.parametrize(("num_ranks", "name"), [on_devices(name) for name in EXPERTS])
 def test_routing_is_replayed(num_ranks: int, name: str, workplace: Workplace, models: dict[str, Path]) -> None:
-    """Some tokens would go elsewhere by the trainer's own routers."""
+    """The generator's choices reach the trainer's ranks, whose own routers would make nearly the same."""
     sizes = (f"trainer.megatron.{size}" for size in EXPERTS[name])
     places = (f"cluster.gpus_per_node={num_ranks}", "rollout.replay_routing=true")
     run = workplace.train("grpo.toml", *COMMON, *sizes, *places, f"model.path={models['qwen3_moe']}")

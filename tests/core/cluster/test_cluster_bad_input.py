@@ -16,6 +16,7 @@ from rlcore.config.recipe import ClusterConfig
 from rlcore.run.cluster import pool, ray_session
 from rlcore.run.cluster.affinity import bind_near, parse_cores
 from rlcore.run.cluster.orders import Software
+from rlcore.run.generator_places import generator_span
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import Prepared
 from rlcore.run.train import train
@@ -63,6 +64,15 @@ def test_generators_span_whole_numbers_of_a_nodes_ranks(prepared: Prepare) -> No
     assert prepared("generator.ranked.span=2").span == 1
 
 
+def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare) -> None:
+    found = prepared("cluster.gpus_per_node=2")
+    entry = found.chosen["generator"]
+    assert entry.provider is not None
+    broken = evolve(entry, provider=evolve(entry.provider, span=lambda config: 1 // 0))
+    with pytest.raises(PluginError, match="its function `span` raised ZeroDivisionError"):
+        generator_span(found.recipe, {"generator": broken})
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"), [([], 1), (["cluster.gpus_per_node=3"], 3), (["cluster.nodes=2", "cluster.address=auto"], 2)]
 )
@@ -104,6 +114,7 @@ def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
     script = f"""
 import sys
 from pathlib import Path
+from rlcore.run.generator_places import generator_span
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import prepare
 from rlcore.run.train import train

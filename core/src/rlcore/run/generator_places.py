@@ -1,12 +1,12 @@
 """Which ranks host a generator, and on which devices."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
 from rlcore.plugins.discovery import Entry
-from rlcore.spi import ConfigError, PluginError, Problem, Role
+from rlcore.spi import PluginError, Problem, Role
 
 
 def separate(recipe: Recipe) -> bool:
@@ -15,26 +15,26 @@ def separate(recipe: Recipe) -> bool:
 
 
 def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
-    """Neighbouring ranks of a node that share one generator. ConfigError where that does not divide a node's ranks."""
+    """Neighbouring ranks of a node that share one generator."""
     cluster, entry = recipe.cluster, chosen.get("generator")
     if cluster is None or entry is None or entry.provider is None or separate(recipe):
         return 1
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
     try:
-        span = int(entry.provider.span(options))
+        return max(1, int(entry.provider.span(options)))  # what is wrong with less the plugin's own check says
     except Exception as error:
         raise PluginError(f"{entry.label}: its function `span` raised {type(error).__name__}: {error}") from error
-    if span < 1:
-        return 1  # the plugin's own check says what is wrong
-    if cluster.ranks_per_node % span:
-        problem = Problem(
+
+
+def span_problems(recipe: Recipe, span: int) -> Iterator[Problem]:
+    """Ranks of a node that cannot be divided among generators."""
+    if recipe.cluster is not None and not separate(recipe) and recipe.cluster.ranks_per_node % span:
+        yield Problem(
             path="cluster.gpus_per_node",
-            found=f"{cluster.gpus_per_node}, which are to be shared with generators that span {span} of them each",
+            found=f"{recipe.cluster.gpus_per_node}, which are to be shared with generators that span {span} of them each",
             expected=f"a multiple of {span}",
-            remedy=f"Change it, or how many devices generator {entry.name!r} spans.",
+            remedy="Change it, or how many devices the generator spans.",
         )
-        raise ConfigError([problem])
-    return span
 
 
 def hosts_generator(recipe: Recipe, span: int, rank: int) -> bool:

@@ -13,7 +13,7 @@ from rlcore.plugins.binding import build_algorithm, build_environment, run_check
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
-from rlcore.run.generator_places import generator_devices, generator_span, separate
+from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
 from rlcore.run.refit import BETWEEN_DEVICES, CHANNELS
 from rlcore.spi import (
@@ -345,7 +345,7 @@ def _check(
     span: int,
 ) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
-    problems = list(_impossible(recipe, algorithm))
+    problems = [*_impossible(recipe, algorithm), *span_problems(recipe, span)]
     context = CheckContext(
         model=model,
         device=device,
