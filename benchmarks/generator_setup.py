@@ -165,6 +165,8 @@ def run_row(script: str, row: str, arguments: list[str], seconds: float) -> dict
 
 def run_process(command: list[str], log: Path, environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
     """Exit status (None after so many seconds) and standard output; standard error goes to `log`. It leaves no process."""
+    # By default a process that is asked to end does not come to its `finally`, and the run below would go on without it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryFile() as output, log.open("w") as errors:
         process = subprocess.Popen(
             command, stdout=output, stderr=errors, env={**os.environ, **ENVIRONMENT, **environment}, start_new_session=True

@@ -25,6 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -233,7 +234,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--generator", choices=("vllm", "transformers"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the recipe")
     parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU, to try the script")
-    parser.add_argument("--limit", type=float, default=560.0, help="seconds after which the call ends; done steps are kept")
+    parser.add_argument("--limit", type=float, default=560.0, help="seconds that the call takes at most; done steps are kept")
     parser.add_argument("--model-directory", type=Path, help="where the model is made, or found")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--write-model", action="store_true", help=argparse.SUPPRESS)
@@ -248,6 +249,7 @@ def chosen_work(arguments: argparse.Namespace) -> Work:
 
 
 def main() -> None:
+    begin = time.monotonic()
     arguments = parse()
     work = chosen_work(arguments)
     model = arguments.model_directory or Path(tempfile.gettempdir()) / f"rlcore-headline-{work.shape}-{work.dtype}"
@@ -260,7 +262,7 @@ def main() -> None:
     if not arguments.report:
         if not (model / "config.json").exists():  # in a process of its own, which leaves no memory of the device taken
             subprocess.run([sys.executable, *sys.argv, "--write-model"], check=True)
-        failure = run(work, directory, model, arguments.steps, arguments.set, arguments.limit)
+        failure = run(work, directory, model, arguments.steps, arguments.set, arguments.limit - (time.monotonic() - begin))
     report(work, directory)
     if failure is not None:
         sys.exit(failure)
