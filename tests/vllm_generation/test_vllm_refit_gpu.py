@@ -94,9 +94,11 @@ def place_of(device_index):
     return Place(replica=0, rank=0, pid=0, host=os.uname().nodename, device="cuda", uuid=uuid)
 
 
+@pytest.mark.parametrize("device_index", [0, pytest.param(1, marks=two_devices)])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_ipc_to_another_process(persistent, other_process):
-    ask = other_process("cuda_ipc", 0)
+def test_ipc_to_another_process(persistent, device_index, other_process):
+    """What a receiver on another device returns are copies, which outlive the bucket."""
+    ask = other_process("cuda_ipc", device_index)
     sender = make_sender("cuda_ipc", CONFIG, DEVICE)
     ask("connect", *sender.connect([place_of(0)]))
     tensors = tensors_of(0)
@@ -111,7 +113,7 @@ def test_ipc_to_another_process(persistent, other_process):
         for index, part in enumerate((slice(0, 3), slice(3, 8), slice(0, 8))):
             digests, stable = ask("receive", sender.put(index, tensors[part]), list(manifest.specs[part]))
             assert digests == tensor_digests(tensors[part])
-            assert stable is persistent
+            assert stable is (persistent or device_index == 1)
             sender.acknowledged(index)
         ask("end")
         sender.end()
@@ -343,6 +345,17 @@ def test_fp8(tmp_path_factory):
             engine.refit("cuda_ipc", export_of(engine.weights(version), version, bucket_bytes=BUCKET_BYTES))
             assert engine.call("refit_test_is_direct") == [False]
             engine.assert_holds(version, *range(version), own_error=0.3)
+
+
+@two_devices
+def test_ipc_to_an_engine_of_two_devices(tmp_path_factory):
+    """Its second rank maps the trainer's memory on another device than its own."""
+    config = evolve(GPU_CONFIG, tensor_parallel=2, devices=(0, 1))
+    with refitted(tmp_path_factory, "dense", config=config, devices=(0, 1)) as engine:
+        for version, persistent in enumerate((True, False, True)):
+            export = export_of(engine.weights(version), version, persistent=persistent, bucket_bytes=BUCKET_BYTES)
+            engine.refit("cuda_ipc", export if persistent else with_buckets(export, reusing(export.buckets)))
+            engine.assert_holds(version, *range(version))
 
 
 @pytest.fixture(scope="module")
