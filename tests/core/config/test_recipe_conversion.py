@@ -43,6 +43,9 @@ def test_defaults_and_given_values(load) -> None:
         ('rollout.stop_token_ids="abc"', "an array of integers"),
         ("rollout.stop_strings={a = 1}", "an array of strings"),
         ("run=3", "a table"),
+        ("cluster=3", "a table"),
+        ("cluster.gpus_per_node=true", "an integer"),
+        ("cluster.placement=seperate", 'one of "colocated", "separate"'),
         ("data.train=[]", "a table"),
         ("trainer.zed=3", "a table"),
         ("trainer.zed.schedule=3", "a table"),
@@ -90,8 +93,16 @@ def test_remedies(problems, override: str, remedy: str) -> None:
 
 def test_unknown_keys_get_the_nearest_or_the_place_where_they_exist(problems) -> None:
     found = problems(
-        "", "run.num_stpes=5", "training.temperature=1", "model.rate=1", "modle.path=x", "num_steps=3", "zed.rate=1"
+        "",
+        "cluster.gpu_per_node=2",
+        "run.num_stpes=5",
+        "training.temperature=1",
+        "model.rate=1",
+        "modle.path=x",
+        "num_steps=3",
+        "zed.rate=1",
     )
+    assert found["cluster.gpu_per_node"].remedy == "Did you mean cluster.gpus_per_node?"
     assert found["run.num_stpes"].remedy == "Did you mean run.num_steps?"
     assert found["training.temperature"].remedy == "Did you mean rollout.temperature or evaluation.temperature?"
     assert found["model.rate"].remedy == "Did you mean trainer.zed.rate?"
@@ -217,6 +228,26 @@ def test_a_class_may_raise_problems_itself(tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
         convert(read_raw(path, ()), {"trainer": {"t": TellingOptions}})
     assert [problem.path for problem in caught.value.problems] == ["trainer.t.low"]
+
+
+@frozen(kw_only=True)
+class NeverOptions:
+    """Cannot be made."""
+
+    def __attrs_post_init__(self) -> None:
+        raise TypeError("never")
+
+
+def test_a_section_that_nobody_asks_for_stops_nothing(tmp_path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("model.path = 'm'\nalgorithm.name = 'a'\ndata.train = {source = 'jsonl', path = 'x'}")
+    sections = {"trainer": {"n": NeverOptions}}
+    recipe = convert(read_raw(path, ()), sections)
+    assert recipe.trainer.options == {}
+    with pytest.raises(ConfigError, match=r"trainer\.n: found .*: never"):
+        convert(read_raw(path, ["trainer.name=n"]), sections)
+    with pytest.raises(ConfigError, match=r"trainer\.n: found .*: never"):
+        selected_options(recipe.trainer, "trainer", "n", NeverOptions)
 
 
 def test_unions_and_free_tables(load, problems) -> None:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm, sigterm_kept
 
 
 def press() -> None:
@@ -19,6 +19,16 @@ def test_outside_a_deferred_part_it_ends_at_once() -> None:
         reached.append("after")
     assert reached == []
     assert not guard.torn
+
+
+def test_sigterm_ends_what_has_no_guard_yet_also_where_a_library_takes_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ended_by_sigterm():
+        with sigterm_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,6 +13,7 @@ from attrs import evolve
 
 from rlcore.plugins.discovery import Registry
 from rlcore.run.progress import SilentProgress
+from rlcore.run.run_directory import RunDirectory
 from rlcore.spi import (
     CheckpointError,
     DataError,
@@ -131,6 +132,16 @@ def test_an_existing_run_is_not_overwritten(run: Run) -> None:
     run()
     with pytest.raises(CheckpointError, match="--resume"):
         run()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_in_which_another_process_runs_is_left_alone(run: Run, tmp_path: Path, resume: bool) -> None:
+    directory = RunDirectory(path=tmp_path / "runs" / "run")
+    with directory.locked():
+        with pytest.raises(CheckpointError, match=rf"is in use by a run of another process \(process {os.getpid()} on "):
+            run(resume=resume)
+        assert [file.name for file in directory.path.iterdir()] == [".lock"]
+    run(resume=resume)
 
 
 def test_nothing_to_resume_is_said(run: Run) -> None:

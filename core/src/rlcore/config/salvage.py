@@ -10,8 +10,10 @@ from rlcore.config import describe
 from rlcore.config.strict import structure
 
 
-def salvage(table: object, cls: Any) -> Any:
-    """The section with every key that cannot be used left out, and stand-ins for required ones."""
+def salvage(table: object, tp: Any) -> Any:
+    """The section with every key that cannot be used left out, and stand-ins for required ones. Its type is an attrs class, or
+    one or nothing."""
+    (cls,) = _classes(tp)[:1]
     written = table if isinstance(table, Mapping) else {}
     kept: dict[str, Any] = {}
     for name, attribute in describe.fields(cls).items():
@@ -24,12 +26,17 @@ def salvage(table: object, cls: Any) -> Any:
 
 def _salvage_key(name: str, value: object, tp: Any) -> dict[str, Any]:
     """{name: value}, or nothing where the value is of a wrong type."""
-    nested = [branch for branch in (*typing.get_args(tp), tp) if isinstance(branch, type) and attrs.has(branch)]
+    nested = _classes(tp)
     if nested and isinstance(value, Mapping):
         return {name: salvage(value, nested[0])}
     holder = attrs.make_class("Holder", {name: attrs.field(type=tp)})
     held, problems = structure({name: value}, holder, "")
     return {} if problems else {name: getattr(held, name)}
+
+
+def _classes(tp: Any) -> list[Any]:
+    """The attrs classes among a type's alternatives."""
+    return [branch for branch in (*typing.get_args(tp), tp) if isinstance(branch, type) and attrs.has(branch)]
 
 
 def stand_in(tp: Any) -> Any:

@@ -32,7 +32,8 @@ at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all toke
 at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
 at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
 positive_seconds("rollout.environment_timeout_s")
-at_least(1, "cluster.nodes", "cluster.gpus_per_node", "cluster.object_store_mib")
+at_least(1, "cluster.nodes", "cluster.gpus_per_node")
+at_least(75, "cluster.object_store_mib", remedy="Ray takes no less; leave the key out for its own choice.")
 at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
 for _limit in ("start", "call", "late"):
     positive_seconds(f"cluster.{_limit}_timeout_s")

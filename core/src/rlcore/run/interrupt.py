@@ -7,6 +7,34 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does; outside the main thread, where Python allows no handler, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Take SIGTERM back from what the block starts, which has a handler of its own."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - what signal handlers receive
+    raise KeyboardInterrupt
+
+
 class InterruptGuard:
     """While entered, the first signal ends the block at once, or at the end of a `deferred` part; a second one at once."""
 

@@ -6,11 +6,14 @@ rollouts/          step-000010.parquet          checkpoints/       step-000010/
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
+.lock              who runs here; free once that process has ended
 """
 
+import fcntl
 import json
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -24,7 +27,7 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.tokenizer import Tokenizer
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, FinishReason, StorageError
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, FinishReason, StorageError
 
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
 
@@ -79,6 +82,29 @@ class RunDirectory:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from running here; CheckpointError where one does. The system frees the lock of a process
+        that ends, however it ends."""
+        with storage_errors("the run directory", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a+")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise CheckpointError(
+                    f"{self.path} is in use by a run of another process ({file.read().strip() or 'which does not say more'}). "
+                    "Wait for it or end it, or choose another run.name"
+                ) from error
+            except OSError:
+                pass  # a file system without locks: better a run unguarded than none
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
 
     def begin(self, recipe_toml: str, distributions: Sequence[str]) -> None:
         """Make the directory and write down what runs in it."""

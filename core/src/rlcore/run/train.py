@@ -11,11 +11,11 @@ from rlcore.run.ending import run_to_end
 from rlcore.run.execution import OpenBackends, execution
 from rlcore.run.groups import Backends
 from rlcore.run.inputs import Inputs, load_inputs
-from rlcore.run.interrupt import InterruptGuard
+from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop, LoopPosition
 from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogger
 from rlcore.run.plots import run_panels, save_png
-from rlcore.run.progress import Progress
+from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
 from rlcore.run.rollouts import RolloutCollector
@@ -46,11 +46,15 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     start = time.perf_counter()
     directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
     run = _Run(prepared=prepared, directory=directory, progress=progress, start=start)
-    checkpoint = _check_directory(directory, resume, progress)
+    _ = _check_directory(directory, resume, SilentProgress())  # before anything is made there
     with (
+        ended_by_sigterm(),
         load_inputs(prepared, tokenizer) as inputs,
+        directory.locked(),
         execution(prepared, inputs.tokenizer, directory.logs, progress) as opened,
     ):
+        # Once more: it might have been another's until now.
+        checkpoint = _check_directory(directory, resume, progress)
         if not resume:
             _begin(prepared, directory)
         summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
@@ -124,6 +128,7 @@ def evaluate(
         raise _nothing_to_evaluate()
     clock = PhaseClock(progress)
     with (
+        ended_by_sigterm(),
         load_inputs(prepared, tokenizer) as inputs,
         execution(prepared, inputs.tokenizer, None, progress) as opened,
         opened() as backends,

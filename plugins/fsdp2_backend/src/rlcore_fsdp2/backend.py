@@ -30,6 +30,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.torchkit import process_group
+from rlcore.torchkit.device import use_device
 from rlcore.torchkit.figures import check_bounds, check_finite
 from rlcore.torchkit.hf_directory import write_hf_directory
 from rlcore.torchkit.losses import Totals
@@ -60,11 +61,9 @@ class Fsdp2Backend:
         self._parallel = ParallelLayout.of(config, place.rank, place.world_size)
         self.layout = self._parallel.data
         self._context, self._config = context, config
-        self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
+        self._device = use_device(place)
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
         self._is_sharded = place.world_size > 1 or config.cpu_offload
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
         if not self._is_sharded:
             self._build(context, config, None)
             return

@@ -29,6 +29,7 @@ from rlcore.spi import (
     WeightExport,
     hookimpl,
 )
+from rlcore.torchkit.device import use_device
 from rlcore.torchkit.figures import Figures, check_bounds, check_finite
 from rlcore.torchkit.hf_directory import write_hf_directory
 from rlcore.torchkit.losses import Totals
@@ -59,9 +60,7 @@ class MegatronBackend:
     def __init__(self, context: TrainerContext, config: MegatronConfig) -> None:
         place = context.place
         self._context, self._config = context, config
-        self._device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
-        if place.device == "cuda":
-            torch.cuda.set_device(self._device)
+        self._device = use_device(place)
         self._hf = load_config(context.model)
         self._parallel = _layout(context, config, self._hf.to_dict())
         if self._parallel.reason and place.rank == 0:

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config.recipe import ClusterConfig
+from rlcore.run.interrupt import sigterm_kept
 from rlcore.spi import ConfigError, Problem
 
 REACH_S = 5.0
@@ -21,17 +22,21 @@ ANSWER_S = 20.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes Ray use 127.0.0.1 alone, as it does by itself on those systems."""
+_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 @contextmanager
 def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_directory: Path | None) -> Iterator[None]:
     """Ray, as long as it is needed. One that this process has joined or started already is used, and left as it is.
 
-    ConfigError where the address leads to no Ray cluster. What Ray itself has to say goes to `log_directory`/ray.log.
+    ConfigError where the address leads to no Ray cluster, or a local one does not start. What Ray itself has to say goes to
+    `log_directory`/ray.log.
     """
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    if cluster.address is not None and not _is_running():
+        added |= _authentication(cluster.address)
     os.environ.update(added)
-    import ray
+    import ray  # reads in its environment how to authenticate
 
     if cluster.address is None:
         # Only now: for this process the import would keep it, also when it joins another cluster later.
@@ -42,7 +47,8 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
     try:
         with _own_log(log_directory), _loopback_only(is_ours and cluster.address is None):
             if is_ours:
-                _start(cluster, device) if cluster.address is None else _join(cluster.address)
+                with sigterm_kept():
+                    _start(cluster, device) if cluster.address is None else _join(cluster.address)
             yield
     finally:
         if is_ours:
@@ -56,28 +62,56 @@ def _start(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> None:
 
     cores = os.cpu_count() or 1
     store = None if cluster.object_store_mib is None else cluster.object_store_mib * 2**20
-    ray.init(
-        address="local",
-        # On CPU ranks are processes, of which there may be more than cores.
-        num_cpus=max(cores, cluster.gpus_per_node),
-        num_gpus=0 if device == "cpu" else None,
-        object_store_memory=store,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address="local",
+            # On CPU ranks are processes, of which there may be more than cores.
+            num_cpus=max(cores, cluster.gpus_per_node),
+            num_gpus=0 if device == "cpu" else None,
+            object_store_memory=store,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # Ray raises the bare class where a process of its own does not come up
+        raise _no_start(error) from error
 
 
 def _join(address: str) -> None:
     import ray
 
-    if address != "auto":
-        _reach(address)
-    _probe(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, f"joining it failed: {error}") from error
+
+
+def _authentication(address: str) -> Mapping[str, str]:
+    """What this process needs in its environment to be let in; ConfigError where no Ray answers. `ray start` asks for a token
+    as soon as its user has one, which a local start leaves in the user's home; who joins has to say that it has it."""
+    if address != "auto":
+        _reach(address)
+    if "RAY_AUTH_MODE" not in os.environ and _has_token():
+        try:
+            _probe(address, _TOKEN)
+        except ConfigError:
+            _probe(address, {})  # one from before the token
+        else:
+            return _TOKEN
+    else:
+        _probe(address, {})
+    return {}
+
+
+def _is_running() -> bool:
+    """Whether Ray runs in this process; without importing it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _has_token() -> bool:
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return bool(given) or Path("~/.ray/auth_token").expanduser().is_file()
 
 
 def _reach(address: str) -> None:
@@ -89,17 +123,32 @@ def _reach(address: str) -> None:
         raise _no_cluster(address, f"it takes no connection: {error}") from error
 
 
-def _probe(address: str) -> None:
+def _probe(address: str, variables: Mapping[str, str]) -> None:
     """Ask the head for its status, from a process that can be given up."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     command += [] if address == "auto" else ["--address", address]
+    environment = {**os.environ, **variables}
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL, env=environment
+        )
     except subprocess.TimeoutExpired as error:
         raise _no_cluster(address, f"it does not answer as Ray within {ANSWER_S:g} s") from error
     if result.returncode != 0:
         lines = (result.stderr or result.stdout).strip().splitlines()
+        lines = [line for line in lines if "AuthenticationError" in line] or lines
         raise _no_cluster(address, lines[-1] if lines else f"`ray status` ended with exit code {result.returncode}")
+
+
+def _no_start(error: Exception) -> ConfigError:
+    problem = Problem(
+        path="cluster",
+        found=f"no address, and a local Ray cluster that does not start: {type(error).__name__}: {error}",
+        expected="Ray's processes to start on this machine",
+        remedy="Its logs are below /tmp/ray/session_latest/logs. Common causes are too little memory for "
+        "cluster.object_store_mib, a full disk, and a machine too busy to answer in time: then try again.",
+    )
+    return ConfigError([problem])
 
 
 def _no_cluster(address: str, reason: str) -> ConfigError:

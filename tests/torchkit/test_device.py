@@ -1,0 +1,17 @@
+"""A rank's device, and a machine that has not got it."""
+
+import pytest
+import torch
+
+from rlcore.spi import ConfigError, RankSpec
+from rlcore.torchkit.device import use_device
+
+
+def test_the_cpu_is_everywhere():
+    assert use_device(RankSpec()) == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_said():
+    number = torch.cuda.device_count()
+    with pytest.raises(ConfigError, match=rf'run\.device: found "cuda", where torch .* sees {number} CUDA device\(s\)'):
+        use_device(RankSpec(device="cuda", rank=number, local_rank=number, world_size=number + 1))
