@@ -142,3 +142,16 @@ def test_no_color_is_respected(invoke, calls, monkeypatch) -> None:
     assert "\x1b[" in invoke("check", "r.toml", color=True).stderr
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in invoke("check", "r.toml", color=True).stderr
+
+
+def test_what_would_end_the_process_in_silence_is_an_error(invoke, calls, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def leave() -> None:
+        raise SystemExit(0)
+
+    calls.on_prepare = leave
+    result = invoke("check", "r.toml")
+    assert result.exit_code == UNEXPECTED
+    assert "unexpected SystemExit(0), which would have ended the process in silence" in result.stderr
+    assert invoke("check", "--help").exit_code == 0

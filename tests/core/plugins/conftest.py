@@ -13,7 +13,7 @@ import pytest
 from attrs import frozen
 
 from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.discovery import Registry
+from rlcore.plugins.discovery import ObserverEntry, Registry
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.spi import (
     CloseResult,
@@ -248,7 +248,7 @@ def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
     def make(observers=(), declared=capabilities.KNOWN, **hooks: Callable[..., Any]) -> TrainerHandle:
         backends.Trainer = _with_hooks(FakeTrainer, hooks)
         (entry,) = Registry.from_providers({"trainer": [make_provider(capabilities=declared)]}).of("trainer")
-        return build_trainer(entry, TRAINER_CONTEXT, FakeConfig(), observers)
+        return build_trainer(entry, TRAINER_CONTEXT, FakeConfig(), observing(*observers))
 
     return make
 
@@ -261,9 +261,18 @@ def make_generator(backends, make_provider) -> Callable[..., GeneratorHandle]:
         backends.Generator = _with_hooks(FakeGenerator, hooks)
         provider = make_provider(backend="fake_backends:Generator", capabilities=declared)
         (entry,) = Registry.from_providers({"generator": [provider]}).of("generator")
-        return build_generator(entry, GENERATOR_CONTEXT, FakeConfig(), observers)
+        return build_generator(entry, GENERATOR_CONTEXT, FakeConfig(), observing(*observers))
 
     return make
+
+
+def observing(*observers: object) -> list[ObserverEntry]:
+    """Observers as they are installed, all of one distribution."""
+    names = [getattr(observer, "__name__", type(observer).__name__) for observer in observers]
+    return [
+        ObserverEntry(name=name, distribution="acme-watch", version="1.0", observer=observer)
+        for name, observer in zip(names, observers, strict=True)
+    ]
 
 
 def _with_hooks(base: type, hooks: Mapping[str, Callable[..., Any]]) -> type:

@@ -14,6 +14,7 @@ from rlcore.plugins.binding import (
     build_generator,
     build_trainer,
     import_object,
+    require_module,
     run_check,
 )
 from rlcore.plugins.discovery import Registry
@@ -36,6 +37,8 @@ from rlcore.spi import (
     hookimpl,
 )
 
+from .conftest import observing  # type: ignore[import-not-found]
+
 MODEL = ModelSpec(path="model")
 CONTEXT = TrainerContext(model=MODEL, place=RankSpec(), seed=0, num_train_steps=1, needs_reference=False, max_sequence_length=8)
 GENERATOR_CONTEXT = GeneratorContext(model=MODEL, place=RankSpec(), seed=0, max_sequence_length=8)
@@ -51,7 +54,7 @@ def entry(make_provider):
 def problems_of(entry, backend_class, observers=()):
     """The lines of the PluginError with which binding refuses."""
     with pytest.raises(PluginError) as raised:
-        bind(entry, backend_class(CONTEXT, None), observers)
+        bind(entry, backend_class(CONTEXT, None), observing(*observers))
     return str(raised.value).split("\n  - ")[1:]
 
 
@@ -240,7 +243,7 @@ def test_equal_objects_do_not_collide(entry, backends):
 
         __hash__ = None
 
-    manager = bind(entry, Backend(CONTEXT, None), [Watch(), Watch()])
+    manager = bind(entry, Backend(CONTEXT, None), observing(Watch(), Watch()))
     assert manager.hook.set_residency(request=ON_DEVICE).device_bytes == 0
 
 
@@ -285,7 +288,9 @@ def test_observers_see_calls_of_the_roles_they_know(make_trainer, make_generator
 def test_a_module_may_observe(entry, backends):
     module = ModuleType("watching")
     module.set_residency = marked(_watch, wrapper=True)
-    assert bind(entry, backends.Trainer(CONTEXT, None), [module]).hook.set_residency(request=ON_DEVICE).device_bytes == 0
+    assert (
+        bind(entry, backends.Trainer(CONTEXT, None), observing(module)).hook.set_residency(request=ON_DEVICE).device_bytes == 0
+    )
 
 
 def _watch(request):
@@ -306,23 +311,13 @@ def test_observers_only_wrap_known_hooks(entry, backends, hook, function, text):
     observer = ModuleType("watching")
     setattr(observer, hook, function)
     (problem,) = problems_of(entry, backends.Trainer, [observer])
-    assert problem.startswith(f"observer 0 (watching).{hook}: ")
+    assert problem.startswith(f"observer 'watching' (acme-watch 1.0): {hook}: ")
     assert text in problem
 
 
 def test_an_observer_without_hooks_is_refused(entry, backends):
     (problem,) = problems_of(entry, backends.Trainer, [object()])
     assert "no hooks" in problem
-
-
-def test_an_observer_that_forgets_the_result_is_caught(make_trainer):
-    class Forgetful:
-        @hookimpl(wrapper=True)
-        def set_residency(self, request):
-            yield
-
-    with pytest.raises(ContractError, match="found None; expected a SetResidencyResult"):
-        make_trainer(observers=[Forgetful()]).set_residency(ON_DEVICE)
 
 
 @pytest.mark.parametrize("layout", [None, "rank 0", TrainerLayout(data_parallel_rank=2, data_parallel_size=2)])
@@ -362,6 +357,53 @@ def test_what_a_constructor_raises_passes_unchanged_with_a_note(entry, backends)
     with pytest.raises(ModelError) as raised:
         build_trainer(entry, CONTEXT, backends.Config())
     assert raised.value.__notes__ == ["raised while building trainer 'fake' (in-process 0)"]
+
+
+def test_a_constructor_takes_context_and_config(entry, backends):
+    class Backend(backends.Trainer):
+        def __init__(self, config):
+            raise AssertionError("called")
+
+    backends.Trainer = Backend
+    with pytest.raises(
+        PluginError, match=r"trainer 'fake' \(in-process 0\): Backend takes \(config\); expected \(context, config\)"
+    ):
+        build_trainer(entry, CONTEXT, backends.Config())
+
+
+def test_a_constructor_does_not_end_the_process(entry, backends):
+    class Backend(backends.Trainer):
+        def __init__(self, context, config):
+            sys.exit(0)
+
+    backends.Trainer = Backend
+    with pytest.raises(PluginError, match=r"raised while building trainer 'fake' .*: found SystemExit\(0\)"):
+        build_trainer(entry, CONTEXT, backends.Config())
+
+
+def test_nor_does_an_import(entry, tmp_path, monkeypatch):
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match="cannot be imported from 'exits_at_import:Backend': SystemExit: 0"):
+        import_object(entry, "exits_at_import:Backend")
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [("no_such_module.deep:T", "no_such_module"), ("rlcore.absent:T", "rlcore.absent"), ("sys.x:T", "sys.x")],
+)
+def test_a_backend_module_that_is_not_there_is_known_before_it_is_imported(make_provider, path, missing):
+    (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
+    with pytest.raises(PluginError, match=f"cannot be imported from '{path}': no module named '{missing}'"):
+        require_module(entry)
+
+
+def test_a_backend_module_that_is_there_is_not_imported(make_provider, tmp_path, monkeypatch):
+    (tmp_path / "heavy_backend.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("heavy_backend:T", "heavy_backend.deep:T", "rlcore.spi:Provider"):
+        (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
+        require_module(entry)
 
 
 def test_the_config_must_be_the_providers(entry, backends):
@@ -419,7 +461,7 @@ def plain_entry(make_provider, backends):
 
 def test_an_algorithm_is_a_plain_object(plain_entry, backends):
     built = build_algorithm(plain_entry("algorithm", GoodAlgorithm), ALGORITHM_CONTEXT, backends.Config())
-    assert isinstance(built, GoodAlgorithm)
+    assert built.needs.source == "rollouts"
 
 
 @pytest.mark.parametrize(
@@ -481,11 +523,31 @@ def test_a_providers_check_reports_its_problems(entry, entry_with_check):
     assert run_check(entry_with_check(lambda context, config: [PROBLEM]), CHECK_CONTEXT, None) == (PROBLEM,)
 
 
-def test_a_check_that_returns_something_else_is_refused(entry_with_check):
-    with pytest.raises(PluginError, match="expected a sequence of Problem"):
-        run_check(entry_with_check(lambda context, config: ["wrong"]), CHECK_CONTEXT, None)
-    with pytest.raises(PluginError, match="is a str; expected a function"):
-        run_check(entry_with_check("no function"), CHECK_CONTEXT, None)
+@pytest.mark.parametrize("returned", [["wrong"], None, PROBLEM, "wrong", 3])
+def test_a_check_that_returns_something_else_is_refused(entry_with_check, returned):
+    with pytest.raises(
+        PluginError, match=r"trainer 'fake' .*: check 'fake_checks:check' returned .*expected a sequence of Prob"
+    ):
+        run_check(entry_with_check(lambda context, config: returned), CHECK_CONTEXT, None)
+
+
+async def asynchronous_check(context, config):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        ("no function", "is a str; expected a function"),
+        (asynchronous_check, "is an async def; expected a function"),
+        (lambda config: [], r"check 'fake_checks:check' takes \(config\); expected \(context, config\)"),
+        (lambda context, config, *, more: [], r"takes \(context, config, \*, more\); expected"),
+        (lambda context, config: sys.exit(0), r"raised by the check of trainer 'fake' .*: found SystemExit\(0\)"),
+    ],
+)
+def test_a_check_that_cannot_be_called_so_is_refused(entry_with_check, check, text):
+    with pytest.raises(PluginError, match=text):
+        run_check(entry_with_check(check), CHECK_CONTEXT, None)
 
 
 def test_a_check_that_raises_is_named(entry_with_check):

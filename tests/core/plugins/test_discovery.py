@@ -187,10 +187,22 @@ def test_a_name_to_disable_that_is_not_installed_is_a_warning_with_a_suggestion(
     assert registry.warnings == ("'swiff' is to be disabled, but no such plugin is installed; did you mean 'swift'?",)
 
 
+OBSERVER = """
+from rlcore.spi import hookimpl
+
+class Watch:
+    @hookimpl(wrapper=True)
+    def train_step(self, request):
+        return (yield)
+
+WATCH = Watch()
+"""
+
+
 def test_observers_are_found_and_can_be_disabled(installer):
-    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch="WATCH = object()\n")
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
     registry = discover()
-    assert [type(observer) for observer in registry.observers] == [object]
+    assert [observer.label for observer in registry.observers] == ["observer 'watch' (acme-watch 1.0)"]
     assert discover(disable=["observer:watch"]).observers == ()
 
 
@@ -203,8 +215,38 @@ def test_a_broken_observer_is_an_error_and_harmless_once_disabled(installer):
 
 def test_an_observer_that_is_none_is_an_error(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_no_watch:WATCH"}}, acme_no_watch="WATCH = None\n")
-    with pytest.raises(PluginError, match="is None; expected an object with hooks"):
+    with pytest.raises(PluginError, match="names None; expected an object with hooks"):
         _ = discover().observers
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("WATCH = object()", "no hooks; expected methods decorated"),
+        (OBSERVER.replace("Watch()", "Watch"), "the entry point names the class Watch; expected an object with hooks"),
+        (OBSERVER.replace("self, request", "self"), "train_step: found train_step()"),
+    ],
+)
+def test_an_observer_that_does_not_fit_is_an_error(installer, source, text):
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_ill_watch:WATCH"}}, acme_ill_watch=f"{source}\n")
+    with pytest.raises(PluginError) as raised:
+        _ = discover().observers
+    assert f"watch (acme-watch 1.0): {text}" in str(raised.value)
+
+
+def test_an_unknown_group_of_ours_is_a_warning_with_a_suggestion(installer):
+    installer.add(
+        "acme", {"rlcore.trainer": {"mine": "acme:P"}, "rlcore.zzz": {"x": "acme:P"}, "other.trainer": {"y": "acme:P"}}
+    )
+    near, far = discover().warnings
+    assert near == "acme 1.0 has 'mine' in the unknown entry point group 'rlcore.trainer'; did you mean 'rlcore.trainers'?"
+    assert "'rlcore.zzz'; groups are rlcore.trainers, " in far
+
+
+@pytest.mark.parametrize("name", ["name", "auto"])
+def test_names_that_a_recipe_cannot_use_are_errors(installer, name):
+    installer.trainer(name)
+    assert f"'{name}' cannot be the name of a plugin" in only(discover()).error
 
 
 def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monkeypatch):

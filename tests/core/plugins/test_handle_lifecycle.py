@@ -8,6 +8,7 @@ from rlcore.spi import (
     ContractError,
     LoadStateRequest,
     LoadStateResult,
+    PluginError,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
@@ -137,3 +138,23 @@ def test_what_close_raises_is_seen_and_close_is_not_repeated(make):
     with pytest.raises(RuntimeError, match="stuck"):
         handle.close()
     assert handle.close() == CloseResult()
+
+
+def test_ray_may_end_a_worker_in_the_midst_of_a_hook(make):
+    from ray._raylet import raise_sys_exit_with_custom_error_message
+
+    handle = make(set_residency=lambda self, request: raise_sys_exit_with_custom_error_message("SIGTERM"))
+    with pytest.raises(SystemExit):
+        handle.set_residency(ON_HOST)
+
+
+def test_a_hook_that_ends_the_process_is_an_error(make):
+    def leaves(self, request):
+        raise SystemExit(0)
+
+    handle = make(set_residency=leaves)
+    with pytest.raises(
+        PluginError, match=r"'fake' \(in-process 0\): set_residency: found SystemExit\(0\) in .*, line \d+, which"
+    ):
+        handle.set_residency(ON_HOST)
+    assert not handle.is_usable

@@ -11,6 +11,17 @@ from rlcore.cli.plugins import plugins_command, plugins_json
 from rlcore.plugins.discovery import discover
 from rlcore.spi import SPI_VERSION
 
+WATCH = """
+from rlcore.spi import hookimpl
+
+class Watch:
+    @hookimpl(wrapper=True)
+    def close(self, request):
+        return (yield)
+
+WATCH = Watch()
+"""
+
 
 @pytest.fixture
 def installed(installer):
@@ -18,7 +29,7 @@ def installed(installer):
     installer.trainer("good", priority=10, capabilities=["residency", "entropy"])
     installer.trainer("better", version="3.1", priority=20, devices=["cuda"])
     installer.add("acme-broken", {"rlcore.trainers": {"broken": "broken_listed:PROVIDER"}}, broken_listed="1 / 0\n")
-    installer.add("acme-watch", {"rlcore.observers": {"watch": "listed_watch:WATCH"}}, listed_watch="WATCH = object()\n")
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "listed_watch:WATCH"}}, listed_watch=WATCH)
     return installer
 
 

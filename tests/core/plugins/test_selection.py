@@ -144,7 +144,16 @@ def raising():
     raise OSError("driver library not found")
 
 
-@pytest.mark.parametrize("probe", [raising, lambda: False, lambda: ""])
+def leaving():
+    raise SystemExit(0)
+
+
+async def asynchronous():
+    return None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("probe", [raising, leaving, asynchronous, lambda: False, lambda: ""])
 def test_a_broken_probe_is_reported_and_never_swallowed(make_provider, probe):
     registry = registry_of(make_provider("odd", unavailable=probe), make_provider("good", priority=5))
     assert "trainer 'odd' (in-process 0) is broken" in refusal(registry)

@@ -102,7 +102,7 @@ def test_a_bucket_over_the_limit_is_refused_unless_it_is_one_tensor(make_trainer
     ("changes", "text"),
     [
         ({"specs": ()}, "specs: found no tensors"),
-        ({"specs": [spec("a", A)]}, "specs: found no tensors; expected a tuple"),
+        ({"specs": [spec("a", A)]}, "specs: found a list; expected a tuple"),
         ({"specs": (spec("a", A), spec("a", A))}, "specs: a is listed twice"),
         ({"specs": (A,)}, "specs: found a ndarray; expected a TensorSpec"),
         ({"specs": (spec("a", A, "int8"),)}, "specs: a is of 'int8'"),

@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data import load_rows
-from rlcore.spi import DataError
+from rlcore.spi import ContractError, DataError
 
 MESSAGES = [{"role": "user", "content": "1+1="}]
 
@@ -48,6 +48,22 @@ def test_environment_rows_are_limited_and_missing_ones_named():
         load_rows(DatasetConfig(), "evaluation", environment)
     with pytest.raises(DataError, match="names no environment"):
         load_rows(DatasetConfig(), "train", None)
+
+
+def test_rows_that_are_none_and_what_raises_name_the_function():
+    class Generating:
+        def rows(self, split):
+            return iter([{"prompt": "a"}])
+
+    class Raising:
+        def rows(self, split):
+            raise KeyError(split)
+
+    with pytest.raises(ContractError, match=r"Generating\.rows\('train'\): returned a list_iterator; expected a sequence"):
+        load_rows(DatasetConfig(), "train", Generating())
+    with pytest.raises(KeyError) as raised:
+        load_rows(DatasetConfig(), "train", Raising())
+    assert raised.value.__notes__ == ["raised in Raising.rows('train') of the environment"]
 
 
 def test_jsonl_rows_are_those_of_the_file(write_jsonl):

@@ -55,6 +55,10 @@ def turn(text=""):
     return Turn(text=text, tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
 
 
+def going(**observation):
+    return StepResult(reward=1.0, done=False, observation=Observation(**observation))
+
+
 def done(reward, **options):
     return StepResult(reward=reward, done=True, **options)
 
@@ -178,9 +182,20 @@ def test_the_cause_of_an_error_is_kept(run):
         (done(1.0, success=np.True_), "success=np.True_; expected bools"),
         (done(1.0, metrics=[1.0]), "returned list as metrics"),
         (StepResult(reward=1.0, done=False, observation="more"), "returned the observation str"),
-        (StepResult(reward=1.0, done=False, observation=Observation()), "an observation with nothing; expected exactly one"),
-        (StepResult(reward=1.0, done=False, observation=Observation(text="", messages=[])), "with messages and text"),
-        (StepResult(reward=1.0, done=False, observation=Observation(tokens=np.zeros(1))), "observation.tokens"),
+        (going(), "an observation with nothing; expected exactly one"),
+        (going(text="", messages=[]), "with messages and text"),
+        (going(tokens=np.zeros(1)), "observation.tokens"),
+        (going(tokens=np.asarray([3, -7], np.int32)), "an observation with the token -7; expected at least one, none below 0"),
+        (going(tokens=np.zeros(0, np.int32)), "an observation with no tokens; expected at least one"),
+        (going(text=5), "an observation with the text 5; expected text, or messages with role and content"),
+        (going(text=""), "an observation with an empty text; expected text"),
+        (going(messages="hi"[:0]), "an observation with an empty text"),
+        (going(messages=[{"role": "user"}]), "message 0 whose 'content' is NoneType, not text"),
+        (done(np.complex64(1)), "returned the reward np.complex64(1+0j); expected a float"),
+        (done(1.0, metrics={"x": None}), "returned the metric 'x' None; expected a float"),
+        (done(1.0, metrics={"x": np.zeros(2)}), "returned the metric 'x' array([0., 0.]); expected a float"),
+        (done(1.0, metrics={3: 1.0}), "returned a metric called 3; expected another name"),
+        (done(1.0, metrics={"failed": 1.0}), "returned a metric called 'failed', which is the core's own"),
     ],
 )
 def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, result, message, on_error):
@@ -188,6 +203,23 @@ def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, resul
         run(lambda _: result, number=2, on_error=on_error)
     assert message in str(raised.value)
     assert "environment.step, episode 0 of 2" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (done(1e300), r"returned the reward 1e\+300; expected a finite number, as float32"),
+        (done(1.0, metrics={"x": float("nan")}), "returned the metric 'x' nan; expected a finite number"),
+    ],
+)
+def test_figures_that_are_not_finite_are_failures_of_the_environment(result, message):
+    runner = EpisodeRunner(StepEnvironment(lambda _: result), TIMEOUT_S, owner="environment 'acme' (acme 1.0)")
+    with pytest.raises(RewardError, match=rf"environment 'acme' \(acme 1\.0\)\.step, episode 0 of 1 .*{message}"):
+        runner.step_all([0], [turn()])
+    runner.close()
+    masking = EpisodeRunner(StepEnvironment(lambda _: result), TIMEOUT_S, "mask")
+    assert isinstance(masking.step_all([0], [turn()])[0], Failure)
+    masking.close()
 
 
 def test_functions_that_are_not_async_break_the_contract():

@@ -45,6 +45,13 @@ ROLLOUTS = RolloutBatch(
     valid=np.ones(1, np.bool_),
     finish_reasons=np.zeros(1, np.uint8),
 )
+TWO_ROLLOUTS = RolloutBatch(
+    batch=BATCH.select(np.zeros(2, np.int64)),
+    rewards=np.zeros(2, np.float32),
+    group_ids=np.zeros(2, np.int32),
+    valid=np.ones(2, np.bool_),
+    finish_reasons=np.zeros(2, np.uint8),
+)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +72,8 @@ ROLLOUTS = RolloutBatch(
         (RESULT, {"finish_reasons": np.zeros(3, np.uint8)}),
         (ROLLOUTS, {"rewards": np.zeros(1)}),
         (ROLLOUTS, {"rewards": np.zeros(2, np.float32)}),
+        (ROLLOUTS, {"rewards": np.array([np.nan], np.float32)}),
+        (TWO_ROLLOUTS, {"group_ids": np.array([1, 0], np.int32)}),
         (ROLLOUTS, {"group_ids": np.zeros(1, np.int64)}),
         (ROLLOUTS, {"valid": np.ones(1, np.int32)}),
         (ROLLOUTS, {"finish_reasons": np.zeros(1, np.int32)}),

@@ -106,7 +106,8 @@ def test_a_column_is_added_without_touching_the_batch():
         ({"loss_mask": np.array([0, 1, 1, 1, 0, 1], np.bool_)}, "loss_mask: True at the first token of sequence 1"),
         ({"token_columns": {"x": np.zeros(5, np.float32)}}, r"token column x: found shape \[5\] of float32; expected \[6\]"),
         ({"token_columns": {"x": np.zeros(6)}}, "token column x: found .* of float64; expected"),
-        ({"sequence_columns": {"x": np.zeros(6)}}, r"sequence column x: found \[6\]; expected \[3\]"),
+        ({"sequence_columns": {"x": np.array(["a"] * 3, object)}}, r"sequence column x: found \[3\] of object; expected \[3\]"),
+        ({"sequence_columns": {"x": np.zeros(6)}}, r"sequence column x: found \[6\] of float64; expected \[3\]"),
     ],
 )
 def test_what_is_not_a_packed_batch_is_refused(changes, text):

@@ -29,7 +29,8 @@ class ReportingGroup(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            # click ends commands by exceptions of its own, above: a SystemExit is a plugin's, or that of a library it uses.
             if ctx.params.get("debug"):
                 traceback.print_exc()
             code, message = _judge(error, ctx)
@@ -37,7 +38,7 @@ class ReportingGroup(click.Group):
             raise click.exceptions.Exit(code) from error
 
 
-def _judge(error: Exception | KeyboardInterrupt, ctx: click.Context) -> tuple[int, str]:
+def _judge(error: Exception | KeyboardInterrupt | SystemExit, ctx: click.Context) -> tuple[int, str]:
     """The exit code and what to say."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
@@ -57,9 +58,11 @@ def color_setting() -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _unexpected(error: Exception, ctx: click.Context) -> str:
+def _unexpected(error: Exception | SystemExit, ctx: click.Context) -> str:
     """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        what = f"SystemExit({error.code!r}), which would have ended the process in silence"
     text = f"unexpected {what}. This is a defect of rlcore, of a plugin, or of a library that they use."
     if ctx.params.get("debug"):
         return text

@@ -26,8 +26,8 @@ def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = No
     """Check a recipe whole and convert it. `sections` has each installed plugin's config class, by role and name. Tables of
     `unchecked` plugins are kept as they are: whether one of these is selected is for the selection to judge.
 
-    In the result, `options` of a role holds an object for every plugin in `sections`, but for those whose class has required
-    fields and that the recipe neither selects by name nor gives a table.
+    In the result, `options` of a role holds an object for every plugin in `sections`, but for those whose class refuses to be
+    made without keys and that the recipe neither selects by name nor gives a table.
 
     Raises ConfigError with every unknown key, wrong type, missing key, value out of range and impossible combination.
     """
@@ -114,10 +114,10 @@ class _Conversion:
 
     def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         for plugin, cls in plugins.items():
-            if plugin not in table and table.get("name") != plugin and _has_required(cls):
-                continue
             value, problems = structure(table.get(plugin, {}), cls, f"{role}.{plugin}")
-            self.problems.extend(self._hinted(problem) for problem in problems)
+            # Nobody asked for it: required keys, and checks that refuse the defaults, matter once "auto" takes it.
+            if plugin in table or table.get("name") == plugin:
+                self.problems.extend(self._hinted(problem) for problem in problems)
             if value is not None:
                 yield plugin, value
 
@@ -192,7 +192,3 @@ def _tables_below(path: str, tp: object) -> dict[str, type]:
             for name, attribute in describe.fields(cls).items():
                 found |= _tables_below(f"{path}.{name}", attribute.type)
     return found
-
-
-def _has_required(cls: type) -> bool:
-    return any(attribute.default is attrs.NOTHING for attribute in describe.fields(cls).values())

@@ -3,14 +3,21 @@
 A fresh pluggy manager per role holds the one backend and the observers around it, so that no other implementation answers.
 """
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import pluggy
 
-from rlcore.plugins.discovery import Entry
+from rlcore.plugins.algorithm_handle import AlgorithmHandle
+from rlcore.plugins.discovery import Entry, ObserverEntry
+from rlcore.plugins.exits import exit_error, is_ordered
 from rlcore.plugins.generator_handle import GeneratorHandle
+from rlcore.plugins.observers import CallRecord, guarded, recorded
 from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
 from rlcore.plugins.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds
@@ -26,38 +33,41 @@ _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
 
 
 class _Hooks:
-    """The hooks of one object, bound. pluggy compares what it registers with ==, so it never sees the object itself."""
+    """Hooks of one object, by name. pluggy compares what it registers with ==, so it never sees the object itself."""
 
-    def __init__(self, owner: object, names: Sequence[str]) -> None:
-        for name in names:
-            setattr(self, name, getattr(owner, name))
+    def __init__(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
+        vars(self).update(hooks)
 
 
-def bind(entry: Entry, backend: object, observers: Sequence[object] = ()) -> pluggy.PluginManager:
-    """A manager that holds the backend of a trainer or generator, and the observers around it.
+def bind(
+    entry: Entry, backend: object, observers: Sequence[ObserverEntry] = (), record: CallRecord | None = None
+) -> pluggy.PluginManager:
+    """A manager that holds the backend of a trainer or generator, and the observers around it; `record` is of its calls.
 
     PluginError lists every hook of any of them that does not fit its specification; nothing is called before.
     """
+    record = record or CallRecord()
     spec = _SPECS[entry.role]
     hooks = hooks_of(spec)
     problems = [f"{type(backend).__name__}.{problem}" for problem in backend_problems(type(backend), spec)]
     for name in hooks.keys() & getattr(backend, "__dict__", {}).keys():
         problems.append(f"{type(backend).__name__}.{name}: set on the object; expected a method of its class")
-    for index, observer in enumerate(observers):
-        problems += [
-            f"observer {index} ({_name_of(observer)}).{line}" for line in observer_problems(observer, list(_SPECS.values()))
-        ]
+    for observer in observers:
+        problems += [f"{observer.label}: {line}" for line in observer_problems(observer.observer, list(_SPECS.values()))]
     _raise_for(entry, "does not fit its role", problems)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(spec)
-    manager.register(_Hooks(backend, list(hooks)), name=entry.name)
+    manager.register(_Hooks({name: recorded(getattr(backend, name), record) for name in hooks}), name=entry.name)
     for index, observer in enumerate(observers):
-        relevant = [name for name in marked_names(observer) if name in hooks]
-        manager.register(_Hooks(observer, relevant), name=f"observer-{index}")
+        relevant = [name for name in marked_names(observer.observer) if name in hooks]
+        wrappers = {name: guarded(observer.label, name, getattr(observer.observer, name), record) for name in relevant}
+        manager.register(_Hooks(wrappers), name=f"observer-{index}")
     return manager
 
 
-def build_trainer(entry: Entry, context: TrainerContext, config: object, observers: Sequence[object] = ()) -> TrainerHandle:
+def build_trainer(
+    entry: Entry, context: TrainerContext, config: object, observers: Sequence[ObserverEntry] = ()
+) -> TrainerHandle:
     """Build a trainer backend and bind it. What its constructor raises passes through, with a note that names it."""
     backend = _build(entry, "trainer", context, config, list(backend_problems(_import_backend(entry), TrainerSpec)))
     layout = getattr(backend, "layout", None)
@@ -65,27 +75,32 @@ def build_trainer(entry: Entry, context: TrainerContext, config: object, observe
         _raise_for(
             entry, "does not fit its role", [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"]
         )
-    manager = bind(entry, backend, observers)
-    return TrainerHandle(entry, manager.hook, layout=cast("TrainerLayout", layout))
+    record = CallRecord()
+    manager = bind(entry, backend, observers, record)
+    return TrainerHandle(entry, manager.hook, record, layout=cast("TrainerLayout", layout))
 
 
 def build_generator(
-    entry: Entry, context: GeneratorContext, config: object, observers: Sequence[object] = ()
+    entry: Entry, context: GeneratorContext, config: object, observers: Sequence[ObserverEntry] = ()
 ) -> GeneratorHandle:
     """Build a generator backend and bind it. What its constructor raises passes through, with a note that names it."""
     backend = _build(entry, "generator", context, config, list(backend_problems(_import_backend(entry), GeneratorSpec)))
-    manager = bind(entry, backend, observers)
-    return GeneratorHandle(entry, manager.hook, max_sequence_length=context.max_sequence_length)
+    record = CallRecord()
+    manager = bind(entry, backend, observers, record)
+    return GeneratorHandle(entry, manager.hook, record, max_sequence_length=context.max_sequence_length)
 
 
-def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> Algorithm:
-    """Build an algorithm, a plain object whose methods are called directly."""
+def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
+    """Build an algorithm, a plain object whose method is called directly."""
     problems = list(method_problems(_import_backend(entry), Algorithm, ["build_batch"]))
     backend = _build(entry, "algorithm", context, config, problems)
     needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
         _raise_for(entry, "does not fit its role", [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
-    return cast("Algorithm", backend)
+    try:
+        return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs))
+    except ContractError as error:
+        raise PluginError(f"{entry.label} does not fit its role: {error}") from error
 
 
 def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment:
@@ -100,16 +115,33 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
     if path is None:
         return ()
     found = import_object(entry, path)
-    if not callable(found):
-        raise PluginError(f"{entry.label}: check {path!r} is a {type(found).__name__}; expected a function")
-    try:
-        problems = tuple(found(context, config))
-    except Exception as error:
-        error.add_note(f"raised by the check of {entry.label}")
-        raise
-    if not all(isinstance(problem, Problem) for problem in problems):
-        raise PluginError(f"{entry.label}: check {path!r} returned {problems!r}; expected a sequence of Problem")
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        kind = "an async def" if callable(found) else f"a {type(found).__name__}"
+        raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
+    _require_arguments(entry, f"check {path!r}", found, "context, config")
+    with _named(entry, "by the check of"):
+        returned = found(context, config)
+        problems = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
+    if problems is None or not all(isinstance(problem, Problem) for problem in problems):
+        shown = returned if problems is None else problems
+        raise PluginError(f"{entry.label}: check {path!r} returned {shown!r}; expected a sequence of Problem")
     return problems
+
+
+def require_module(entry: Entry) -> None:
+    """PluginError where the backend's module is not there at all, which is known without importing anything heavy."""
+    module = _provider(entry).backend.partition(":")[0]
+    packages = module.split(".")
+    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
+        if name in sys.modules:
+            continue
+        try:
+            found = find_spec(name)
+        except ImportError:  # what should be its package is a module
+            found = None
+        if found is None:
+            raise PluginError(f"{entry.label} cannot be imported from {_provider(entry).backend!r}: no module named {name!r}")
+        return  # a module below it would be found by running this one
 
 
 def import_object(entry: Entry, path: str) -> Any:
@@ -117,7 +149,9 @@ def import_object(entry: Entry, path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if is_ordered(error):
+            raise
         raise PluginError(f"{entry.label} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
 
 
@@ -137,11 +171,37 @@ def _build(entry: Entry, role: Role, context: object, config: object, problems: 
     expected = _provider(entry).config
     if not isinstance(config, expected):
         raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {expected.__name__}")
-    try:
+    _require_arguments(entry, cls.__name__, cls, "context, config")
+    with _named(entry, "while building"):
         return cast("object", cls(context, config))
+
+
+@contextmanager
+def _named(entry: Entry, doing: str) -> Iterator[None]:
+    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process."""
+    try:
+        yield
+    except SystemExit as error:
+        if is_ordered(error):
+            raise
+        raise exit_error(f"raised {doing} {entry.label}", error) from error
     except Exception as error:
-        error.add_note(f"raised while building {entry.label}")
+        error.add_note(f"raised {doing} {entry.label}")
         raise
+
+
+def _require_arguments(entry: Entry, what: str, function: Callable[..., Any], expected: str) -> None:
+    """PluginError unless a function, or a class, can be called with so many arguments by position."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # Python cannot tell, so that the call itself has to show it
+        return
+    try:
+        signature.bind(*expected.split(", "))
+    except TypeError as error:
+        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise PluginError(f"{entry.label}: {what} takes {shown}; expected ({expected})") from error
 
 
 def _provider(entry: Entry) -> Provider:
@@ -154,7 +214,3 @@ def _raise_for(entry: Entry, headline: str, problems: Sequence[str]) -> None:
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise PluginError(f"{entry.label} {headline}, {len(problems)} problem(s):{lines}")
-
-
-def _name_of(observer: object) -> str:
-    return getattr(observer, "__name__", None) or type(observer).__name__

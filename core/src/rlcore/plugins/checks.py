@@ -13,6 +13,28 @@ from rlcore.spi.errors import ContractError, NonFiniteError
 TOLERANCE = 1e-4
 """How far above 0 a log-probability, or below 0 an entropy, may be by rounding."""
 
+OWN_METRICS = frozenset(
+    {
+        "step",
+        "reward_mean",
+        "reward_std",
+        "success_rate",
+        "response_length_mean",
+        "response_length_max",
+        "truncated_fraction",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "weight_version",
+        "updates",
+        "tokens_per_second",
+        "generated_tokens_per_second",
+        "mean_generated_tokens",
+    }
+)
+"""Names in metrics.jsonl that no plugin's metric may have."""
+OWN_PREFIXES = ("time/", "memory/", "environment/", "evaluation/")
+
 RecordT = TypeVar("RecordT")
 
 
@@ -49,6 +71,13 @@ def check_figures(name: str, values: object) -> None:
         if not isinstance(key, str):
             raise ContractError(f"{name}: found the key {key!r}; expected a string")
         check_figure(f"{name}[{key!r}]", value)
+
+
+def check_own_names(name: str, values: Mapping[str, float]) -> None:
+    """No metric of a plugin takes the place of one that the loop writes itself."""
+    for key in values:
+        if key in OWN_METRICS or key.startswith(OWN_PREFIXES):
+            raise ContractError(f"{name}: found {key!r}, which the loop writes itself; expected another name")
 
 
 def check_range(name: str, values: AnyArray, *, lower: float = -math.inf, upper: float = math.inf) -> None:

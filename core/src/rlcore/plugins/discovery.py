@@ -1,7 +1,7 @@
 """Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from traceback import walk_tb
@@ -9,7 +9,7 @@ from traceback import walk_tb
 from attrs import field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.plugins.provider_checks import provider_error
+from rlcore.plugins.provider_checks import observer_error, provider_error
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
@@ -51,7 +51,13 @@ class ObserverEntry:
     observer: object | None
     """An object, or module, with wrapper-only hooks; None where it is disabled or could not be imported."""
     error: str | None = None
+    """What makes it unfit for use."""
     disabled: bool = False
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"{_OBSERVER} {self.name!r} ({self.distribution} {self.version})"
 
 
 @frozen(kw_only=True)
@@ -63,7 +69,7 @@ class Registry:
     observer_entries: tuple[ObserverEntry, ...] = ()
     """Ordered by name and distribution."""
     warnings: tuple[str, ...] = ()
-    """What the user should know though it stops nothing: a name to disable that names no plugin."""
+    """What the user should know though it stops nothing: a name to disable that names no plugin, an unknown group."""
 
     @classmethod
     def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
@@ -73,10 +79,7 @@ class Registry:
             for role in ROLES
             for provider in providers.get(role, ())
         ]
-        named = [
-            ObserverEntry(name=f"observer-{index}", distribution=_IN_PROCESS, version="0", observer=observer)
-            for index, observer in enumerate(observers)
-        ]
+        named = [_checked_observer(f"observer-{index}", _IN_PROCESS, "0", observer) for index, observer in enumerate(observers)]
         return cls(entries=tuple(entries), observer_entries=tuple(named))
 
     def of(self, role: Role) -> tuple[Entry, ...]:
@@ -84,13 +87,13 @@ class Registry:
         return tuple(entry for entry in self.entries if entry.role == role)
 
     @property
-    def observers(self) -> tuple[object, ...]:
-        """The observers in use; PluginError where one cannot be imported, since leaving it out would be silent."""
+    def observers(self) -> tuple[ObserverEntry, ...]:
+        """The observers in use; PluginError where one is unfit, since leaving it out would be silent."""
         broken = [entry for entry in self.observer_entries if entry.error is not None]
         if broken:
             lines = "".join(f"\n  - {entry.name} ({entry.distribution} {entry.version}): {entry.error}" for entry in broken)
-            raise PluginError(f"{len(broken)} observer(s) cannot be imported; repair or disable them:{lines}")
-        return tuple(entry.observer for entry in self.observer_entries if entry.observer is not None)
+            raise PluginError(f"{len(broken)} observer(s) cannot be used; repair or disable them:{lines}")
+        return tuple(entry for entry in self.observer_entries if not entry.disabled)
 
 
 @frozen
@@ -130,7 +133,8 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     observers = [_observer_entry(entry_point, disabled) for entry_point in _sorted(installed.select(group=OBSERVER_GROUP))]
     known = {entry.name for entry in entries} | {entry.distribution for entry in entries}
     known |= {observer.name for observer in observers} | {observer.distribution for observer in observers}
-    return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=disabled.unmatched(known))
+    warnings = (*disabled.unmatched(known), *_unknown_groups(installed.groups))
+    return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
 
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
@@ -177,12 +181,27 @@ def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> Observer
     if disabled.covers(_OBSERVER, name, distribution):
         return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, disabled=True)
     try:
-        observer, error = entry_point.load(), None
+        observer = entry_point.load()
     except (Exception, SystemExit) as failure:
-        observer, error = None, _import_failure(entry_point, failure)
-    if observer is None and error is None:
-        error = f"{entry_point.value} is None; expected an object with hooks"
+        error = _import_failure(entry_point, failure)
+        return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, error=error)
+    return _checked_observer(name, distribution, version, observer)
+
+
+def _checked_observer(name: str, distribution: str, version: str, observer: object) -> ObserverEntry:
+    error = observer_error(observer)
     return ObserverEntry(name=name, distribution=distribution, version=version, observer=observer, error=error)
+
+
+def _unknown_groups(installed: Collection[str]) -> Iterator[str]:
+    """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
+    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP)
+    for group in sorted(installed):
+        if group.startswith("rlcore.") and group not in ours:
+            hint = did_you_mean(group, ours) or f"; groups are {', '.join(ours)}"
+            for entry_point in _sorted(metadata.entry_points(group=group)):
+                distribution, version = distribution_of(entry_point)
+                yield f"{distribution} {version} has {entry_point.name!r} in the unknown entry point group {group!r}{hint}"
 
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:

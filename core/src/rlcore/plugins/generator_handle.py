@@ -11,6 +11,7 @@ from attrs import evolve
 from rlcore.plugins.checks import TOLERANCE, check_int, check_range
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.handle import BackendHandle
+from rlcore.plugins.observers import CallRecord
 from rlcore.plugins.weight_streams import compare_digests, recorded
 from rlcore.spi import capabilities
 from rlcore.spi.arrays import AnyArray, BoolArray
@@ -24,8 +25,8 @@ class GeneratorHandle(BackendHandle):
 
     least_loaded_version: ClassVar[int] = -1
 
-    def __init__(self, entry: Entry, hooks: Any, max_sequence_length: int) -> None:
-        super().__init__(entry, hooks)
+    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, max_sequence_length: int) -> None:
+        super().__init__(entry, hooks, record)
         self._max_sequence_length = max_sequence_length
         self._lock = threading.Lock()
         self._num_generating = 0

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, TypeVar
 
 from rlcore.plugins.checks import check_int, check_record
 from rlcore.plugins.discovery import Entry
+from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.plugins.observers import CallRecord
 from rlcore.plugins.states import BackendState
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
@@ -34,9 +36,10 @@ class BackendHandle:
     """Hooks after whose failure the backend's state is unknown."""
     least_loaded_version: ClassVar[int] = 0
 
-    def __init__(self, entry: Entry, hooks: Any) -> None:
+    def __init__(self, entry: Entry, hooks: Any, record: CallRecord) -> None:
         self.entry = entry
         self._hooks = hooks
+        self._record = record
         self._state = BackendState(owner=entry.label)
 
     @property
@@ -97,14 +100,29 @@ class BackendHandle:
     def _call(
         self, hook: str, request: object, expected: type[ResultT], check: Callable[[ResultT], None] | None = None
     ) -> ResultT:
-        """Call the backend through pluggy, and check what it returned: its class first, then by `check`."""
+        """Call the backend through pluggy, and check what it returned: its class first, then by `check`.
+
+        The backend's own result comes before what observers made of it, and before what they raised.
+        """
+        record, label = self._record, self.entry.label
+        record.clear()
         try:
             returned = getattr(self._hooks, hook)(request=request)
         except BaseException as error:
-            error.add_note(f"raised in {hook} of {self.entry.label}")
-            if not self._harmless(hook, error):
-                self._state.fail(hook)
+            if record.answered:
+                self._accept(label, hook, record.result, expected, check)
+            self._failed(hook, error)
+            if isinstance(error, SystemExit) and not is_ordered(error):
+                raise exit_error(f"{record.culprit or label}: {hook}", error) from error
             raise
+        result = self._accept(label, hook, record.result, expected, check)
+        if returned is result:
+            return result
+        return self._accept(f"{record.culprit}, around {label}", hook, returned, expected, check)
+
+    def _accept(
+        self, owner: str, hook: str, returned: object, expected: type[ResultT], check: Callable[[ResultT], None] | None
+    ) -> ResultT:
         try:
             result = check_record(returned, expected)
             if check is not None:
@@ -112,8 +130,26 @@ class BackendHandle:
         except RlcoreError as error:
             if hook in self.state_changing:
                 self._state.fail(hook)
-            raise type(error)(f"{self.entry.label}: {hook} returned what it must not: {error}") from error
+            raise type(error)(f"{owner}: {hook} returned what it must not: {error}") from error
         return result
+
+    def _failed(self, hook: str, error: BaseException) -> None:
+        """Note on an error who raised it, and whether the backend can be used after it."""
+        record, label = self._record, self.entry.label
+        if record.culprit is None:
+            error.add_note(f"raised in {hook} of {label}")
+            is_harmless = self._harmless(hook, record.error or error)
+        elif record.error is not None:
+            own = f"{type(record.error).__name__}: {record.error}"
+            error.add_note(f"raised by {record.culprit} in place of what {hook} of {label} had raised: {own}")
+            is_harmless = self._harmless(hook, record.error)
+        else:
+            when = "after" if record.answered else "before"
+            error.add_note(f"raised by {record.culprit} {when} {hook} of {label}")
+            # What the backend had answered is lost, and with it the state that it is in.
+            is_harmless = not record.answered or hook not in self.state_changing
+        if not is_harmless:
+            self._state.fail(hook)
 
     def _harmless(self, hook: str, error: BaseException) -> bool:  # noqa: ARG002 - a trainer's depends on the error
         """Whether a backend whose hook raised is still in the state it was in."""

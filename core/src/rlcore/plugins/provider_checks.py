@@ -1,16 +1,22 @@
-"""What is wrong with a provider, read from its description alone, before anything of it is used."""
+"""What is wrong with a provider or an observer, read from its description alone, before anything of it is used."""
 
 import re
 from collections.abc import Iterator
 
 import attrs
 
+from rlcore.plugins.config_fields import field_problems
+from rlcore.plugins.signatures import observer_problems
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.capabilities import KNOWN
+from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider
+from rlcore.spi.trainer import TrainerSpec
 from rlcore.spi.version import SPI_VERSION
 
 DEVICES = frozenset({"cpu", "cuda"})
+RESERVED = {"name": "a key of each role's section", "auto": "what a recipe writes to have a plugin chosen"}
+"""Names that a recipe could not use for a plugin."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -22,6 +28,14 @@ def provider_error(provider: object, name: str) -> str | None:
     if mismatch:
         return mismatch
     return "; ".join(_problems(provider, name)) or None
+
+
+def observer_error(observer: object) -> str | None:
+    """All that is wrong with what an observer's entry point names, in one text, or None where nothing is."""
+    if observer is None or isinstance(observer, type):
+        found = "None" if observer is None else _kind(observer)
+        return f"the entry point names {found}; expected an object with hooks, such as an instance of a class"
+    return "; ".join(observer_problems(observer, (TrainerSpec, GeneratorSpec))) or None
 
 
 def spi_mismatch(spi: object) -> str | None:
@@ -41,6 +55,8 @@ def spi_mismatch(spi: object) -> str | None:
 def _problems(provider: Provider, name: str) -> Iterator[str]:
     if provider.name != name:
         yield f"the provider calls itself {provider.name!r}, its entry point {name!r}; expected one name"
+    if name in RESERVED:
+        yield f"{name!r} cannot be the name of a plugin, since it is {RESERVED[name]}; expected another name"
     if type(provider.priority) is not int:
         yield f"priority is {provider.priority!r}; expected an integer"
     if not callable(provider.unavailable):
@@ -78,6 +94,7 @@ def _config_problems(config: object) -> Iterator[str]:
     positional = [field.name for field in attrs.fields(config) if field.init and not field.kw_only]
     if positional:
         yield f"config class {config.__qualname__} takes {', '.join(positional)} by position; define it with kw_only=True"
+    yield from field_problems(config)
 
 
 def _is_frozen(config: type) -> bool:

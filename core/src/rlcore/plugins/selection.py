@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from inspect import iscoroutine
 from typing import Literal
 
 from attrs import frozen
@@ -153,10 +154,12 @@ def _probe(provider: Provider) -> tuple[str | None, bool]:
     """The reason that the provider's own probe gives, and whether the probe itself is broken."""
     try:
         reason = provider.unavailable()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"its probe `unavailable` raised {type(error).__name__}: {error}", True
     if reason is None or (isinstance(reason, str) and reason):
         return reason, False
+    if iscoroutine(reason):
+        reason.close()  # or Python prints a warning of its own
     return f"its probe `unavailable` returned {reason!r}; expected a reason or None", True
 
 

@@ -2,9 +2,18 @@
 
 from typing import Any, ClassVar
 
-from rlcore.plugins.checks import TOLERANCE, check_figure, check_figures, check_int, check_record, check_token_arrays
+from rlcore.plugins.checks import (
+    TOLERANCE,
+    check_figure,
+    check_figures,
+    check_int,
+    check_own_names,
+    check_record,
+    check_token_arrays,
+)
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.handle import BackendHandle
+from rlcore.plugins.observers import CallRecord
 from rlcore.plugins.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
 from rlcore.spi.batch import PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
@@ -25,8 +34,8 @@ class TrainerHandle(BackendHandle):
 
     state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step"}
 
-    def __init__(self, entry: Entry, hooks: Any, layout: TrainerLayout) -> None:
-        super().__init__(entry, hooks)
+    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, layout: TrainerLayout) -> None:
+        super().__init__(entry, hooks, record)
         self.layout = layout
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
@@ -95,6 +104,7 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
     check_figure("learning_rate", result.learning_rate)
     check_figures("metrics", result.metrics)
+    check_own_names("metrics", result.metrics)
     for name, bound in request.bounds.items():
         if name in result.metrics and result.metrics[name] > bound:
             found = f"{result.metrics[name]}, above its bound {bound}"

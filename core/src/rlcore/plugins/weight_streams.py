@@ -18,7 +18,8 @@ def check_specs(export: WeightExport) -> None:
     if not isinstance(export.buckets, Iterator):
         raise ContractError(f"buckets: found a {type(export.buckets).__name__}; expected an iterator of WeightBucket")
     if not isinstance(export.specs, tuple) or not export.specs:
-        raise ContractError("specs: found no tensors; expected a tuple with every tensor that the buckets bring")
+        found = "no tensors" if not export.specs else f"a {type(export.specs).__name__}"
+        raise ContractError(f"specs: found {found}; expected a tuple with every tensor that the buckets bring")
     seen: set[str] = set()
     for spec in export.specs:
         if not isinstance(spec, TensorSpec):
@@ -29,6 +30,8 @@ def check_specs(export: WeightExport) -> None:
             )
         if spec.dtype not in _ITEM_BYTES:
             raise ContractError(f"specs: {spec.name} is of {spec.dtype!r}; expected one of {', '.join(_ITEM_BYTES)}")
+        if not isinstance(spec.shape, tuple):
+            raise ContractError(f"specs: shape of {spec.name}: found a {type(spec.shape).__name__}; expected a tuple of ints")
         for extent in spec.shape:
             check_int(f"specs: shape of {spec.name}", extent, at_least=0)
         seen.add(spec.name)

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.seeds import Stream
-from rlcore.spi import DataError, Environment, Row
+from rlcore.spi import ContractError, DataError, Environment, Row
 from rlcore.spi.arrays import Int64Array
 
 Split: TypeAlias = Literal["train", "evaluation"]
@@ -66,7 +66,7 @@ def prompt_fault(value: object) -> str | None:
 
 
 def _environment_rows(config: DatasetConfig, key: str, split: Split, environment: Environment | None) -> Sequence[Row]:
-    rows = None if environment is None else environment.rows(split)
+    rows = None if environment is None else _rows_of(environment, split)
     if rows is None:
         has = "the recipe names no environment" if environment is None else f"the environment brings no {split!r} rows"
         raise DataError(
@@ -74,6 +74,18 @@ def _environment_rows(config: DatasetConfig, key: str, split: Split, environment
             f'"huggingface") and {key}.path'
         )
     return rows if config.limit is None else rows[: config.limit]
+
+
+def _rows_of(environment: Environment, split: Split) -> Sequence[Row] | None:
+    what = f"{type(environment).__name__}.rows({split!r})"
+    try:
+        rows = environment.rows(split)
+    except Exception as error:
+        error.add_note(f"raised in {what} of the environment")
+        raise
+    if rows is not None and not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise ContractError(f"{what}: returned a {type(rows).__name__}; expected a sequence of records, or None")
+    return rows
 
 
 def _existing_path(config: DatasetConfig, key: str) -> Path:

@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -11,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from attrs import frozen
 
+from rlcore.run.data import prompt_fault
 from rlcore.run.event_loop import LoopThread
 from rlcore.spi import (
     ContractError,
@@ -33,6 +33,10 @@ GRACE_S = 2.0
 MAX_STUCK = 8
 """Stuck calls in one batch after which even masking gives up: each costs the time limit and a fresh event loop."""
 POLL_S = 0.05
+OWN_METRICS = ("failed",)
+"""Names below `environment/` that the core writes itself."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32 in the end."""
 TURN_S = 0.002
 """Seconds that calls which never wait may run before others that did wait go on."""
 
@@ -56,8 +60,16 @@ class EpisodeRunner:
     can notice.
     """
 
-    def __init__(self, environment: Environment, timeout_s: float, on_error: Literal["error", "mask"] = "error") -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        timeout_s: float,
+        on_error: Literal["error", "mask"] = "error",
+        owner: str = "environment",
+    ) -> None:
+        """`owner` is what messages call the environment."""
         self._environment = environment
+        self._owner = owner
         self._timeout_s = timeout_s
         self._on_error = on_error
         self._thread: LoopThread | None = None
@@ -113,7 +125,7 @@ class EpisodeRunner:
         """Raise what the recipe does not let pass: the failure of the lowest number."""
         for index, outcome in sorted((index, outcome) for index, outcome in outcomes.items() if isinstance(outcome, Failure)):
             episode = f"episode {index} of {calls.number} ({calls.describe(index)})"
-            what = f"environment.{calls.function}, {episode}, {outcome.reason}"
+            what = f"{self._owner}.{calls.function}, {episode}, {outcome.reason}"
             if isinstance(outcome.error, ContractError | WorkerError):
                 raise type(outcome.error)(what) from outcome.error
             if isinstance(outcome.error, DataError) and self._on_error == "error":
@@ -287,10 +299,7 @@ def _check_reset(result: Any) -> ResetResult:
 def _check_step(result: Any) -> StepResult:
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
-    if not isinstance(result.reward, (float, Real, np.number)):
-        raise ContractError(f"returned the reward {result.reward!r:.40}; expected a float")
-    if not math.isfinite(result.reward):
-        raise RewardError(f"returned the reward {result.reward}; expected a finite number")
+    _check_figure("the reward", result.reward)
     if type(result.done) is not bool or type(result.success) is not bool:
         raise ContractError(f"returned done={result.done!r:.40}, success={result.success!r:.40}; expected bools")
     if result.done != (result.observation is None):
@@ -300,7 +309,19 @@ def _check_step(result: Any) -> StepResult:
         _check_observation(result.observation)
     if not isinstance(result.metrics, Mapping):
         raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
+    for name, value in result.metrics.items():
+        if not isinstance(name, str) or name in OWN_METRICS:
+            taken = f", which is the core's own: {', '.join(OWN_METRICS)}" if name in OWN_METRICS else ""
+            raise ContractError(f"returned a metric called {name!r:.40}{taken}; expected another name")
+        _check_figure(f"the metric {name!r}", value)
     return result
+
+
+def _check_figure(name: str, value: object) -> None:
+    if not isinstance(value, (float, Real)):
+        raise ContractError(f"returned {name} {value!r:.40}; expected a float")
+    if not abs(float(value)) <= LARGEST:
+        raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
 
 
 def _check_observation(observation: Any) -> None:
@@ -310,5 +331,14 @@ def _check_observation(observation: Any) -> None:
     if len(given) != 1:
         found = " and ".join(given) or "nothing"
         raise ContractError(f"returned an observation with {found}; expected exactly one of messages, text, tokens")
-    if observation.tokens is not None:
-        check_array("observation.tokens", observation.tokens, np.int32)
+    if observation.tokens is None:
+        fault = prompt_fault(observation.text if observation.messages is None else observation.messages)
+        if observation.text is not None and not isinstance(observation.text, str):
+            fault = f"the text {observation.text!r:.40}"
+        if fault is not None:
+            raise ContractError(f"returned an observation with {fault}; expected text, or messages with role and content")
+        return
+    check_array("observation.tokens", observation.tokens, np.int32)
+    if not len(observation.tokens) or observation.tokens.min() < 0:
+        found = f"the token {observation.tokens.min()}" if len(observation.tokens) else "no tokens"
+        raise ContractError(f"returned an observation with {found}; expected at least one, none below 0")

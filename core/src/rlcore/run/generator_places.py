@@ -22,7 +22,7 @@ def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
     try:
         return max(1, int(entry.provider.span(options)))  # what is wrong with less the plugin's own check says
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{entry.label}: its function `span` raised {type(error).__name__}: {error}") from error
 
 

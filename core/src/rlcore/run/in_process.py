@@ -8,6 +8,7 @@ from attrs import frozen
 
 from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.closing import closed_after
 from rlcore.run.generator_group import InProcessGenerator
 from rlcore.run.groups import Backends, RefitOrder
 from rlcore.run.residency import make_room, room_for_generator
@@ -38,7 +39,7 @@ def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | N
     place, observers = RankSpec(device=prepared.device), prepared.registry.observers
     context = prepared.trainer_context(place)
     trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
-    try:
+    with closed_after(trainer):
         group = InProcessTrainer(
             handle=trainer,
             max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
@@ -51,10 +52,6 @@ def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | N
         generator_context = prepared.generator_context(place, log_directory)
         entry = prepared.chosen["generator"]
         generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
-        try:
+        with closed_after(generator):
             route = InProcessRoute(trainer=trainer, generator=generator)
             yield Backends(trainer=group, generator=InProcessGenerator(handle=generator, tokenizer=tokenizer), route=route)
-        finally:
-            generator.close()
-    finally:
-        trainer.close()

@@ -41,7 +41,8 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
     episodes = None
     if environment is not None:
         rollout = recipe.rollout
-        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error)
+        owner = prepared.chosen["environment"].label
+        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error, owner)
     try:
         observe = _observer(prepared, episodes)
         train_rows = load_rows(recipe.data.train, "train", environment)

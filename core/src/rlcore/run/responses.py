@@ -30,9 +30,11 @@ class Responses:
     def turns(self, samples: Int64Array) -> list[Turn]:
         """Of some samples."""
         result, texts = self.result, self.texts
+        tokens = result.tokens.view()
+        tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
         starts, ends = result.offsets[samples].tolist(), result.offsets[samples + 1].tolist()
         reasons = result.finish_reasons[samples].tolist()
         return [
-            Turn(text=texts[sample], tokens=result.tokens[start:end], finish_reason=_REASONS[reason])
+            Turn(text=texts[sample], tokens=tokens[start:end], finish_reason=_REASONS[reason])
             for sample, start, end, reason in zip(samples.tolist(), starts, ends, reasons, strict=True)
         ]

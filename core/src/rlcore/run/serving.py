@@ -15,8 +15,10 @@ from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_trainer, import_object
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
+from rlcore.plugins.exits import exit_error
 from rlcore.plugins.selection import AUTO, explain, select
 from rlcore.run.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.closing import closed_after
 from rlcore.run.run_directory import storage_errors
 from rlcore.run.saving import model_digest
 from rlcore.run.setup import Device, disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
@@ -168,7 +170,10 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
         chat_template=serving.recipe.model.chat_template,
     )
     function = import_object(serving.generator, provider.serve)
-    function(request, plugin_config(serving.recipe, serving.generator))
+    try:
+        function(request, plugin_config(serving.recipe, serving.generator))
+    except SystemExit as error:
+        raise exit_error(f"{serving.generator.label}: serve", error) from error
 
 
 def default_name(target: Target) -> str:
@@ -271,13 +276,13 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
     # Its section divides the run's ranks, of which there is one here; what a checkpoint holds does not depend on that.
     trainer = build_trainer(entry, context, entry.provider.config())
     try:
-        trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer"))
-        with storage_errors("the exported checkpoint", final.parent):
-            partial.mkdir(parents=True)
-            trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
-            (partial / ORIGIN).write_text(digest)
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
+        with closed_after(trainer):
+            trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer"))
+            with storage_errors("the exported checkpoint", final.parent):
+                partial.mkdir(parents=True)
+                trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                (partial / ORIGIN).write_text(digest)
+                shutil.rmtree(final, ignore_errors=True)
+                partial.rename(final)
     finally:
-        trainer.close()
         shutil.rmtree(partial, ignore_errors=True)

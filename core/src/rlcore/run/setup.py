@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.plugins.binding import build_algorithm, build_environment, run_check
+from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
@@ -127,6 +127,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         check_tensorboard()
     if recipe.cluster is not None:
         check_ray()
+    _ = registry.observers  # PluginError where one is unfit
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     declared, registry = registry, _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}
@@ -303,7 +304,7 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
         return entry
     try:
         lost = frozenset(provider.without(options))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{entry.label}: its function `without` raised {type(error).__name__}: {error}") from error
     return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
 
@@ -358,6 +359,7 @@ def _check(
         replays_routing=recipe.rollout.replay_routing,
     )
     for entry in chosen.values():
+        require_module(entry)
         found = run_check(entry, context, plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]
     if problems and all(_is_about(problem, model) for problem in problems):

@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array, UInt8Array, check_array
 from rlcore.spi.batch import TokenBatch
+from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
 
 
@@ -51,6 +52,12 @@ class RolloutBatch:
         check_array("group_ids", self.group_ids, np.int32, num_sequences)
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
+        if not np.isfinite(self.rewards).all():
+            worst = int(np.isfinite(self.rewards).argmin())
+            raise ContractError(f"rewards: found {self.rewards[worst]} for sample {worst}; expected finite numbers")
+        if (np.diff(self.group_ids) < 0).any():
+            worst = int((np.diff(self.group_ids) < 0).argmax()) + 1
+            raise ContractError(f"group_ids: sample {worst} is of an earlier group than the one before; expected them to rise")
 
 
 @frozen(kw_only=True, eq=False)
@@ -75,4 +82,4 @@ class Algorithm(Protocol):
         """What the loop must provide."""
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
-        """Advantages, filters and batch columns of one step."""
+        """Advantages, filters and batch columns of one step. The samples' rewards and ids are read-only."""

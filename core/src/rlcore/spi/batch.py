@@ -94,8 +94,9 @@ class TokenBatch:
                 found, expected = f"shape {list(column.shape)} of {column.dtype}", "float32/int32/int16/bool"
                 raise ContractError(f"token column {name}: found {found}; expected [{self.num_tokens}] of {expected}")
         for name, column in self.sequence_columns.items():
-            if column.shape != (self.num_sequences,):
-                raise ContractError(f"sequence column {name}: found {list(column.shape)}; expected [{self.num_sequences}]")
+            if column.shape != (self.num_sequences,) or column.dtype.kind not in "biuf":
+                found, expected = f"{list(column.shape)} of {column.dtype}", f"[{self.num_sequences}], numbers or bool"
+                raise ContractError(f"sequence column {name}: found {found}; expected {expected}")
 
     @property
     def num_tokens(self) -> int:

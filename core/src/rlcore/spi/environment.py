@@ -38,7 +38,7 @@ class Turn:
     text: str
     """Decoded, without special tokens."""
     tokens: Int32Array
-    """int32 [length], the stop token included."""
+    """int32 [length], the stop token included; read-only."""
     finish_reason: FinishReason
 
 
@@ -65,7 +65,7 @@ class StepResult:
     success: bool = False
     """Whether the task is solved: what pass@1 counts, read from the last step."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """Averaged over the step's episodes and logged as `environment/<name>`."""
+    """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
 
 
 class Environment(Protocol):

@@ -3,14 +3,14 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi.batch import GlobalCounts
-from rlcore.spi.errors import ContractError
+from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
 from rlcore.torchkit.microbatch import Microbatch
 
@@ -35,7 +35,10 @@ class Totals:
 def load_loss(path: str) -> LossFunction:
     """The function that `package.module:function` names."""
     module, _, name = path.partition(":")
-    function: LossFunction = getattr(importlib.import_module(module), name)
+    try:
+        function: LossFunction = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise PluginError(f"loss {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     return function
 
 
@@ -50,7 +53,37 @@ def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tenso
         sequence_columns=batch.sequence_columns,
         counts=counts,
     )
-    return load_loss(loss.path)(inputs, loss.config)
+    function = load_loss(loss.path)
+    try:
+        output = function(inputs, loss.config)
+    except Exception as error:
+        error.add_note(f"raised in the loss {loss.path}")
+        raise
+    _check(loss.path, output, logprobs)
+    return output
+
+
+def _check(path: str, output: object, logprobs: Tensor) -> None:
+    """ContractError where the loss function returned what it must not. Looks at no value, so it waits for no device."""
+
+    def refuse(found: str, expected: str) -> NoReturn:
+        raise ContractError(f"loss {path}: found {found}; expected {expected}")
+
+    if not isinstance(output, LossOutput):
+        refuse(f"a {type(output).__name__}", "a LossOutput")
+    scalars = {"loss": output.loss}
+    for field in ("sums", "maxima"):
+        values = getattr(output, field)
+        if not isinstance(values, Mapping):
+            refuse(f"{field} that is a {type(values).__name__}", "a mapping from names to scalar tensors")
+        scalars |= {f"{field}[{name!r}]": value for name, value in values.items()}
+    for name, value in scalars.items():
+        if not isinstance(value, Tensor):
+            refuse(f"{name} that is a {type(value).__name__}", "a scalar tensor")
+        if value.ndim or not (value.is_floating_point() or name != "loss"):
+            refuse(f"{name} of shape {list(value.shape)} and {value.dtype}", "a scalar tensor, already reduced")
+    if logprobs.requires_grad and not output.loss.requires_grad:
+        refuse("a loss without a gradient", "one that is computed from inputs.logprobs, with torch, and not detached")
 
 
 def total(outputs: Sequence[LossOutput]) -> Totals:

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 from attrs import evolve
 
 from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.discovery import Entry, discover
+from rlcore.plugins.discovery import Entry, ObserverEntry, discover
+from rlcore.plugins.exits import exit_error, is_ordered
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.plugins.selection import load_chosen
 from rlcore.plugins.weight_streams import recorded
+from rlcore.run.closing import closed_after
 from rlcore.run.cluster.affinity import bind_near
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.cluster.failures import RemoteError, Reply, Whereabouts
@@ -62,7 +65,7 @@ class Worker:
         self._trainer: TrainerHandle | None = None
         self._generator: GeneratorHandle | None = None
         self._tokenizer: Tokenizer | None = None
-        self._plugins: tuple[Entry, Entry | None, tuple[object, ...]] | None = None
+        self._plugins: tuple[Entry, Entry | None, tuple[ObserverEntry, ...]] | None = None
         self._thread: int | None = None
         self._doing = ""
         self._num_finished = 0
@@ -73,9 +76,13 @@ class Worker:
         self._thread, self._doing = threading.get_ident(), name
         try:
             value, error = getattr(self, name)(*arguments), None
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:
+            if is_ordered(raised):
+                raise
             sys.stdout.flush()
-            value, error = None, RemoteError.of(raised, self._log_file)
+            # To Ray, a plugin's SystemExit is an actor that ends as it was told to.
+            failure = exit_error(name, raised) if isinstance(raised, SystemExit) else raised
+            value, error = None, RemoteError.of(failure, self._log_file)
             traceback.print_exception(raised)
         finally:
             self._doing = ""
@@ -228,12 +235,10 @@ class Worker:
 
     def close(self) -> None:
         """Close both."""
-        try:
-            if self._generator is not None:
-                self._generator.close()
-        finally:
-            if self._trainer is not None:
-                self._trainer.close()
+        with ExitStack() as stack:
+            for handle in (self._trainer, self._generator):
+                if handle is not None:
+                    stack.enter_context(closed_after(handle))
 
     def _count(self, sample: int, result: GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
         with self._counting:

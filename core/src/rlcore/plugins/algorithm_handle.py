@@ -1,0 +1,92 @@
+"""The handle of an algorithm: one call, whose mistakes are found before anything is trained on."""
+
+from collections.abc import Sequence
+from typing import get_args, get_type_hints
+
+from attrs import evolve
+
+from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_record
+from rlcore.plugins.discovery import Entry
+from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, TrainingBatch
+from rlcore.spi.arrays import AnyArray
+from rlcore.spi.batch import TokenBatch
+from rlcore.spi.errors import ContractError, RlcoreError
+from rlcore.spi.loss import LossSpec
+
+
+class AlgorithmHandle:
+    """An algorithm, bound. Its own exception passes through with a note that names it."""
+
+    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds) -> None:
+        """`needs` is what the algorithm says, read once; ContractError where it needs what there is not."""
+        self.entry = entry
+        self.needs = needs
+        self._algorithm = algorithm
+        _check_needs(self.needs)
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
+        try:
+            returned = self._algorithm.build_batch(_protected(rollouts))
+        except SystemExit as error:
+            if is_ordered(error):
+                raise
+            raise exit_error(f"{self.entry.label}: build_batch", error) from error
+        except Exception as error:
+            error.add_note(f"raised in build_batch of {self.entry.label}")
+            raise
+        try:
+            batch = check_record(returned, TrainingBatch)
+            _check_batch(batch)
+        except RlcoreError as error:
+            raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
+        return batch
+
+
+def _protected(rollouts: RolloutBatch) -> RolloutBatch:
+    """The same samples; figures that the step's metrics are made of afterwards cannot be written to."""
+    return evolve(
+        rollouts,
+        rewards=_read_only(rollouts.rewards),
+        group_ids=_read_only(rollouts.group_ids),
+        valid=_read_only(rollouts.valid),
+        finish_reasons=_read_only(rollouts.finish_reasons),
+    )
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _check_needs(needs: AlgorithmNeeds) -> None:
+    _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
+    for name in ("previous_logprobs", "reference_logprobs", "entropy"):
+        _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
+    check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
+
+
+def _check_batch(training: TrainingBatch) -> None:
+    if not isinstance(training.batch, TokenBatch):
+        raise ContractError(f"batch: found a {type(training.batch).__name__}; expected a TokenBatch")
+    loss = training.loss
+    if not isinstance(loss, LossSpec):
+        raise ContractError(f"loss: found a {type(loss).__name__}; expected a LossSpec")
+    if not isinstance(loss.path, str) or not all(loss.path.partition(":")):
+        raise ContractError(f"loss.path: found {loss.path!r}; expected 'package.module:function'")
+    columns = loss.token_columns
+    if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
+        raise ContractError(f"loss.token_columns: found {columns!r}; expected a tuple of names")
+    _check_choice("loss.entropy", loss.entropy, ("none", "metric", "loss"))
+    reason = training.no_signal
+    if reason is not None and (not isinstance(reason, str) or not reason):
+        raise ContractError(f"no_signal: found {reason!r}; expected the reason in words, or None where there is a signal")
+    check_figures("metrics", training.metrics)
+    check_own_names("metrics", training.metrics)
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ContractError(f"{name}: found {value!r}; expected one of {', '.join(map(repr, choices))}")

@@ -1,0 +1,17 @@
+"""What ends a process where a plugin should have returned: SystemExit, made an error that says whose it is."""
+
+from traceback import walk_tb
+
+from rlcore.spi.errors import PluginError
+
+
+def exit_error(where: str, error: SystemExit) -> PluginError:
+    """The error in place of a plugin's SystemExit, which no one would report: its code may even be that of success."""
+    places = [f" in {frame.f_globals.get('__name__', '?')}, line {line}" for frame, line in walk_tb(error.__traceback__)]
+    found = f"SystemExit({error.code!r}){places[-1] if places else ''}, which ends the process"
+    return PluginError(f"{where}: found {found}; expected a return, or an error raised")
+
+
+def is_ordered(error: BaseException) -> bool:
+    """Whether it is the SystemExit with which Ray ends a worker, on SIGTERM: it comes in the midst of whatever runs."""
+    return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")

@@ -1,0 +1,88 @@
+"""Observers around a backend's hooks: what the backend itself came to is kept, so that each answers for its own mistakes."""
+
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from rlcore.spi.errors import PluginError
+from rlcore.spi.hooks import hookimpl
+
+Hook = Callable[..., Any]
+
+
+class CallRecord(threading.local):
+    """The call under way in a thread; generators may be called from several at once."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a call."""
+        self.answered = False
+        self.result: object = None
+        """What the backend returned, where it answered."""
+        self.error: BaseException | None = None
+        """What the backend raised."""
+        self.culprit: str | None = None
+        """The observer that last raised an error of its own, or put another result in place of the one that it was given."""
+
+
+def recorded(method: Hook, record: CallRecord) -> Hook:
+    """A backend's hook that leaves its outcome in the record, inside all observers."""
+
+    @hookimpl
+    def answer(request: object) -> object:
+        try:
+            result = method(request=request)
+        except BaseException as error:
+            record.error = error
+            raise
+        record.answered, record.result = True, result
+        return result
+
+    return answer
+
+
+def guarded(observer: str, name: str, wrapper: Hook, record: CallRecord) -> Hook:
+    """An observer's hook that names the observer for what it does wrong; `observer` is how messages call it."""
+
+    def malformed(found: str) -> PluginError:
+        record.culprit = observer
+        return PluginError(f"{observer}: {name} {found}; expected one yield, and its result returned")
+
+    @hookimpl(wrapper=True)
+    def guard(request: object) -> Generator[None, object, object]:
+        watching = wrapper(request=request)
+        try:
+            next(watching)
+        except StopIteration:
+            raise malformed("ended without a yield") from None
+        except BaseException:
+            record.culprit = observer
+            raise
+        failure: BaseException | None = None
+        given: object = None
+        try:
+            given = yield
+            resume = partial(watching.send, given)
+        except BaseException as error:
+            failure = error
+            resume = partial(watching.throw, error)
+        try:
+            resume()
+        except StopIteration as stop:
+            if failure is not None:
+                failure.add_note(f"{observer} kept this error to itself; expected it raised again")
+                raise failure from None
+            if stop.value is not given:
+                record.culprit = observer
+            returned: object = stop.value
+            return returned
+        except BaseException as error:
+            if error is not failure:
+                record.culprit = observer
+            raise
+        raise malformed("yielded again") from failure
+
+    return guard

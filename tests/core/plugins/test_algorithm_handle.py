@@ -1,0 +1,151 @@
+"""The algorithm's handle: what an algorithm may return, and what becomes of its mistakes before anything is trained on."""
+
+import math
+import sys
+
+import attrs
+import numpy as np
+import pytest
+
+from rlcore.plugins.binding import build_algorithm
+from rlcore.plugins.checks import OWN_METRICS, OWN_PREFIXES
+from rlcore.plugins.discovery import Registry
+from rlcore.spi import (
+    AlgorithmContext,
+    AlgorithmNeeds,
+    ContractError,
+    LossSpec,
+    NonFiniteError,
+    PluginError,
+    RolloutBatch,
+    TokenBatch,
+    TrainingBatch,
+)
+
+NEEDS = AlgorithmNeeds(source="rollouts")
+LOSS = LossSpec(path="some.module:loss", config=None)
+BATCH = TokenBatch(
+    tokens=np.arange(4, dtype=np.int32),
+    offsets=np.asarray([0, 2, 4], np.int64),
+    loss_mask=np.asarray([False, True] * 2),
+)
+ROLLOUTS = RolloutBatch(
+    batch=BATCH,
+    rewards=np.asarray([1.0, 0.0], np.float32),
+    group_ids=np.zeros(2, np.int32),
+    valid=np.ones(2, np.bool_),
+    finish_reasons=np.zeros(2, np.uint8),
+)
+GOOD = TrainingBatch(batch=BATCH, loss=LOSS, metrics={"advantage_max": 1.0})
+
+
+LABEL = "algorithm 'acme' (in-process 0)"
+CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True)
+
+
+@pytest.fixture
+def make_algorithm(backends, make_provider):
+    """An algorithm that needs and returns what is given; a function is called with the rollouts."""
+
+    def make(returned=GOOD, needs=NEEDS):
+        class Algorithm:
+            def __init__(self, context, config):
+                self.needs = needs
+
+            def build_batch(self, rollouts):
+                return returned(rollouts) if callable(returned) else returned
+
+        backends.Algorithm = Algorithm
+        provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
+        (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
+        return build_algorithm(entry, CONTEXT, provider.config())
+
+    return make
+
+
+def test_what_is_right_passes_as_it_is(make_algorithm):
+    algorithm = make_algorithm()
+    assert algorithm.build_batch(ROLLOUTS) is GOOD
+    assert algorithm.needs is NEEDS
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "text"),
+    [
+        (None, ContractError, "found None; expected a TrainingBatch"),
+        (BATCH, ContractError, "found a TokenBatch; expected a TrainingBatch"),
+        (attrs.evolve(GOOD, batch=None), ContractError, "batch: found a NoneType; expected a TokenBatch"),
+        (attrs.evolve(GOOD, loss=None), ContractError, "loss: found a NoneType; expected a LossSpec"),
+        (attrs.evolve(GOOD, loss=attrs.evolve(LOSS, path="loss")), ContractError, "loss.path: found 'loss'; expected 'package"),
+        (
+            attrs.evolve(GOOD, loss=attrs.evolve(LOSS, token_columns="advantages")),
+            ContractError,
+            "loss.token_columns: found 'advantages'; expected a tuple of names",
+        ),
+        (
+            attrs.evolve(GOOD, loss=attrs.evolve(LOSS, entropy="metrics")),
+            ContractError,
+            "loss.entropy: found 'metrics'; expected one of 'none', 'metric', 'loss'",
+        ),
+        (attrs.evolve(GOOD, metrics=None), ContractError, "metrics: found None; expected a mapping"),
+        (attrs.evolve(GOOD, metrics={"a": np.float32(1)}), ContractError, "metrics['a']: found"),
+        (attrs.evolve(GOOD, metrics={"a": "b"}), ContractError, "metrics['a']: found"),
+        (attrs.evolve(GOOD, metrics={"a": math.nan}), NonFiniteError, "metrics['a']: found nan; expected a finite number"),
+        (attrs.evolve(GOOD, metrics={"step": 7.0}), ContractError, "metrics: found 'step', which the loop writes itself"),
+        (attrs.evolve(GOOD, metrics={"time/x": 7.0}), ContractError, "metrics: found 'time/x', which the loop writes itself"),
+        (attrs.evolve(GOOD, no_signal=True), ContractError, "no_signal: found True; expected the reason in words, or None"),
+        (attrs.evolve(GOOD, no_signal=""), ContractError, "no_signal: found ''; expected the reason in words, or None"),
+    ],
+)
+def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, returned, error, text):
+    with pytest.raises(error) as raised:
+        make_algorithm(returned).build_batch(ROLLOUTS)
+    assert str(raised.value).startswith(f"{LABEL}: build_batch returned what it must not: ")
+    assert text in str(raised.value)
+
+
+def test_what_it_raises_passes_with_a_note(make_algorithm):
+    with pytest.raises(KeyError, match="adv") as raised:
+        make_algorithm(lambda rollouts: rollouts.batch.token_columns["adv"]).build_batch(ROLLOUTS)
+    assert raised.value.__notes__ == [f"raised in build_batch of {LABEL}"]
+
+
+def test_one_that_would_end_the_process_is_an_error(make_algorithm):
+    with pytest.raises(PluginError, match=r"build_batch: found SystemExit\(0\) in .*, which ends the process"):
+        make_algorithm(lambda rollouts: sys.exit(0)).build_batch(ROLLOUTS)
+
+
+@pytest.mark.parametrize("name", ["rewards", "group_ids", "valid", "finish_reasons"])
+def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
+    def write(rollouts):
+        getattr(rollouts, name)[0] = 0
+
+    with pytest.raises(ValueError, match="read-only"):
+        make_algorithm(write).build_batch(ROLLOUTS)
+    getattr(ROLLOUTS, name)[0] = getattr(ROLLOUTS, name)[0]  # only for the algorithm
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"source": "rollout"}, "needs.source: found 'rollout'; expected one of 'rollouts', 'demonstrations'"),
+        ({"entropy": "yes"}, "needs.entropy: found 'yes'; expected one of False, True"),
+        ({"min_samples_per_prompt": "2"}, "needs.min_samples_per_prompt: found a str; expected an int"),
+    ],
+)
+def test_needs_that_there_are_not_are_refused(make_algorithm, changes, text):
+    with pytest.raises(PluginError) as raised:
+        make_algorithm(needs=attrs.evolve(NEEDS, **changes))
+    assert f"{LABEL} does not fit its role" in str(raised.value)
+    assert text in str(raised.value)
+
+
+def test_the_loops_own_names_are_all_known():
+    """Those that functions of the loop return by name; phases and parts have prefixes of their own."""
+    from rlcore.run.metrics import throughput_metrics, training_metrics
+    from rlcore.spi import TrainStepResult
+
+    step = TrainStepResult(weight_version=1, loss=0.0, grad_norm=0.0, learning_rate=0.0)
+    written = {"step", "weight_version", "updates", *training_metrics([step]), *throughput_metrics(1, None, 1.0)}
+    assert written <= OWN_METRICS
+    assert not any(name.startswith(OWN_PREFIXES) for name in OWN_METRICS)

@@ -1,0 +1,76 @@
+"""What a loss function may return, and that its mistakes name it."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.spi import ContractError, GlobalCounts, LossOutput, LossSpec, PluginError, TokenBatch
+from rlcore.torchkit.losses import evaluate, load_loss
+from rlcore.torchkit.microbatch import move
+
+BATCH = TokenBatch(
+    tokens=np.arange(3, dtype=np.int32), offsets=np.asarray([0, 3], np.int64), loss_mask=np.asarray([False, True, True])
+)
+COUNTS = GlobalCounts(num_loss_tokens=2, num_loss_sequences=1)
+
+
+@pytest.fixture
+def loss_of(monkeypatch):
+    """Evaluates a function of the log-probabilities as the loss `acme_losses:loss`."""
+    module = ModuleType("acme_losses")
+    monkeypatch.setitem(sys.modules, "acme_losses", module)
+
+    def evaluated(function):
+        load_loss.cache_clear()
+        module.loss = lambda inputs, config: function(inputs.logprobs)
+        logprobs = torch.zeros(3, requires_grad=True)
+        return evaluate(
+            LossSpec(path="acme_losses:loss", config=None), move(BATCH, torch.device("cpu"), ()), logprobs, None, COUNTS
+        )
+
+    yield evaluated
+    load_loss.cache_clear()
+
+
+def output(loss, **metrics):
+    return LossOutput(loss=loss, **metrics)
+
+
+def test_what_is_right_passes(loss_of):
+    found = loss_of(lambda logprobs: output(logprobs.sum(), sums={"a": torch.ones(())}, maxima={"b": torch.tensor(3)}))
+    assert found.loss == 0.0
+    assert found.sums == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda logprobs: logprobs.sum(), "found a Tensor; expected a LossOutput"),
+        (lambda logprobs: None, "found a NoneType; expected a LossOutput"),
+        (lambda logprobs: output(1.0), "found loss that is a float; expected a scalar tensor"),
+        (lambda logprobs: output(logprobs), r"found loss of shape \[3\] and torch.float32; expected a scalar tensor"),
+        (lambda logprobs: output(torch.ones((), dtype=torch.int64)), r"found loss of shape \[\] and torch.int64"),
+        (lambda logprobs: output(logprobs.sum().detach()), "found a loss without a gradient; expected one that is computed"),
+        (lambda logprobs: output(logprobs.sum(), sums=None), "found sums that is a NoneType; expected a mapping"),
+        (lambda logprobs: output(logprobs.sum(), sums={"a": 1.0}), r"found sums\['a'\] that is a float; expected a scalar"),
+        (lambda logprobs: output(logprobs.sum(), maxima={"a": logprobs}), r"found maxima\['a'\] of shape \[3\]"),
+    ],
+)
+def test_what_must_not_be_returned_names_the_loss(loss_of, function, text):
+    with pytest.raises(ContractError, match=f"loss acme_losses:loss: {text}"):
+        loss_of(function)
+
+
+def test_what_it_raises_passes_with_a_note(loss_of):
+    with pytest.raises(ZeroDivisionError) as raised:
+        loss_of(lambda logprobs: 1 / 0)
+    assert raised.value.__notes__ == ["raised in the loss acme_losses:loss"]
+
+
+@pytest.mark.parametrize("path", ["acme_losses:other", "acme_nowhere:loss"])
+def test_a_path_that_leads_nowhere_is_named(loss_of, path):
+    with pytest.raises(PluginError, match=f"loss '{path}' cannot be imported: "):
+        load_loss(path)
