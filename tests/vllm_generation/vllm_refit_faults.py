@@ -18,13 +18,12 @@ class FaultyWorkerExtension(WorkerExtension):
 
     def rlcore_refit(self, step, content):
         file = Path(os.environ.get(FAULT_VARIABLE, "none"))
-        if step == "bucket" and file.exists():
-            fault = json.loads(file.read_text())
-            if fault["rank"] == self.rank:
-                file.unlink()
-                if "die" in fault:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(fault["sleep_s"])
+        fault = _read(file) if step == "bucket" else None
+        if fault is not None and fault["rank"] == self.rank:
+            file.unlink()
+            if "die" in fault:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(fault["sleep_s"])
         return super().rlcore_refit(step, content)
 
     def refit_test_parameter_digests(self):
@@ -38,3 +37,11 @@ class FaultyWorkerExtension(WorkerExtension):
     def refit_test_load_layerwise(self, layerwise):
         """From now on go through vLLM's layerwise reload, or straight into the parameters again."""
         self.weight_transfer_engine._loader._is_direct = not layerwise
+
+
+def _read(file):
+    """The fault that is ordered, or None; the rank that it is meant for may remove it at any moment."""
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
