@@ -111,7 +111,7 @@ def test_what_it_raises_passes_with_a_note(make_algorithm):
 
 
 def test_one_that_would_end_the_process_is_an_error(make_algorithm):
-    with pytest.raises(PluginError, match=r"build_batch: found SystemExit\(0\) in .*, which ends the process"):
+    with pytest.raises(PluginError, match=r"raised in build_batch of .*: found SystemExit\(0\) in .*, which ends the process"):
         make_algorithm(lambda rollouts: sys.exit(0)).build_batch(ROLLOUTS)
 
 

@@ -28,6 +28,8 @@ def test_sigterm_ends_what_has_no_guard_yet_also_where_a_library_takes_it() -> N
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), sigterm_kept():
+            raise SystemExit(signal.SIGTERM)  # as Ray's handler does
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_record
 from rlcore.plugins.discovery import Entry
-from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.plugins.exits import attributed
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, TrainingBatch
 from rlcore.spi.arrays import AnyArray
 from rlcore.spi.batch import TokenBatch
@@ -27,15 +27,8 @@ class AlgorithmHandle:
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
-        try:
+        with attributed(f"raised in build_batch of {self.entry.label}"):
             returned = self._algorithm.build_batch(_protected(rollouts))
-        except SystemExit as error:
-            if is_ordered(error):
-                raise
-            raise exit_error(f"{self.entry.label}: build_batch", error) from error
-        except Exception as error:
-            error.add_note(f"raised in build_batch of {self.entry.label}")
-            raise
         try:
             batch = check_record(returned, TrainingBatch)
             _check_batch(batch)

@@ -5,8 +5,7 @@ A fresh pluggy manager per role holds the one backend and the observers around i
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
@@ -15,7 +14,7 @@ import pluggy
 
 from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.discovery import Entry, ObserverEntry
-from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.plugins.exits import attributed, is_ordered
 from rlcore.plugins.generator_handle import GeneratorHandle
 from rlcore.plugins.observers import CallRecord, guarded, recorded
 from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
@@ -119,7 +118,7 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
         kind = "an async def" if callable(found) else f"a {type(found).__name__}"
         raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
     _require_arguments(entry, f"check {path!r}", found, "context, config")
-    with _named(entry, "by the check of"):
+    with attributed(f"raised by the check of {entry.label}"):
         returned = found(context, config)
         problems = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
     if problems is None or not all(isinstance(problem, Problem) for problem in problems):
@@ -172,22 +171,8 @@ def _build(entry: Entry, role: Role, context: object, config: object, problems: 
     if not isinstance(config, expected):
         raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {expected.__name__}")
     _require_arguments(entry, cls.__name__, cls, "context, config")
-    with _named(entry, "while building"):
+    with attributed(f"raised while building {entry.label}"):
         return cast("object", cls(context, config))
-
-
-@contextmanager
-def _named(entry: Entry, doing: str) -> Iterator[None]:
-    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process."""
-    try:
-        yield
-    except SystemExit as error:
-        if is_ordered(error):
-            raise
-        raise exit_error(f"raised {doing} {entry.label}", error) from error
-    except Exception as error:
-        error.add_note(f"raised {doing} {entry.label}")
-        raise
 
 
 def _require_arguments(entry: Entry, what: str, function: Callable[..., Any], expected: str) -> None:

@@ -1,5 +1,7 @@
 """What ends a process where a plugin should have returned: SystemExit, made an error that says whose it is."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import walk_tb
 
 from rlcore.spi.errors import PluginError
@@ -15,3 +17,17 @@ def exit_error(where: str, error: SystemExit) -> PluginError:
 def is_ordered(error: BaseException) -> bool:
     """Whether it is the SystemExit with which Ray ends a worker, on SIGTERM: it comes in the midst of whatever runs."""
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
+
+
+@contextmanager
+def attributed(note: str) -> Iterator[None]:
+    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process."""
+    try:
+        yield
+    except SystemExit as error:
+        if is_ordered(error):
+            raise
+        raise exit_error(note, error) from error
+    except Exception as error:
+        error.add_note(note)
+        raise

@@ -22,10 +22,12 @@ def ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Take SIGTERM back from what the block starts, which has a handler of its own."""
+    """Take SIGTERM back from what the block starts, whose own handler ends the process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
