@@ -20,6 +20,7 @@ from rlcore.spi import (
     InterruptedRun,
     RefitError,
     RewardError,
+    StorageError,
 )
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.providers import FAKE_TRAINER
@@ -142,6 +143,14 @@ def test_a_directory_in_which_another_process_runs_is_left_alone(run: Run, tmp_p
             run(resume=resume)
         assert [file.name for file in directory.path.iterdir()] == [".lock"]
     run(resume=resume)
+
+
+def test_a_directory_whose_lock_cannot_be_written_is_said(run: Run, tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "run"
+    directory.mkdir(parents=True)
+    (directory / ".lock").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="the run directory could not be written to"):
+        run()
 
 
 def test_nothing_to_resume_is_said(run: Run) -> None:

@@ -3,13 +3,15 @@
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
+
+Device: TypeAlias = Literal["cpu", "cuda"]
 
 _DRIVER_FILES = ("dev/nvidia[0-9]*", "proc/driver/nvidia/gpus/*", "dev/dxg")
 """What an NVIDIA driver shows: device nodes, its list of GPUs, and the GPU of a Windows Subsystem for Linux."""
 
 
-def detect_device(root: Path = Path("/")) -> Literal["cpu", "cuda"]:
+def detect_device(root: Path = Path("/")) -> Device:
     """ "cuda" where a driver shows a GPU below `root`, CUDA_VISIBLE_DEVICES hides it not, and torch can use it."""
     if _hidden(os.environ.get("CUDA_VISIBLE_DEVICES")) or _torch_is_cpu_only():
         return "cpu"

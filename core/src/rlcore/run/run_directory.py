@@ -89,21 +89,22 @@ class RunDirectory:
         that ends, however it ends."""
         with storage_errors("the run directory", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+")
+            file = (self.path / ".lock").open("a+b", buffering=0)
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)
+                owner = file.read().decode(errors="replace").strip() or "which does not say more"
                 raise CheckpointError(
-                    f"{self.path} is in use by a run of another process ({file.read().strip() or 'which does not say more'}). "
-                    "Wait for it or end it, or choose another run.name"
+                    f"{self.path} is in use by a run of another process ({owner}). Wait for it or end it, or choose another "
+                    "run.name"
                 ) from error
             except OSError:
                 pass  # a file system without locks: better a run unguarded than none
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            with storage_errors("the run directory", self.path):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def begin(self, recipe_toml: str, distributions: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_trainer, import_object
-from rlcore.plugins.device import detect_device
+from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.exits import exit_error
 from rlcore.plugins.selection import AUTO, explain, select
@@ -21,7 +21,7 @@ from rlcore.run.checkpoint import MANIFEST, find_damage, list_checkpoints, newes
 from rlcore.run.closing import closed_after
 from rlcore.run.run_directory import storage_errors
 from rlcore.run.saving import model_digest
-from rlcore.run.setup import Device, disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
+from rlcore.run.setup import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
 from rlcore.spi import (
     CheckpointError,
     ConfigError,

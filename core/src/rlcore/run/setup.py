@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -10,12 +10,12 @@ from rlcore.config.convert import convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
-from rlcore.plugins.device import detect_device
+from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
-from rlcore.run.refit import BETWEEN_DEVICES, CHANNELS
+from rlcore.run.refit import choose_channel
 from rlcore.spi import (
     ROLES,
     Algorithm,
@@ -36,8 +36,6 @@ from rlcore.spi import (
     TrainerContext,
     capabilities,
 )
-
-Device = Literal["cpu", "cuda"]
 
 
 @frozen(kw_only=True, eq=False)
@@ -261,33 +259,6 @@ def check_ray() -> None:
             remedy="Run: pip install 'rlcore[ray]', or leave the section out to run in one process.",
         )
         raise ConfigError([problem])
-
-
-def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> RefitChannel | None:
-    """The cheapest channel of the device that trainer and generator both declare; None where nothing generates."""
-    if "generator" not in chosen:
-        return None
-    entries = [chosen[role] for role in AUTO_ROLES]
-    possible = CHANNELS[device]
-    if separate(recipe) and device == "cuda":
-        # What a section takes away follows from the devices that it names; here the cluster's layout names them.
-        entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
-        possible = BETWEEN_DEVICES
-    providers = [entry.provider for entry in entries if entry.provider is not None]
-    wanted = possible if recipe.refit.channel == "auto" else (recipe.refit.channel,)
-    for channel in wanted:
-        if channel in possible and all(f"refit.{channel}" in provider.capabilities for provider in providers):
-            return channel
-    found = "; ".join(
-        f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
-        for provider in providers
-    )
-    place = f"{device}, between devices" if possible is BETWEEN_DEVICES else device
-    raise PluginError(
-        f"no channel brings weights from trainer to generator on {place}. Wanted: {', '.join(wanted)}. Declared, as "
-        f"configured: {found}. On {place} there are {', '.join(possible)}. "
-        "Choose another generator, or set refit.channel to one that both declare."
-    )
 
 
 def _as_configured(recipe: Recipe, registry: Registry) -> Registry:
