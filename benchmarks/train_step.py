@@ -49,6 +49,9 @@ from rlcore_megatron.config import MegatronConfig
 
 PEAK_FLOPS = 989e12
 LEARNING_RATE = 1e-6
+PRECISION_AWARE = {"use_precision_aware_optimizer": True}
+NARROW = PRECISION_AWARE | {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
+ON_HOST = PRECISION_AWARE | {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 
 
 @frozen(kw_only=True)
@@ -215,6 +218,8 @@ def main() -> None:
         sides |= {
             "megatron, float8": (MegatronBackend, MegatronConfig(fp8=True)),
             "megatron, no TransformerEngine": (MegatronBackend, MegatronConfig(transformer_engine=False)),
+            "megatron, bfloat16 moments": (MegatronBackend, MegatronConfig(optimizer=NARROW)),
+            "megatron, optimizer on the host": (MegatronBackend, MegatronConfig(optimizer=ON_HOST)),
         }
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(Path(scratch), shape, device.type, "bfloat16")

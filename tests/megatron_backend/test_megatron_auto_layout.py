@@ -269,6 +269,17 @@ def test_bytes_a_parameter_are_those_of_mixed_precision() -> None:
     one = estimate(ModelShape.of(SMALL), ONE, load_of(SMALL, 1))
     parameters = Parameters.of(ModelShape.of(SMALL), ONE).dense
     assert (one.weights, one.gradients, one.optimizer) == (2 * parameters, 4 * parameters, 12 * parameters)
+    aware = {"use_precision_aware_optimizer": True}
+    halved = {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "float16"}
+    quarter = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}
+    for table, size in (
+        (aware, 10),
+        (aware | halved, 6),
+        (aware | {"store_param_remainders": False}, 12),
+        (aware | quarter, 3),
+    ):
+        narrow = estimate(ModelShape.of(SMALL), evolve(ONE, optimizer=table), load_of(SMALL, 1))
+        assert narrow.optimizer == size * parameters
     reduced = evolve(ONE, ddp={"grad_reduce_in_fp32": False})
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         load = evolve(load_of(SMALL, 1), dtype=dtype)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from packaging.version import Version
 
 from rlcore.spi import ConfigError
 from rlcore_megatron import forwarded_check
@@ -37,6 +38,7 @@ def texts(device: str = "cpu", shape: ModelShape | None = None, section: dict | 
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """TransformerEngine is installed."""
     monkeypatch.setattr(forwarded_check, "uses_transformer_engine", lambda config, device, dtype: device == "cuda")
+    monkeypatch.setattr(forwarded_check, "transformer_engine_version", lambda: Version("2.12.0"))
 
 
 def test_empty_tables_are_right_and_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +358,82 @@ def test_fields_for_experts_mean_nothing_to_a_dense_model() -> None:
             "1e-05; expected trainer.megatron.scheduler beside it. [schedule] sets one rate for all parameters; a table "
             "trainer.megatron.scheduler can set two",
         ),
+        (
+            "cpu",
+            {"use_precision_aware_optimizer": True},
+            "True; expected false without a GPU and TransformerEngine, whose Adam it is",
+        ),
+        (
+            "cuda",
+            {"exp_avg_dtype": "bfloat16"},
+            "'bfloat16'; expected use_precision_aware_optimizer = true beside it. Megatron ignores it without, or fails",
+        ),
+        (
+            "cuda",
+            {"exp_avg_sq_dtype": "uint8", "use_precision_aware_optimizer": True},
+            "'uint8'; expected one of float32, bfloat16, float16",
+        ),
+        (
+            "cuda",
+            {"main_params_dtype": "bfloat16", "use_precision_aware_optimizer": True},
+            "'bfloat16'; expected one of float32, float16",
+        ),
+        (
+            "cuda",
+            {"store_param_remainders": True, "main_params_dtype": "float16", "use_precision_aware_optimizer": True},
+            "True; expected false, or left out, unless masters are float32 and on the device",
+        ),
+        (
+            "cuda",
+            {"pin_cpu_grads": False, "use_precision_aware_optimizer": True},
+            "False; expected optimizer_cpu_offload = true beside it. Megatron ignores it without",
+        ),
+        (
+            "cuda",
+            {"optimizer_offload_fraction": 1.5, "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True},
+            "1.5; expected above 0.0 and at most 1.0 with optimizer_cpu_offload: the share of the parameters. 1.0 keeps "
+            "nothing on the device",
+        ),
+        (
+            "cuda",
+            {
+                "exp_avg_dtype": "bfloat16",
+                "use_precision_aware_optimizer": True,
+                "optimizer_cpu_offload": True,
+                "optimizer_offload_fraction": 1.0,
+            },
+            "'bfloat16'; expected no such field with optimizer_cpu_offload. The optimizer of the host is float32 throughout",
+        ),
     ],
 )
+@pytest.mark.usefixtures("engine")
 def test_optimizers_that_fail_or_do_nothing(device: str, optimizer: dict, problem: str) -> None:
-    (key,) = optimizer
-    assert wrong(texts(device, optimizer=optimizer))[f"optimizer.{key}"] == problem
+    assert wrong(texts(device, optimizer=optimizer)) == {f"optimizer.{next(iter(optimizer))}": problem}
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "float16", "store_param_remainders": True},
+        {"main_params_dtype": "float16", "store_param_remainders": False},
+        {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5, "overlap_cpu_optimizer_d2h_h2d": True},
+    ],
+)
+def test_optimizers_in_fewer_bits_or_on_the_host_are_right(optimizer: dict) -> None:
+    assert texts("cuda", optimizer=optimizer | {"use_precision_aware_optimizer": True}) == []
+
+
+def test_masters_of_float32_are_the_weights_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarded_check, "transformer_engine_version", lambda: Version("2.12.0"))
+    config = MegatronConfig(optimizer={"use_precision_aware_optimizer": True})
+    (problem,) = forwarded_problems(config, "cuda", "float32")
+    assert str(problem).endswith('expected false with model.dtype = "float32". float32 weights are their own masters')
+
+
+def test_an_offload_without_a_fraction_would_move_nothing() -> None:
+    table = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}
+    assert "optimizer.optimizer_offload_fraction" in wrong(texts("cuda", optimizer=table))
 
 
 def test_two_learning_rates_go_with_megatrons_scheduler() -> None:

@@ -15,17 +15,19 @@ import torch.distributed as dist
 from attrs import asdict, frozen
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
 
 from rlcore.spi import CheckpointError, RankSpec
 from rlcore.torchkit.hf_directory import storage_errors
+from rlcore_megatron import optimizer_state
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
 from rlcore_megatron.distributed_format import read, write
+from rlcore_megatron.optimizer_state import MASTER, MOMENTS
 from rlcore_megatron.shards import Shard, parts_of, shards_of
 
 FORMAT = 1
 INDEX, STATE = "trainer.json", "state"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @frozen(kw_only=True)
@@ -45,10 +47,11 @@ def save(
     """Write this rank's files, together with all other ranks; returns their names. StorageError on every rank where the disk
     refuses a file of one."""
     shards = shards_of(models, optimizer)
-    index = Index(weight_version=weight_version, optimizer_steps=_steps(shards), world_size=place.world_size)
+    steps = optimizer_state.count_steps(optimizer)
+    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=place.world_size)
     mine = (INDEX,) if place.rank == 0 else ()
     together(lambda: _write_index(directory, index, mine))
-    files = write(directory / STATE, _tensors(shards, index.optimizer_steps))
+    files = write(directory / STATE, _tensors(_held(shards, steps)))
     return (*mine, *(f"{STATE}/{name}" for name in files))
 
 
@@ -65,8 +68,12 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -
     )
     for model in models:
         model.start_param_sync(force_sync=True)  # waits for what is under way
-    _prepare(shards, optimizer, index.optimizer_steps)
-    read(directory / STATE, _tensors(shards, index.optimizer_steps))
+    optimizer_state.make_state(optimizer, index.optimizer_steps)
+    held = _held(shards, index.optimizer_steps)
+    read(directory / STATE, _tensors(held))
+    with torch.no_grad():
+        for filled in held:
+            optimizer_state.write(*filled)
     for part in parts_of(optimizer):
         part._copy_main_params_to_model_params()
     for model in models:
@@ -91,14 +98,15 @@ def _read_index(directory: Path) -> Index:
         raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from error
 
 
-def _tensors(shards: Sequence[Shard], num_steps: int) -> list[ShardedTensor]:
-    """Views of all that the format holds for this rank; without moments where no step was done."""
-    found = []
-    for shard in shards:
-        found += shard.divided("", shard.key.detach())
-        for moment in MOMENTS if num_steps else ():
-            found += shard.divided(_prefix(moment), shard.state[moment])
-    return found
+def _held(shards: Sequence[Shard], num_steps: int) -> list[tuple[Shard, str, Tensor]]:
+    """All that the format holds for this rank, in float32; without moments where no step was done."""
+    names = (MASTER, *MOMENTS) if num_steps else (MASTER,)
+    return [(shard, name, optimizer_state.read(shard, name)) for shard in shards for name in names]
+
+
+def _tensors(held: Sequence[tuple[Shard, str, Tensor]]) -> list[ShardedTensor]:
+    """Views of it."""
+    return [view for shard, name, run in held for view in shard.divided("" if name == MASTER else _prefix(name), run)]
 
 
 def _prefix(moment: str) -> str:
@@ -111,33 +119,3 @@ def _all_shapes(shards: Sequence[Shard]) -> dict[str, tuple[int, ...]]:
     everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return {name: shape for shapes in everyone for name, shape in shapes.items()}
-
-
-def _steps(shards: Sequence[Shard]) -> int:
-    """Steps done: torch's Adam counts them for each parameter, TransformerEngine's and apex's for each group."""
-    counts = [int(shard.state["step"]) for shard in shards if "step" in shard.state]
-    counts += [int(group["step"]) for shard in shards for group in shard.optimizer.param_groups if "step" in group]
-    return max(counts, default=0)
-
-
-@torch.no_grad()
-def _prepare(shards: Sequence[Shard], optimizer: MegatronOptimizer, num_steps: int) -> None:
-    """Give the optimizer state to fill, with the saved count of steps; none where no step was done."""
-    for part in parts_of(optimizer):
-        if not num_steps:
-            part.optimizer.state.clear()
-        if not _counts_by_parameter(part.optimizer):
-            for group in part.optimizer.param_groups:
-                group.pop("step", None)
-                group.update({"step": num_steps} if num_steps else {})
-    for shard in shards if num_steps else ():
-        state = shard.optimizer.state[shard.key]
-        for moment in MOMENTS:
-            if moment not in state:
-                state[moment] = torch.zeros_like(shard.key)
-        if _counts_by_parameter(shard.optimizer):
-            state["step"] = torch.tensor(float(num_steps))  # one for each: torch adds to it in place
-
-
-def _counts_by_parameter(optimizer: torch.optim.Optimizer) -> bool:
-    return isinstance(optimizer, torch.optim.Adam)

@@ -11,7 +11,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, megatron_class, table_problems
 from rlcore_megatron.forwarded_owned import OWNED
 from rlcore_megatron.layout_check import SECTION
-from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.requirements import transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.shape import ModelShape
 
 NEEDS_ENGINE = (
@@ -28,6 +28,15 @@ NEEDS_ENGINE = (
 )
 """Fields of TransformerConfig that do nothing, or fail in the middle of a step, without layers of TransformerEngine."""
 NEEDS_FP8 = ("fp8_recipe", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad")
+PRECISIONS = {
+    "main_params_dtype": ("float32", "float16"),
+    "exp_avg_dtype": ("float32", "bfloat16", "float16"),
+    "exp_avg_sq_dtype": ("float32", "bfloat16", "float16"),
+}
+"""What TransformerEngine's Adam keeps masters and moments in. Its 8 bits are no plain tensors, which could move to the host."""
+NEEDS_PRECISION_AWARE = (*PRECISIONS, "store_param_remainders", "optimizer_cpu_offload")
+"""Fields of OptimizerConfig that do nothing, or fail, without use_precision_aware_optimizer."""
+NEEDS_OFFLOAD = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d", "pin_cpu_grads", "pin_cpu_params")
 BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 RATE_COURSES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 ANNEALING_COURSES = ("linear", "cosine", "exponential", "minus_sqrt")
@@ -173,6 +182,29 @@ def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
         if key in table and not setting.config.scheduler:
             remedy = f"[schedule] sets one rate for all parameters; a table {SECTION}.scheduler can set two"
             yield wrong(key, f"{SECTION}.scheduler beside it", remedy)
+    aware, offloads = table.get("use_precision_aware_optimizer", False), table.get("optimizer_cpu_offload", False)
+    if aware and (setting.device == "cpu" or transformer_engine_version() is None):
+        yield wrong("use_precision_aware_optimizer", "false without a GPU and TransformerEngine, whose Adam it is")
+    elif aware and setting.dtype != "bfloat16":
+        remedy = "float32 weights are their own masters"
+        yield wrong("use_precision_aware_optimizer", f'false with model.dtype = "{setting.dtype}"', remedy)
+    for key in NEEDS_PRECISION_AWARE:
+        if key in table and table[key] is not False and not aware:
+            yield wrong(key, "use_precision_aware_optimizer = true beside it", "Megatron ignores it without, or fails")
+    for key, known in PRECISIONS.items():
+        if key in table and table[key] not in known:
+            yield wrong(key, f"one of {', '.join(known)}")
+        elif key in table and offloads:
+            yield wrong(key, "no such field with optimizer_cpu_offload", "The optimizer of the host is float32 throughout")
+    if table.get("store_param_remainders") and (offloads or table.get("main_params_dtype", "float32") != "float32"):
+        yield wrong("store_param_remainders", "false, or left out, unless masters are float32 and on the device")
+    for key in NEEDS_OFFLOAD:
+        if key in table and not offloads:
+            yield wrong(key, "optimizer_cpu_offload = true beside it", "Megatron ignores it without")
+    if offloads and not 0.0 < table.get("optimizer_offload_fraction", 0.0) <= 1.0:
+        found = table.get("optimizer_offload_fraction", "nothing")
+        expected = "above 0.0 and at most 1.0 with optimizer_cpu_offload: the share of the parameters"
+        yield _problem("optimizer", "optimizer_offload_fraction", str(found), expected, "1.0 keeps nothing on the device")
 
 
 def _scheduler_problems(table: Mapping[str, Any]) -> Iterator[Problem]:

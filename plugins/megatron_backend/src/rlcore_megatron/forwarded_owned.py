@@ -121,12 +121,8 @@ OWNED: dict[str, dict[str, str]] = {
         "timers": _FUNCTION,
         "overlap_param_gather_with_optimizer_step": _OVERLAP,
         **_owned(_DTYPE, "params_dtype bf16 fp16"),
-        **_owned(
-            _LEAVE.format("masters and moments are float32 and on the device, where checkpoints and residency find them"),
-            "use_precision_aware_optimizer store_param_remainders main_grads_dtype main_params_dtype exp_avg_dtype "
-            "exp_avg_sq_dtype optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
-            "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",
-        ),
+        "main_grads_dtype": f"Set {SECTION}.ddp.grad_reduce_in_fp32",
+        "use_torch_optimizer_for_cpu_offload": _LEAVE.format("Megatron reads it for other optimizers than AdamW alone"),
         **_owned(
             _LEAVE.format("without float16 no loss is scaled"),
             "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",

@@ -118,8 +118,7 @@ def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estim
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
-    # float32 weights are their own masters, and left where they are.
-    state = 8 if item == 4 else 12
+    state = 8 if item == 4 else _state_bytes(config.optimizer)  # float32 weights are their own masters
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     return Estimate(
         weights=int(held * item * (2 if load.needs_reference else 1)),
@@ -128,6 +127,17 @@ def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estim
         activations=int(_activation_elements(shape, config, load) * item),
         logits=min(LOGITS_ELEMENTS, load.tokens * shape.vocabulary // int(config.tensor_parallel)) * LOGITS_BYTES,
     )
+
+
+def _state_bytes(table: Mapping[str, Any]) -> float:
+    """Of masters and moments, a parameter. With `store_param_remainders` bfloat16 weights are the upper halves of masters."""
+    if not table.get("use_precision_aware_optimizer"):
+        return 12
+    if table.get("optimizer_cpu_offload"):
+        return 12 * (1 - float(table.get("optimizer_offload_fraction", 0.0)))
+    moments = sum(ITEM_BYTES[table.get(name, "float32")] for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+    master = ITEM_BYTES[table.get("main_params_dtype", "float32")]
+    return moments + (2 if table.get("store_param_remainders", True) else master)
 
 
 def _activation_elements(shape: ModelShape, config: MegatronConfig, load: Workload) -> float:

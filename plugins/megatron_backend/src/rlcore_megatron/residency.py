@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcore.spi import SetResidencyRequest
 from rlcore.torchkit.residency import RESIDENT, Residency, num_bytes, storages
 from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.shards import parts_of
+from rlcore_megatron.optimizer_state import optimizers_of
 
 
 class MegatronResidency:
@@ -55,7 +55,7 @@ class MegatronResidency:
 
     def _state(self) -> list[Tensor]:
         """Masters that are no views of weights, and moments; counts of steps are on the host anyway."""
-        optimizers = [part.optimizer for part in parts_of(self._optimizer)]
+        optimizers = optimizers_of(self._optimizer)
         masters = [master for optimizer in optimizers for group in optimizer.param_groups for master in group["params"]]
         kept = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
         views = {storage._cdata for storage in storages(self._weights())}

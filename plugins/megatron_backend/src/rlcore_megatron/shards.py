@@ -50,8 +50,8 @@ class Shard:
     beyond: int
     optimizer: torch.optim.Optimizer
     key: Tensor
-    """float32 [beyond - first], what the optimizer updates and keeps its state by: a view of the parameter itself where that is
-    float32."""
+    """[beyond - first], what the optimizer updates and keeps its state by. In float32, and a view of the parameter itself where
+    that is float32; with `use_precision_aware_optimizer` always a view of the parameter."""
 
     @property
     def state(self) -> dict[str, Any]:
