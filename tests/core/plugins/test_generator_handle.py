@@ -1,6 +1,8 @@
 """The generator's handle: nothing is generated before an accepted refit, and every check of what a backend returns."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
@@ -353,6 +355,31 @@ def test_versions_of_a_refit_in_flight_are_accepted_if_they_never_fall(make_gene
     generator.refit(refit_request())
     with pytest.raises(ContractError, match="found 4 before 3 in sample 1; expected versions that never fall"):
         generator.generate(generate_request())
+
+
+def test_an_answer_with_new_weights_may_come_before_the_refits(make_generator):
+    """The last samples can end after an engine has the new weights, and before its refit returns."""
+    held, began, ended = {}, threading.Event(), threading.Event()
+
+    def refit(self, request):
+        digests = {named.name: named.digest for bucket in request.weights.buckets for named in bucket.tensors}
+        if request.weight_version == 4:
+            began.set()
+            assert ended.wait(10)
+        return RefitResult(weight_version=request.weight_version, digests=digests)
+
+    def generate(self, request):
+        held["refit"] = pool.submit(held["generator"].refit, refit_request(version=4))
+        assert began.wait(10)
+        return samples([5, 5], [5, 5, 5], reasons=[LENGTH] * 2, weight_versions=np.array([3, 3, 3, 4, 4], np.int32))
+
+    with ThreadPoolExecutor(1) as pool:
+        generator = held["generator"] = make_generator(generate=generate, refit=refit)
+        generator.refit(refit_request())
+        assert generator.generate(generate_request()).weight_versions.tolist() == [3, 3, 3, 4, 4]
+        ended.set()
+        held["refit"].result()
+    assert generator.weight_version == 4
 
 
 @pytest.mark.parametrize("capability", [capabilities.IN_FLIGHT_REFIT, capabilities.STREAMING, capabilities.DISCARD_WEIGHTS])

@@ -62,6 +62,8 @@ class GeneratorHandle(BackendHandle):
         sent: dict[str, int] = {}
         watched = evolve(request, weights=recorded(request.weights, sent))
         self._state.weight_version = None
+        # What is generated meanwhile may carry the new version, and end, before the backend has answered.
+        self._newest_version = max(self._newest_version, request.weight_version)
         result = self._call("refit", watched, RefitResult, lambda result: _check_refit(request, sent, result))
         self._state.weight_version = self._newest_version = result.weight_version
         return result
