@@ -139,6 +139,8 @@ def _build(settings: EngineSettings) -> Any:
 
     if settings.device == "cuda":
         versions.import_constants()
+    elif settings.tensor_parallel > 1:
+        versions.wait_without_spinning()
     if settings.eager:
         versions.keep_sampler_eager()
     if settings.in_process and settings.device == "cpu":

@@ -5,6 +5,7 @@ import importlib
 import sys
 import time
 from collections.abc import Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,16 @@ def logprob_recorder(llm: Any) -> LogprobRecorder | None:
         return None
     recorder: LogprobRecorder | None = llm.collective_rpc(lambda worker: record(worker.model_runner))[0]
     return recorder
+
+
+def wait_without_spinning() -> None:
+    """Have the ranks of an engine on a CPU, and the process that calls them, sleep while they wait for each other.
+
+    vLLM's look for the next message without a pause for a second first, on the very cores that the others compute on.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = partial(time.sleep, 1e-4)
 
 
 def keep_sampler_eager() -> None:

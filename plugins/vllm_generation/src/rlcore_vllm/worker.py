@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.platforms import current_platform
 
 from rlcore.spi import RefitError
+from rlcore_vllm import versions
 from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
 
 register()
+if current_platform.is_cpu():
+    versions.wait_without_spinning()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
