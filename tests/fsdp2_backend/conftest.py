@@ -1,6 +1,5 @@
 """Model directories and backends of the FSDP2 trainer's tests."""
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +12,6 @@ from fsdp2_support import make_backend
 
 from rlcore.spi import CloseRequest
 from rlcore.testing.models import make_model
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
-    """Closing a sharded trainer collects garbage; what torch and transformers hold need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

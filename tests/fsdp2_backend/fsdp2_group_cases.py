@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 from hypothesis import settings
+from rank_launch import launch
 from torch import Tensor
 
 from rlcore.spi import RankSpec
@@ -81,10 +82,7 @@ def results_of(num_ranks: int) -> list[dict[str, str]]:
         scratch = Path(directory)
         for architecture in ARCHITECTURES:
             make_model(scratch / architecture, architecture, num_heads=4, num_kv_heads=2)
-        # Imports take seconds: one process does them, of which the ranks are forks.
-        modelling = [f"transformers.models.{architecture}.modeling_{architecture}" for architecture in ARCHITECTURES]
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload([*MODULES, *modelling])
-        torch.multiprocessing.start_processes(run_all, (num_ranks, scratch), nprocs=num_ranks, start_method="forkserver")
+        launch(run_all, (num_ranks, scratch), num_ranks)
         return [json.loads((scratch / f"results-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 

@@ -19,6 +19,7 @@ from fsdp2_layout_cases import (
     train_on_one,
 )
 from fsdp2_support import exported, make_backend
+from rank_launch import launch
 
 from rlcore.spi import CloseRequest, LoadStateRequest
 
@@ -40,9 +41,7 @@ def results(root: Path) -> Callable[[int], Results]:
     def get(num_ranks: int) -> Results:
         if num_ranks == 4:
             get(2)  # its checkpoints are resumed
-        # Imports take seconds: one process does them, of which the ranks are forks.
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fsdp2_layout_cases"])
-        torch.multiprocessing.start_processes(run_all, (num_ranks, root), nprocs=num_ranks, start_method="forkserver")
+        launch(run_all, (num_ranks, root), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import torch
 from fsdp2_replay_cases import LAYOUTS, prepare, run_all
+from rank_launch import launch
 
 from rlcore.spi import CheckContext, ModelSpec
 from rlcore.testing.models import make_model
@@ -17,8 +17,7 @@ def results(tmp_path_factory):
     """What went wrong on each rank."""
     root = tmp_path_factory.mktemp("fsdp2-replay")
     prepare(root)
-    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fsdp2_replay_cases"])
-    torch.multiprocessing.start_processes(run_all, (root,), nprocs=2, start_method="forkserver")
+    launch(run_all, (root,), 2)
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fsdp2_support import assert_same, exported, make_backend, make_batch, step_request
 from fsdp2_two_rank_cases import CASES, WORLD_SIZE, run_all
+from rank_launch import launch
 
 from rlcore.spi import CloseRequest, ContractError, LoadStateRequest, SaveStateRequest
 from rlcore.testing.models import ARCHITECTURES, make_model
@@ -21,7 +22,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_model(root / "models" / architecture, architecture, tied=architecture in ("qwen2", "qwen3"))
     (root / "scratch").mkdir()
     save_on_one(root / "models" / "qwen3_moe", root / "scratch")
-    torch.multiprocessing.spawn(run_all, args=(root / "models", root / "scratch"), nprocs=WORLD_SIZE)
+    launch(run_all, (root / "models", root / "scratch"), WORLD_SIZE)
     return root
 
 

@@ -29,6 +29,7 @@ from megatron_checkpoint_cases import (
     step,
 )
 from megatron_support import exported, make_backend
+from rank_launch import launch
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from rlcore.run.checkpoint import LoopState, find_damage, save_checkpoint
@@ -57,9 +58,7 @@ def results(root: Path) -> Callable[[int], Results]:
     def get(num_ranks: int) -> Results:
         for fewer in WORLD_SIZES[: WORLD_SIZES.index(num_ranks)]:
             get(fewer)  # their checkpoints are resumed
-        # Imports take seconds: one process does them, of which the ranks are forks.
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_checkpoint_cases"])
-        torch.multiprocessing.start_processes(run_all, (num_ranks, root), nprocs=num_ranks, start_method="forkserver")
+        launch(run_all, (num_ranks, root), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
+from rank_launch import launch
 
 Results = list[dict[str, str]]
 
@@ -20,11 +20,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results
 
     @cache
     def get(num_ranks: int) -> Results:
-        launch = Launch(num_ranks=num_ranks, root=root)
-        # Imports take seconds: one process does them, of which the ranks are forks.
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_layout_cases"])
-        torch.multiprocessing.start_processes(run_all, (launch,), nprocs=num_ranks, start_method="forkserver")
-        return [json.loads(launch.results(rank).read_text()) for rank in range(num_ranks)]
+        given = Launch(num_ranks=num_ranks, root=root)
+        launch(run_all, (given,), num_ranks)
+        return [json.loads(given.results(rank).read_text()) for rank in range(num_ranks)]
 
     return get
 

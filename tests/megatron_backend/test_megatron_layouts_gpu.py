@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from megatron_layout_cases import WORLD_SIZES, Launch, cases, prepare, run_all
+from rank_launch import launch
 
 NUM_DEVICES = torch.cuda.device_count()
 ENOUGH = {
@@ -31,10 +32,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Re
     @cache
     def get(num_ranks: int, dtype: str) -> Results:
         engine = find_spec("transformer_engine") is not None
-        launch = Launch(num_ranks=num_ranks, root=root, device="cuda", dtype=dtype, engine=engine)
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_layout_cases"])
-        torch.multiprocessing.start_processes(run_all, (launch,), nprocs=num_ranks, start_method="forkserver")
-        return [json.loads(launch.results(rank).read_text()) for rank in range(num_ranks)]
+        given = Launch(num_ranks=num_ranks, root=root, device="cuda", dtype=dtype, engine=engine)
+        launch(run_all, (given,), num_ranks)
+        return [json.loads(given.results(rank).read_text()) for rank in range(num_ranks)]
 
     return get
 

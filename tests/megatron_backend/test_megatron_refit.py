@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import torch
 
 pytest.importorskip("vllm")
 
 from megatron_refit_cases import CASES, NUM_RANKS, prepare, run_all
+from rank_launch import launch
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +15,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What went wrong on each rank."""
     root = tmp_path_factory.mktemp("megatron-refit")
     prepare(root)
-    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_refit_cases"])
-    torch.multiprocessing.start_processes(run_all, (root,), nprocs=NUM_RANKS, start_method="forkserver")
+    launch(run_all, (root,), NUM_RANKS)
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 

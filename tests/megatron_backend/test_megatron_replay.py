@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from megatron_replay_cases import CASES, NAME, prepare, run_all
 from megatron_support import make_backend, step_request
+from rank_launch import launch
 from routing_reference import routed_batch
 
 from rlcore.spi import ROUTED_EXPERTS, CloseRequest, ContractError
@@ -22,8 +22,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(root):
     """What went wrong on each rank."""
-    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_replay_cases"])
-    torch.multiprocessing.start_processes(run_all, (root,), nprocs=2, start_method="forkserver")
+    launch(run_all, (root,), 2)
     return [json.loads((root / f"results-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from megatron_weights_cases import CASES, prepare, rows, run_all
+from rank_launch import launch
 
 Results = list[dict[str, str]]
 
@@ -25,9 +26,7 @@ def results(root: Path) -> Callable[[int], Results]:
 
     @cache
     def get(num_ranks: int) -> Results:
-        # Imports take seconds: one process does them, of which the ranks are forks.
-        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["megatron_weights_cases"])
-        torch.multiprocessing.start_processes(run_all, (num_ranks, root), nprocs=num_ranks, start_method="forkserver")
+        launch(run_all, (num_ranks, root), num_ranks)
         return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return get
