@@ -151,6 +151,24 @@ def test_the_sampler_draws_nothing_from_the_global_generator(monkeypatch):
     torch.testing.assert_close(logprobs, logits.log_softmax(-1))
 
 
+def test_ranks_on_a_cpu_sleep_between_looks_for_a_message(monkeypatch):
+    shm_broadcast = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
+    import zmq  # vLLM brings it
+
+    slept = []
+    monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)  # to be put back afterwards
+    monkeypatch.setattr(versions.time, "sleep", slept.append)
+    versions.wait_without_spinning()
+    with zmq.Context() as context:
+        reader = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_address="inproc://nobody-writes")
+        try:
+            reader.wait()
+        finally:
+            for socket in (reader.local_notify_socket, reader.read_cancel_socket, reader.write_cancel_socket):
+                socket.close(linger=0)
+    assert slept == [1e-4]
+
+
 def test_the_sampler_is_not_compiled():
     from vllm.v1.sample import sampler
 
