@@ -142,6 +142,17 @@ def test_version_lists_plugins_and_libraries(invoke) -> None:
     assert invoke("version").output.startswith("rlcore")
 
 
+def test_the_version_alone(invoke) -> None:
+    assert invoke("--version").output == f"rlcore {__version__}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "rlcore", "--version"], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == f"rlcore {__version__}\n"
+
+
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets")
 
 

@@ -1,4 +1,4 @@
-"""`rlcore plugins`: the table and the JSON, and what they cost."""
+"""`rlcore plugins`: the listing and the JSON, and what they cost."""
 
 import json
 import subprocess
@@ -72,23 +72,48 @@ def test_auto_depends_on_the_device_once_the_broken_one_is_disabled(installed, m
         assert [row["name"] for row in listing["plugins"] if row["auto"]] == [name]
 
 
-def test_the_table_shows_what_is_wrong_and_what_auto_would_do(installed, monkeypatch):
+def by_name(output):
+    """The line of each plugin of the listing, without its name."""
+    lines = (line.strip().partition(" ") for line in output.splitlines() if line.startswith("  "))
+    return {name: rest.strip() for name, _, rest in lines}
+
+
+def test_the_listing_shows_what_is_wrong_and_what_auto_would_do(installed, monkeypatch):
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "absent")
     output = run("--device", "cpu")
-    lines = {line.split("│")[2].strip(): line for line in output.splitlines() if line.count("│") > 5}
-    assert "ZeroDivisionError: division by zero" in lines["broken"]
-    assert "entropy, residency" in lines["good"]
-    assert "3.1" in lines["better"]
+    lines = by_name(output)
+    assert lines["broken"].startswith("not usable (acme-broken 1.0): import failed in broken_listed, line 1")
+    assert lines["good"] == "usable"
+    assert lines["better"].startswith("usable; meant for cuda")
     assert "'auto' chooses no trainer: trainer 'broken' (acme-broken 1.0) is broken" in output
     assert "warning: 'absent' is to be disabled, but no such plugin is installed" in output
 
 
-def test_the_table_marks_what_auto_takes(installed, monkeypatch):
+def test_the_listing_marks_what_auto_takes(installed, monkeypatch):
     monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "acme-broken,watch")
-    lines = [line for line in run("--device", "cpu").splitlines() if line.count("│") > 5]
-    marked = [line for line in lines if line.split("│")[-2].strip() == "auto"]
-    assert [line.split("│")[2].strip() for line in marked] == ["good"]
-    assert sum("disabled" in line for line in lines) == 2
+    lines = by_name(run("--device", "cpu"))
+    assert [name for name, line in lines.items() if line.startswith("auto ")] == ["good"]
+    assert [name for name, line in lines.items() if line.startswith("disabled (acme-")] == ["broken", "watch"]
+
+
+def test_where_plugins_come_from_and_what_they_can_do_is_for_verbose(installed):
+    assert "entropy" not in run("--device", "cpu")
+    lines = [line.strip() for line in run("--device", "cpu", "--verbose").splitlines()]
+    assert "acme-better 3.1, SPI 1.0, priority 20" in lines
+    assert "entropy, residency" in lines
+    assert "acme-watch 1.0" in lines
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80])
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+def test_the_listing_fits_any_width_and_leaves_nothing_out(installed, monkeypatch, width, options):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("--device", "cpu", *options).splitlines()
+    assert max(map(len, lines)) <= width
+    narrow = "".join(lines).replace(" ", "")
+    monkeypatch.setenv("COLUMNS", "400")
+    wide = run("--device", "cpu", *options)
+    assert sorted(narrow) == sorted("".join(wide.split()))
 
 
 def test_an_empty_environment_gives_an_empty_listing(installer):

@@ -5,6 +5,7 @@ from importlib import import_module
 
 import click
 
+from rlcore import __version__
 from rlcore.cli.errors import ReportingGroup
 
 COMMANDS = {
@@ -36,6 +37,7 @@ class LazyGroup(ReportingGroup):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="rlcore", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, envvar="RLCORE_DEBUG", help="Show the traceback of an error (also RLCORE_DEBUG=1).")
 def cli(debug: bool) -> None:
     """Post-train language models with reinforcement learning, on any backend.
@@ -45,7 +47,7 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """What the `rlcore` script calls."""
+    """What the `rlcore` script calls, and `python -m rlcore`."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark in its place, not the run an error.
         if hasattr(stream, "reconfigure"):

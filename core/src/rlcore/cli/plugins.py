@@ -1,9 +1,12 @@
 """`rlcore plugins`: what is installed, what is usable or why not, and which one "auto" would take."""
 
 import json
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
+from attrs import frozen
 
 from rlcore.plugins.device import detect_device
 from rlcore.plugins.discovery import ObserverEntry, Registry, discover
@@ -30,32 +33,33 @@ def plugins_json(registry: Registry, device: Device) -> dict[str, Any]:
     }
 
 
-def plugins_table(registry: Registry, device: Device) -> "Table":
-    """The listing as a table for a terminal."""
+def plugins_grid(registry: Registry, device: Device, *, verbose: bool = False) -> "Table":
+    """The listing for a terminal of any width: name, whether "auto" takes it, and whether it is usable or why not.
+
+    `verbose` adds two lines to each plugin: where it comes from, and its capabilities.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {device}", title_justify="left")
-    for column in ("role", "name", "distribution", "version", "SPI", "priority", "capabilities", "usable", "auto"):
-        table.add_column(column, no_wrap=column not in ("capabilities", "usable"))
-    for role in ROLES:
-        for row in explain(registry, role, device):
-            style = "" if row.usable else "dim" if row.entry.disabled else "red"
-            table.add_row(*(Text(cell) for cell in _cells(row)), style=style)
-        table.add_section()
-    for observer in registry.observer_entries:
-        status = "disabled" if observer.disabled else observer.error or "yes"
-        cells = ("observer", observer.name, observer.distribution, observer.version, "", "", "", status, "")
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        grid.add_column(overflow="fold")
+    for heading, entries in _listed(registry, device):
+        grid.add_row(Text(heading, style="bold"))
+        for entry in entries:
+            grid.add_row(Text(f"  {entry.name}", overflow="fold"), entry.mark, Text(entry.status), style=entry.style)
+            for detail in entry.details if verbose else ():
+                grid.add_row("", "", Text(detail), style="dim")
+    return grid
 
 
 @click.command("plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print the listing as JSON.")
+@click.option("--verbose", is_flag=True, help="Also show packages, versions, priorities and capabilities.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to run on."
 )
-def plugins_command(as_json: bool, device: Literal["auto", "cpu", "cuda"]) -> None:
+def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu", "cuda"]) -> None:
     """List the installed plugins, and which ones "auto" takes.
 
     A broken plugin is listed with its error and does not change the exit code.
@@ -68,9 +72,10 @@ def plugins_command(as_json: bool, device: Literal["auto", "cpu", "cuda"]) -> No
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_WIDTH_WITHOUT_TERMINAL)
-    console.print(plugins_table(registry, place))
+    console.print(f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {place}", highlight=False)
+    console.print(plugins_grid(registry, place, verbose=verbose))
     for line in _footnotes(registry, place):
         console.print(line, markup=False, highlight=False)
 
@@ -80,20 +85,50 @@ def _footnotes(registry: Registry, device: Device) -> list[str]:
     return [*errors, *(f"warning: {warning}" for warning in registry.warnings)]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+@frozen
+class _Listed:
+    """How one plugin is shown."""
+
+    name: str
+    mark: str
+    """Beside the name: what is in use without being named."""
+    status: str
+    style: str
+    details: tuple[str, ...]
+
+
+def _listed(registry: Registry, device: Device) -> Iterator[tuple[str, list[_Listed]]]:
+    """Every kind of plugin of which some are installed, with them."""
+    for role in ROLES:
+        if rows := explain(registry, role, device):
+            yield role, [_listed_row(row) for row in rows]
+    if registry.observer_entries:
+        yield "observer", [_listed_observer(observer) for observer in registry.observer_entries]
+
+
+def _listed_row(row: Row) -> _Listed:
     entry, provider = row.entry, row.entry.provider
-    usable = row.reason if not row.usable else f"yes; {row.reason}" if row.reason else "yes"
-    return (
-        entry.role,
-        entry.name,
-        entry.distribution,
-        entry.version,
-        _version(provider.spi) if provider else "?",
-        str(provider.priority) if provider else "?",
-        ", ".join(sorted(map(str, provider.capabilities))) if provider else "?",
-        usable or "",
-        "auto" if row.auto else "",
-    )
+    origin, details = f"{entry.distribution} {entry.version}", []
+    if provider is not None:
+        details.append(f"{origin}, SPI {_version(provider.spi)}, priority {provider.priority}")
+        if provider.capabilities:
+            details.append(", ".join(sorted(map(str, provider.capabilities))))
+    if row.usable:
+        status, style = "; ".join(filter(None, ("usable", row.reason))), ""
+    elif entry.disabled:
+        status, style = f"disabled ({origin})", "dim"
+    else:
+        status, style = f"not usable ({origin}): {row.reason}", "red"
+    return _Listed(entry.name, "auto" if row.auto else "", status, style, tuple(details))
+
+
+def _listed_observer(observer: ObserverEntry) -> _Listed:
+    origin = f"{observer.distribution} {observer.version}"
+    if observer.disabled:
+        return _Listed(observer.name, "", f"disabled ({origin})", "dim", ())
+    if observer.error is not None:
+        return _Listed(observer.name, "", f"not usable ({origin}): {observer.error}", "red", ())
+    return _Listed(observer.name, "", "usable", "", (origin,))
 
 
 def _row_json(row: Row) -> dict[str, Any]:
