@@ -1,16 +1,21 @@
 """Runs with the fakes: a recipe file, and a shorthand to run it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from rlcore.plugins.discovery import Registry
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.setup import Prepared, prepare
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 RECIPE = """
 [model]
@@ -39,6 +44,7 @@ every_n_steps = 4
 every_n_steps = 2
 """
 
+FAKES = {"trainer": FAKE_TRAINER, "generator": FAKE_GENERATOR, "algorithm": FAKE_ALGORITHM, "environment": FAKE_ENVIRONMENT}
 MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second")
 """Metrics that depend on the clock."""
 
@@ -67,6 +73,22 @@ def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
         return train(recipe, resume=resume, progress=progress or SilentProgress(), tokenizer=FakeTokenizer())
 
     return run_with
+
+
+@pytest.fixture
+def registry_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """The fakes, with other classes for some roles; a provider names its class by import path."""
+
+    def build(**backends: type) -> Registry:
+        module = ModuleType("stand_ins")
+        providers = dict(FAKES)
+        for role, backend in backends.items():
+            setattr(module, role, backend)
+            providers[role] = evolve(FAKES[role], backend=f"stand_ins:{role}")
+        monkeypatch.setitem(sys.modules, "stand_ins", module)
+        return Registry.from_providers({role: [provider] for role, provider in providers.items()})  # type: ignore[misc]
+
+    return build
 
 
 def read_metrics(run_directory: Path, *, timed: bool = False) -> list[dict[str, float]]:

@@ -105,3 +105,35 @@ def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
     with pytest.raises(CheckpointError, match="found format 2"):
         newest_checkpoint(tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"[1, 2]",
+        b"null",
+        b"{}",
+        b'{"format": 1}',
+        b'{"format": 1, "files": ["loop.json"]}',
+        b'{"format": 1, "files": {}}',
+        b'{"format": 1, "files": {"loop.json": {"bytes": 3}}}',
+        b'{"format": 1, "files": {"loop.json": 7}}',
+    ],
+)
+def test_a_damaged_manifest_is_noted_and_the_checkpoint_before_it_taken(tmp_path: Path, content: bytes) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").write_bytes(content)
+    notes: list[str] = []
+    assert newest_checkpoint(tmp_path, notes.append) == tmp_path / "step-000001"
+    (note,) = notes
+    assert note.startswith("checkpoint step-000002 is damaged and passed over: ")
+
+
+def test_copies_under_other_names_are_no_checkpoints_and_the_newest_is_by_number(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step)
+    for name in ("step-2000000.bak", "step-old", "step-"):
+        (tmp_path / "step-999999").rename(tmp_path / name)
+        save(tmp_path, 999_999)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-999999", "step-1000000"]

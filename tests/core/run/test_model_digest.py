@@ -51,3 +51,8 @@ def test_small_files_are_read_whole(model: Path) -> None:
 
 def test_a_name_on_the_hub_is_itself() -> None:
     assert model_digest("acme/model") == "acme/model"
+    assert model_digest("acme/model", "v2") == "acme/model@v2"
+
+
+def test_a_local_model_has_no_revision(model: Path) -> None:
+    assert model_digest(str(model), "v2") == model_digest(str(model))

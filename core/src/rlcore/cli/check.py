@@ -34,6 +34,8 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
 
 def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     """What would run, by name."""
+    from rlcore.run.run_directory import RunDirectory
+
     recipe = prepared.recipe
     for role in ("trainer", "generator", "algorithm", "environment"):
         if role in prepared.chosen:
@@ -51,7 +53,7 @@ def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     yield "each step", f"{batch}, {training.updates_per_step} update(s)"
     yield "steps", str(recipe.run.num_steps)
     yield "evaluation", _evaluation(prepared)
-    yield "run directory", str(Path(recipe.run.directory) / recipe.run.name)
+    yield "run directory", str(RunDirectory.of(recipe.run).path)
 
 
 def _plugin(prepared: "Prepared", role: str) -> str:

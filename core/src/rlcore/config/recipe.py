@@ -16,7 +16,7 @@ class RunConfig:
     """`[run]`: where results go, and what makes them repeatable."""
 
     directory: str = "runs"
-    """Folder under which the run directory is made."""
+    """Folder under which the run directory is made; a leading ~ is the user's home."""
     name: str = "run"
     """Name of the run directory inside it."""
     seed: int = 0

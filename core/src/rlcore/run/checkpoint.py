@@ -17,11 +17,12 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from rlcore.run.run_directory import storage_errors
+from rlcore.run.run_directory import step_of, storage_errors
 from rlcore.spi import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LOOP_STATE = "loop.json"
 
 
 @frozen(kw_only=True)
@@ -51,7 +52,7 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
     try:
         with storage_errors(f"checkpoint {final.name}", root):
             partial.mkdir(parents=True)
-            (partial / "loop.json").write_text(json.dumps(asdict(state), indent=2))
+            (partial / LOOP_STATE).write_text(json.dumps(asdict(state), indent=2))
             write(partial)
             manifest = {"format": FORMAT, "files": _describe(partial)}
             (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
@@ -70,8 +71,9 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; half-written ones are not among them."""
-    return sorted(path for path in root.glob("step-*") if (path / MANIFEST).is_file())
+    """Complete checkpoints, oldest first; half-written ones, and what is named otherwise, are not among them."""
+    found = {number: path for path in root.glob("step-*") if (number := step_of(path)) is not None}
+    return [found[number] for number in sorted(found) if (found[number] / MANIFEST).is_file()]
 
 
 def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
@@ -94,31 +96,56 @@ def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
 def find_damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None where each has its size and digest."""
     try:
-        manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
-    if manifest.get("format") != FORMAT:
-        return f"found format {manifest.get('format')!r}; this version of rlcore reads {FORMAT}"
-    expected: Mapping[str, Mapping[str, Any]] = manifest["files"]
+        expected = _read_manifest(checkpoint)
+        for name, entry in expected.items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes; expected {entry['bytes']}"
+        found = _describe(checkpoint)
+    except _DamageError as damage:
+        return str(damage)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror or error})"
     for name, entry in expected.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes; expected {entry['bytes']}"
-    found = _describe(checkpoint)
-    for name, entry in expected.items():
-        if found[name]["sha256"] != entry["sha256"]:
+        if name not in found or found[name]["sha256"] != entry["sha256"]:
             return f"{name} has another content than was saved (SHA-256 differs)"
     return None
+
+
+class _DamageError(Exception):
+    """What is wrong with a manifest."""
+
+
+def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Size and digest by file; _DamageError where the file is no manifest of this version, OSError where it cannot be read."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise _DamageError(f"{MANIFEST} is no JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise _DamageError(f"{MANIFEST} holds a {type(manifest).__name__}; expected an object")
+    if manifest.get("format") != FORMAT:
+        raise _DamageError(f"found format {manifest.get('format')!r}; this version of rlcore reads {FORMAT}")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise _DamageError(f"{MANIFEST} does not list files with their bytes and sha256")
+    if LOOP_STATE not in files:
+        raise _DamageError(f"{MANIFEST} does not list {LOOP_STATE}")
+    return files
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
 
 
 def read_loop_state(checkpoint: Path) -> LoopState:
     """Raises CheckpointError where loop.json is not one of this version's."""
     try:
-        return LoopState(**json.loads((checkpoint / "loop.json").read_text()))
-    except (OSError, json.JSONDecodeError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint}/loop.json cannot be read: {error}") from error
+        return LoopState(**json.loads((checkpoint / LOOP_STATE).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint / LOOP_STATE} cannot be read: {error}") from error
 
 
 def _files(directory: Path) -> list[Path]:

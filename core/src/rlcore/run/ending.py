@@ -1,7 +1,5 @@
 """How a run ends: at its last step, or before it by Ctrl-C or an error, with what is whole saved."""
 
-from pathlib import Path
-
 from rlcore.run.loop import Loop
 from rlcore.run.saving import RunSaver
 from rlcore.spi import InterruptedRun, NonFiniteError, StorageError
@@ -13,7 +11,7 @@ def run_to_end(loop: Loop, saver: RunSaver) -> None:
         with loop.guard.entered():
             loop.run()
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(loop, saver.directory.checkpoints) from interrupt
+        raise _interrupted(loop, saver) from interrupt
     except Exception as error:
         if note := _save_what_is_whole(loop, saver, error):
             error.add_note(note)
@@ -23,7 +21,7 @@ def run_to_end(loop: Loop, saver: RunSaver) -> None:
             logger.close()
 
 
-def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
+def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:
     """Save a checkpoint where the state is whole, and say how to go on."""
     step = loop.position.step
     if loop.guard.torn:
@@ -32,6 +30,11 @@ def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
             f"stopped at once, in the middle of step {torn}; nothing of it was saved. "
             "--resume continues from the newest checkpoint."
         )
+    if loop.position.saved_step != step and not saver.can_save:
+        return InterruptedRun(
+            f"stopped after step {step}, in the midst of a call after which the state of trainer or generator is not known; "
+            "nothing was saved. --resume continues from the newest checkpoint."
+        )
     try:
         if loop.position.saved_step != step:
             loop.save()
@@ -39,8 +42,9 @@ def _interrupted(loop: Loop, checkpoints: Path) -> InterruptedRun:
         return InterruptedRun(
             f"stopped at once, before the checkpoint of step {step} was saved. --resume continues from the newest checkpoint."
         )
+    where = saver.directory.checkpoints
     return InterruptedRun(
-        f"stopped after step {step}; its checkpoint is in {checkpoints}. Continue with the same command and --resume."
+        f"stopped after step {step}; its checkpoint is in {where}. Continue with the same command and --resume."
     )
 
 
@@ -58,6 +62,8 @@ def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
             loop.save(prune=False)
         except Exception as failure:
             return f"The state after step {position.step} could not be saved either: {failure}"
+        except KeyboardInterrupt:
+            return f"The state after step {position.step} was not saved: stopped at once."
     if position.saved_step < 0:
         return ""
     path = saver.directory.checkpoints / f"step-{position.saved_step:06d}"

@@ -43,6 +43,8 @@ class InterruptGuard:
     def __init__(self) -> None:
         self._requested = False
         self._depth = 0
+        self.pressed = False
+        """Whether a signal came."""
         self.torn = False
         """Whether a second signal ended a deferred part in its middle, so that the state is not whole."""
 
@@ -61,10 +63,17 @@ class InterruptGuard:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """A part that must finish: weights, optimizer, version and metrics change together. May be nested."""
+        """A part that must finish: weights, optimizer, version and metrics change together. May be nested.
+
+        An error that ends the part ends the run as well: it is raised, and a signal that came before is forgotten.
+        """
         self._depth += 1
         try:
             yield
+        except BaseException:
+            if self._depth == 1:
+                self._requested = False
+            raise
         finally:
             self._depth -= 1
         if self._requested and self._depth == 0:
@@ -72,6 +81,7 @@ class InterruptGuard:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers receive
         again, self._requested = self._requested, True
+        self.pressed = True
         if self._depth == 0 or again:
             self.torn = self._depth > 0
             self._raise()

@@ -247,11 +247,13 @@ class Loop:
         return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
-        """Let the generator work, with the trainer's weights."""
-        if self.residency is None:
-            self._hand_over()
-        else:
-            self.residency.to_generation(self._hand_over)
+        """Let the generator work, with the trainer's weights. A backend whose memory is half moved can save nothing, so that an
+        interrupt waits."""
+        with self.guard.deferred():
+            if self.residency is None:
+                self._hand_over()
+            else:
+                self.residency.to_generation(self._hand_over)
 
     def _hand_over(self) -> None:
         if self.refitter is None or self.position.generator_version == self.position.weight_version:

@@ -7,12 +7,14 @@ model/             the Hugging Face export      curve.png          reward and pa
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
 .lock              who runs here; free once that process has ended
+.last-saved        step of the checkpoint that was saved last
 """
 
 import fcntl
 import json
 import os
 import platform
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,11 +27,20 @@ import pyarrow.parquet as pq
 from attrs import frozen
 
 from rlcore import __version__
+from rlcore.config.recipe import RunConfig
+from rlcore.run.metrics_file import read_metrics_file
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.tokenizer import Tokenizer
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, FinishReason, StorageError
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem, StorageError
 
+LAST_SAVED = ".last-saved"
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
+
+
+def step_of(path: Path) -> int | None:
+    """N of a checkpoint step-N or of rollouts step-N.parquet; None where the name is another."""
+    match = re.fullmatch(r"step-([0-9]+)(\.parquet)?", path.name)
+    return None if match is None else int(match[1])
 
 
 @contextmanager
@@ -66,6 +77,16 @@ class RunDirectory:
     """Paths and files of one run."""
 
     path: Path
+
+    @classmethod
+    def of(cls, run: RunConfig) -> "RunDirectory":
+        """That of a recipe's `[run]`; a leading ~ is the user's home, ConfigError where the user it names has none."""
+        try:
+            return cls(path=Path(run.directory).expanduser() / run.name)
+        except RuntimeError as error:
+            expected = "a folder; ~ and ~name are the homes of users"
+            problem = Problem(path="run.directory", found=f"{run.directory} ({error})", expected=expected)
+            raise ConfigError([problem]) from error
 
     @property
     def checkpoints(self) -> Path:
@@ -116,25 +137,27 @@ class RunDirectory:
         write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
-        if not self.metrics_file.exists():
-            return []
-        lines = self.metrics_file.read_text().splitlines()
-        records = []
-        for number, line in enumerate(lines):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                if number + 1 < len(lines):
-                    raise
-        return records
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out. CheckpointError where one is damaged."""
+        return read_metrics_file(self.metrics_file)
 
-    def rewind(self, step: int) -> None:
-        """Forget what lies after `step`, which a resumed run will write again."""
+    def note_saved(self, step: int) -> None:
+        """Remember that a checkpoint of `step` was saved: once all are gone, a resumed run must not begin anew."""
+        write_atomically(self.path / LAST_SAVED, f"{step}\n")
+
+    @property
+    def last_saved(self) -> str | None:
+        """The step that was saved last, whether or not its checkpoint is still there; None where none was."""
+        try:
+            return (self.path / LAST_SAVED).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def rewind(self, step: int, *, last_rollouts: int) -> None:
+        """Forget what a resumed run will write again: metrics after `step`, and rollouts after `last_rollouts`."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
         for file in self.rollouts.glob("step-*.parquet"):
-            if int(file.stem.removeprefix("step-")) > step:
+            if (step_of(file) or 0) > last_rollouts:
                 file.unlink()
 
     def write_rollouts(self, step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> None:

@@ -18,15 +18,15 @@ from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
 
 
-def model_digest(model_path: str) -> str:
-    """SHA-256 of a local model's config.json and of samples of its weights, or the name itself for a model on the Hub.
+def model_digest(model_path: str, revision: str | None = None) -> str:
+    """SHA-256 of a local model's config.json and of samples of its weights, or name@revision for a model on the Hub.
 
     Each weight file gives its name, its size and SAMPLES_PER_FILE blocks spread evenly over it, its first and last among them:
     enough to tell models apart, at a cost that does not grow with them.
     """
-    config = Path(model_path) / "config.json"
+    config = Path(model_path).expanduser() / "config.json"
     if not config.is_file():
-        return model_path
+        return model_path if revision is None else f"{model_path}@{revision}"
     digest = hashlib.sha256(config.read_bytes())
     for path in sorted(config.parent.glob("*.safetensors")):
         size = path.stat().st_size
@@ -61,6 +61,7 @@ class RunSaver:
             unlogged=position.unlogged,
         )
         save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep if prune else None)
+        self.directory.note_saved(position.step)
 
     @property
     def can_save(self) -> bool:

@@ -253,7 +253,7 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
     """The checkpoint as a Hugging Face directory, there only once it is whole. The trainer that wrote it works on the CPU, so
     that the devices are left to the server."""
     recipe, state = serving.recipe, read_loop_state(checkpoint)
-    here = model_digest(recipe.model.path)
+    here = model_digest(recipe.model.path, recipe.model.revision)
     if state.model != here:
         raise CheckpointError(
             f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.config.dump import dump_toml
-from rlcore.run.checkpoint import find_damage, newest_checkpoint, read_loop_state
+from rlcore.run.checkpoint import find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.ending import run_to_end
 from rlcore.run.execution import OpenBackends, execution
 from rlcore.run.groups import Backends
@@ -44,7 +44,7 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
-    directory = RunDirectory(path=Path(prepared.recipe.run.directory) / prepared.recipe.run.name)
+    directory = RunDirectory.of(prepared.recipe.run)
     run = _Run(prepared=prepared, directory=directory, progress=progress, start=start)
     _ = _check_directory(directory, resume, SilentProgress())  # before anything is made there
     with (
@@ -71,6 +71,7 @@ class _Run:
     progress: Progress
     start: float
     """When it began, by time.perf_counter."""
+    guard: InterruptGuard = field(factory=InterruptGuard)
 
 
 def _run_with_restarts(
@@ -89,8 +90,8 @@ def _run_with_restarts(
                 error.add_note(f"The workers were to be started anew, since: {first_line(cause)}")
             raise
         except WorkerError as error:
-            if restart > max_restarts:
-                if max_restarts > 0:
+            if restart > max_restarts or run.guard.pressed:
+                if restart > max_restarts > 0:
                     error.add_note(f"The workers had been started anew {max_restarts} times (cluster.max_restarts).")
                 raise
             run.progress.note(f"restart {restart} of {max_restarts}, from the newest checkpoint: {first_line(error)}")
@@ -103,7 +104,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
     """From a checkpoint, or the beginning, to the end."""
     prepared, directory, progress = run.prepared, run.directory, run.progress
     saver = _saver(prepared, inputs, backends, directory)
-    loop = _build_loop(prepared, inputs, backends, saver, progress)
+    loop = _build_loop(run, inputs, backends, saver)
     if resume:
         _restore(loop, saver, checkpoint)
         _begin(prepared, directory)
@@ -114,7 +115,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
     run_to_end(loop, saver)
     try:
         return _finish(loop, saver, prepared, time.perf_counter() - run.start)
-    except StorageError as error:
+    except (StorageError, CheckpointError) as error:
         error.add_note("All steps are done; --resume writes what is missing.")
         raise
 
@@ -163,17 +164,25 @@ def _nothing_to_evaluate() -> ConfigError:
 def _check_directory(directory: RunDirectory, resume: bool, progress: Progress) -> Path | None:
     """The checkpoint to resume from, or None for a new run."""
     if not resume:
-        if directory.metrics_file.exists():
+        if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
             raise CheckpointError(
                 f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
             )
         return None
     if not directory.path.is_dir():
         raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
+    records = directory.read_metrics()  # raises where it is damaged
     checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
-    if checkpoint is None:
-        progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
-    return checkpoint
+    if checkpoint is not None:
+        return checkpoint
+    if directory.last_saved is not None:
+        raise CheckpointError(
+            f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since that of step "
+            f"{directory.last_saved} was saved. To begin anew would overwrite what is known of the steps so far (metrics.jsonl "
+            f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
+        )
+    progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
+    return None
 
 
 def _check_intact(checkpoint: Path) -> None:
@@ -187,8 +196,9 @@ def _begin(prepared: Prepared, directory: RunDirectory) -> None:
     directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), distributions)
 
 
-def _build_loop(prepared: Prepared, inputs: Inputs, backends: Backends, saver: RunSaver, progress: Progress) -> Loop:
-    recipe, directory = prepared.recipe, saver.directory
+def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) -> Loop:
+    prepared, directory, progress = run.prepared, run.directory, run.progress
+    recipe = prepared.recipe
     clock = PhaseClock(progress)
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
     if recipe.logging.tensorboard:
@@ -205,7 +215,7 @@ def _build_loop(prepared: Prepared, inputs: Inputs, backends: Backends, saver: R
         loggers=loggers,
         progress=progress,
         clock=clock,
-        guard=InterruptGuard(),
+        guard=run.guard,
         position=LoopPosition(),
     )
 
@@ -308,7 +318,7 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: Ru
         trainer=backends.trainer,
         generator=backends.generator,
         tokenizer=inputs.tokenizer,
-        model=model_digest(prepared.recipe.model.path),
+        model=model_digest(prepared.recipe.model.path, prepared.recipe.model.revision),
         trainer_name=prepared.chosen["trainer"].name,
         keep=prepared.recipe.checkpoint.keep,
     )
@@ -317,12 +327,14 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: Ru
 def _restore(loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
     """Go back to a checkpoint, or to the beginning where there is none."""
     if checkpoint is None:
-        saver.directory.rewind(-1)
+        saver.directory.rewind(-1, last_rollouts=-1)
         return
     state = read_loop_state(checkpoint)
     saver.load(checkpoint, state)
-    # Only what loaded whole may cost the metrics after it. Before the first step, the loop evaluates anew.
-    saver.directory.rewind(state.step - 1 if state.step == 0 or state.unlogged is not None else state.step)
+    # Only what loaded whole may cost the metrics after it. Before the first step, the loop evaluates anew; a step that has no
+    # line yet was trained on already, so that its rollouts are not written again.
+    logged = state.step - 1 if state.step == 0 or state.unlogged is not None else state.step
+    saver.directory.rewind(logged, last_rollouts=state.step)
     position = loop.position
     position.step = position.saved_step = state.step
     position.weight_version = position.step_version = state.weight_version

@@ -1,0 +1,51 @@
+"""metrics.jsonl: one JSON object a step, read back and checked."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlcore.spi import CheckpointError
+
+
+def read_metrics_file(path: Path) -> list[dict[str, float]]:
+    """All lines; a last one that a crash cut short is left out, and so no file is no line.
+
+    Raises CheckpointError that names every line which is not a step's figures.
+    """
+    if not path.exists():
+        return []
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    records, problems = [], []
+    for number, line in enumerate([*lines, rest] if _is_record(rest) else lines, start=1):
+        record = _parse(line)
+        if isinstance(record, str):
+            problems.append(f"\n  - line {number}: found {record}")
+        else:
+            records.append(record)
+    if problems:
+        raise CheckpointError(
+            f"{path} is damaged; expected one JSON object a line, with a whole number `step` and numbers as figures:"
+            f"{''.join(problems)}\nRepair these lines, or remove them: each holds the figures of one step, which are lost then."
+        )
+    return records
+
+
+def _is_record(line: bytes) -> bool:
+    return isinstance(_parse(line), dict)
+
+
+def _parse(line: bytes) -> dict[str, float] | str:
+    """A step's figures, or what there is in their place."""
+    shown = repr(line.decode(errors="backslashreplace"))
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+    try:
+        record = json.loads(line)
+    except ValueError:  # no JSON, or no UTF-8
+        return shown
+    if not isinstance(record, Mapping) or type(record.get("step")) is not int:
+        return shown
+    wrong = [name for name, value in record.items() if type(value) not in (int, float)]
+    return f"{wrong[0]} = {record[wrong[0]]!r}" if wrong else dict(record)

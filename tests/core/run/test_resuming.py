@@ -1,0 +1,122 @@
+"""Resuming when something is gone or damaged loses nothing that was there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.progress import SilentProgress
+from rlcore.run.run_directory import RunDirectory
+from rlcore.spi import CheckpointError, ConfigError, hookimpl
+from rlcore.testing.fakes.generator import FakeGenerator
+
+from .conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+
+
+class Notes(SilentProgress):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the lock, which a refused run may write."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        remove(path) if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(run: Run, tmp_path: Path) -> None:
+    run("run.name=whole")
+    run()
+    directory, notes = tmp_path / "runs" / "run", Notes()
+    (directory / "checkpoints" / "step-000006" / "manifest.json").write_bytes(b"\xff")
+    run(resume=True, progress=notes)
+    assert ["step-000006 is damaged and passed over" in text for text in notes.texts] == [True]
+    assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize("gone", ["folder", "checkpoints"])
+def test_without_the_checkpoints_that_were_saved_nothing_is_begun_anew(run: Run, tmp_path: Path, gone: str) -> None:
+    run()
+    directory = tmp_path / "runs" / "run"
+    for path in [directory / "checkpoints"] if gone == "folder" else list((directory / "checkpoints").iterdir()):
+        remove(path)
+    before = contents(directory)
+    with pytest.raises(
+        CheckpointError, match=r"holds no checkpoint; .* that of step 6 was saved.*metrics\.jsonl\s+has 7 lines"
+    ):
+        run(resume=True)
+    assert contents(directory) == before
+
+
+def test_checkpoints_alone_are_a_run_too(run: Run, tmp_path: Path) -> None:
+    run()
+    (tmp_path / "runs" / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        run()
+
+
+def test_a_damaged_line_of_metrics_is_named_before_anything_is_changed(run: Run, tmp_path: Path) -> None:
+    run()
+    directory = tmp_path / "runs" / "run"
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    (directory / "metrics.jsonl").write_text("\n".join([*lines[:2], "{", *lines[3:]]) + "\n")
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"(?s)run/metrics\.jsonl is damaged.*line 3: found '\{'"):
+        run("run.num_steps=8", resume=True)
+    assert contents(directory) == before
+
+
+class EvaluationDies(FakeGenerator):
+    """Raises while it generates with temperature 0 after the fourth step, until it is told otherwise."""
+
+    dies = True
+
+    @hookimpl
+    def generate(self, request):
+        if self.dies and request.sampling.temperature == 0.0 and self.weight_version == 8:
+            raise RuntimeError("the evaluation fails")
+        return super().generate(request)
+
+
+def test_the_rollouts_of_a_step_without_a_line_yet_stay(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_with: Callable[..., Any]
+) -> None:
+    options = ("logging.rollouts_every_n_steps=4", "run.num_steps=5")
+    run(*options, "run.name=whole")
+    registry = registry_with(generator=EvaluationDies)
+    with pytest.raises(RuntimeError, match="the evaluation fails"):
+        run(*options, registry=registry)
+    rollouts = tmp_path / "runs" / "run" / "rollouts" / "step-000004.parquet"
+    before = rollouts.read_bytes()
+    monkeypatch.setattr(EvaluationDies, "dies", False)
+    run(*options, resume=True, registry=registry)
+    assert rollouts.read_bytes() == before
+    assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "whole")
+
+
+def test_a_run_directory_may_lie_in_the_users_home(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    summary = run("run.directory=~/x", "run.num_steps=1")
+    assert summary["run_directory"] == str(tmp_path / "home" / "x" / "run")
+    assert (tmp_path / "home" / "x" / "run" / "metrics.jsonl").is_file()
+    assert not (tmp_path / "~").exists()
+
+
+def test_the_home_of_nobody_is_said(prepared: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"run\.directory: found ~no-such-user/x"):
+        RunDirectory.of(prepared("run.directory=~no-such-user/x").recipe.run)
