@@ -274,6 +274,14 @@ def test_what_cannot_be_served_is_said_before_vllm_is_imported(models: list[Path
         serve(request(models[0] / "none"), VllmConfig())
 
 
+def test_a_name_that_the_hub_does_not_have_is_no_defect(models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ModelError, match=r"no-such/model: found .*; expected a model that transformers can load\. Check the path"
+    ):
+        serve(request(Path("no-such/model")), VllmConfig())
+
+
 def test_a_server_takes_the_sections_options_and_the_models_own_weights(models: list[Path]) -> None:
     config = VllmConfig(engine={"block_size": 32}, prefix_caching=False)
     arguments = server_settings(request(models[0], max_sequence_length=100), config).arguments

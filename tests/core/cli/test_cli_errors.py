@@ -155,3 +155,18 @@ def test_what_would_end_the_process_in_silence_is_an_error(invoke, calls, monkey
     assert result.exit_code == UNEXPECTED
     assert "unexpected SystemExit(0), which would have ended the process in silence" in result.stderr
     assert invoke("check", "--help").exit_code == 0
+
+
+def test_a_panic_outside_python_is_an_error_like_any_other(invoke, calls, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class PanicException(BaseException):
+        """As the bindings of libraries in Rust raise it."""
+
+    def panic() -> None:
+        raise PanicException("index out of bounds")
+
+    calls.on_prepare = panic
+    result = invoke("check", "r.toml")
+    assert result.exit_code == UNEXPECTED
+    assert "unexpected PanicException: index out of bounds" in result.stderr

@@ -381,11 +381,13 @@ def test_a_constructor_does_not_end_the_process(entry, backends):
         build_trainer(entry, CONTEXT, backends.Config())
 
 
-def test_nor_does_an_import(entry, tmp_path, monkeypatch):
-    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)\n")
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "type('PanicException', (BaseException,), {})(0)"])
+def test_nor_does_an_import(entry, tmp_path, monkeypatch, raised):
+    monkeypatch.delitem(sys.modules, "ends_at_import", raising=False)
+    (tmp_path / "ends_at_import.py").write_text(f"raise {raised}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginError, match="cannot be imported from 'exits_at_import:Backend': SystemExit: 0"):
-        import_object(entry, "exits_at_import:Backend")
+    with pytest.raises(PluginError, match="cannot be imported from 'ends_at_import:Backend': (SystemExit|PanicException): 0"):
+        import_object(entry, "ends_at_import:Backend")
 
 
 @pytest.mark.parametrize(

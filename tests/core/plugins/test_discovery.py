@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from rlcore.plugins.discovery import Registry, discover
+from rlcore.plugins.selection import ChosenPlugin, load_chosen
 from rlcore.spi import SPI_VERSION, PluginError
 
 
@@ -45,6 +46,7 @@ def test_the_order_does_not_depend_on_the_order_of_installation(installer):
         ("import no_such_library\n", ["ModuleNotFoundError", "no_such_library", "in broken_provider, line 1"]),
         ("\n\nraise RuntimeError('the licence has run out')\n", ["RuntimeError: the licence has run out", "line 3"]),
         ("import sys\nsys.exit('bye')\n", ["SystemExit: bye"]),
+        ("class PanicException(BaseException): ...\nraise PanicException('in Rust')\n", ["PanicException: in Rust", "line 2"]),
         ("def broken(:\n", ["SyntaxError"]),
         ("OTHER = 1\n", ["AttributeError", "PROVIDER"]),
         ("from broken_helper import x\n", ["in broken_helper, line 2", "ZeroDivisionError"]),
@@ -72,6 +74,37 @@ def test_a_malformed_entry_point_is_listed_and_does_not_stop_the_others(installe
     entries = {entry.name: entry for entry in discover().of("trainer")}
     assert entries["good"].error is None
     assert "import failed" in entries["odd"].error
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            b"[rlcore.trainers]\nbad = bad:PROVIDER\nno value\n",
+            "found 'no value' in line 3; expected name = package.module:attr",
+        ),
+        (b"[console_scripts]\n\xff = x:y\n", "UnicodeDecodeError"),
+    ],
+)
+def test_a_distribution_with_a_malformed_file_is_named_and_does_not_stop_the_others(installer, content, text):
+    installer.add("acme-malformed", {})
+    (installer.folder / "acme_malformed-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    installer.trainer("good", "acme-good", "2.5")
+    registry = discover()
+    assert [(entry.name, entry.distribution, entry.version) for entry in registry.of("trainer")] == [
+        ("good", "acme-good", "2.5")
+    ]
+    (warning,) = registry.warnings
+    assert warning.startswith(f"entry_points.txt of acme-malformed 1.0 in {installer.folder} cannot be read")
+    assert text in warning
+    entry = load_chosen(ChosenPlugin.of(only(registry)))
+    assert entry == only(registry)
+
+
+def test_ctrl_c_in_an_import_is_no_defect_of_the_plugin(installer):
+    installer.add("acme", {"rlcore.trainers": {"slow": "slow_provider:P"}}, slow_provider="raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        discover()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +244,13 @@ def test_a_broken_observer_is_an_error_and_harmless_once_disabled(installer):
     with pytest.raises(PluginError, match=r"watch \(acme-watch 1.0\): import failed in acme_bad_watch, line 1"):
         _ = discover().observers
     assert discover(disable=["watch"]).observers == ()
+
+
+def test_an_observer_whose_import_panics_is_its_own_error(installer):
+    source = "class PanicException(BaseException): ...\nraise PanicException('in Rust')\n"
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_panics:WATCH"}}, acme_panics=source)
+    (entry,) = discover().observer_entries
+    assert "import failed in acme_panics, line 2: PanicException: in Rust" in entry.error
 
 
 def test_an_observer_that_is_none_is_an_error(installer):

@@ -29,8 +29,9 @@ class ReportingGroup(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            # click ends commands by exceptions of its own, above: a SystemExit is a plugin's, or that of a library it uses.
+        except BaseException as error:
+            # click ends commands by exceptions of its own, above: a SystemExit is a plugin's, or that of a library it uses, and
+            # so is what is no Exception at all, such as a panic in Rust.
             if ctx.params.get("debug"):
                 traceback.print_exc()
             code, message = _judge(error, ctx)
@@ -38,7 +39,7 @@ class ReportingGroup(click.Group):
             raise click.exceptions.Exit(code) from error
 
 
-def _judge(error: Exception | KeyboardInterrupt | SystemExit, ctx: click.Context) -> tuple[int, str]:
+def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     """The exit code and what to say."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
@@ -58,7 +59,7 @@ def color_setting() -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _unexpected(error: Exception | SystemExit, ctx: click.Context) -> str:
+def _unexpected(error: BaseException, ctx: click.Context) -> str:
     """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):

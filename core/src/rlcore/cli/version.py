@@ -7,6 +7,7 @@ from importlib import metadata
 import click
 
 from rlcore import __version__
+from rlcore.plugins.installed import distribution_of, installed_entry_points
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP
 from rlcore.spi.version import SPI_VERSION
 
@@ -32,11 +33,9 @@ def version_command(as_json: bool) -> None:
 def versions() -> dict[str, str]:
     """Versions by distribution: rlcore, its SPI, every distribution with a plugin, Python, then libraries."""
     found = {"rlcore": __version__, "SPI": ".".join(map(str, SPI_VERSION))}
-    entry_points = metadata.entry_points()
+    installed = installed_entry_points().entry_points
     for group in (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP):
-        for entry_point in entry_points.select(group=group):
-            if entry_point.dist is not None:
-                found[entry_point.dist.metadata["Name"]] = entry_point.dist.version
+        found.update(distribution_of(entry_point) for entry_point in installed.select(group=group))
     found["Python"] = platform.python_version()
     for library in LIBRARIES:
         try:

@@ -14,7 +14,7 @@ import pluggy
 
 from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.discovery import Entry, ObserverEntry
-from rlcore.plugins.exits import attributed, is_ordered
+from rlcore.plugins.exits import attributed, is_outside
 from rlcore.plugins.generator_handle import GeneratorHandle
 from rlcore.plugins.observers import CallRecord, guarded, recorded
 from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
@@ -148,8 +148,8 @@ def import_object(entry: Entry, path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         return getattr(import_module(module), name)
-    except (Exception, SystemExit) as error:
-        if is_ordered(error):
+    except BaseException as error:
+        if is_outside(error):
             raise
         raise PluginError(f"{entry.label} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, Union
 
 import attrs
 
+from rlcore.plugins.exits import is_outside
+
 SCALARS = (bool, int, float, str, Path)
 SUPPORTED = "bool, int, float, str, Path, Literal, attrs classes, arrays and tables of these, and unions of these with None"
 
@@ -25,7 +27,9 @@ def field_problems(config: type) -> Iterator[str]:
     if not problems and all(field.default is not attrs.NOTHING for field in attrs.fields(config) if field.init):
         try:
             config()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_outside(error):
+                raise
             found = f"refuses its defaults: {type(error).__name__}: {error}"
             yield f"config class {config.__qualname__} {found}; expected defaults that it accepts, or required fields"
 

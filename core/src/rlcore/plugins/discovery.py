@@ -1,14 +1,15 @@
 """Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
-from importlib.metadata import EntryPoint
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, EntryPoints
 from traceback import walk_tb
 
 from attrs import field, frozen
 from packaging.utils import canonicalize_name
 
+from rlcore.plugins.exits import is_outside
+from rlcore.plugins.installed import distribution_of, installed_entry_points
 from rlcore.plugins.provider_checks import observer_error, provider_error
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
@@ -124,7 +125,8 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     """
     from_environment = (spec.strip() for spec in os.environ.get(DISABLE_VARIABLE, "").split(","))
     disabled = _DisableList(tuple(dict.fromkeys([*disable, *filter(None, from_environment)])))
-    installed = metadata.entry_points()
+    found = installed_entry_points()
+    installed = found.entry_points
     entries = [
         _entry(role, entry_point, disabled)
         for role in ROLES
@@ -133,7 +135,7 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     observers = [_observer_entry(entry_point, disabled) for entry_point in _sorted(installed.select(group=OBSERVER_GROUP))]
     known = {entry.name for entry in entries} | {entry.distribution for entry in entries}
     known |= {observer.name for observer in observers} | {observer.distribution for observer in observers}
-    warnings = (*disabled.unmatched(known), *_unknown_groups(installed.groups))
+    warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
     return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
 
 
@@ -142,19 +144,14 @@ def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
     distribution, version = distribution_of(entry_point)
     try:
         loaded = entry_point.load()
-    # A module may do anything when it is imported, ending the interpreter included; it must not take the listing along.
-    except (Exception, SystemExit) as error:
+    # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
+    # it must not take the listing along.
+    except BaseException as error:
+        if is_outside(error):
+            raise
         failure = _import_failure(entry_point, error)
         return Entry(role=role, name=entry_point.name, distribution=distribution, version=version, provider=None, error=failure)
     return _checked_entry(role, entry_point.name, distribution, version, loaded)
-
-
-def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
-    """Name and version of the distribution that an entry point belongs to."""
-    distribution = entry_point.dist
-    if distribution is None:
-        return "unknown", "unknown"
-    return distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
 
 
 def _checked_entry(role: Role, name: str, distribution: str, version: str, loaded: object) -> Entry:
@@ -182,7 +179,9 @@ def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> Observer
         return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, disabled=True)
     try:
         observer = entry_point.load()
-    except (Exception, SystemExit) as failure:
+    except BaseException as failure:
+        if is_outside(failure):
+            raise
         error = _import_failure(entry_point, failure)
         return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, error=error)
     return _checked_observer(name, distribution, version, observer)
@@ -193,13 +192,13 @@ def _checked_observer(name: str, distribution: str, version: str, observer: obje
     return ObserverEntry(name=name, distribution=distribution, version=version, observer=observer, error=error)
 
 
-def _unknown_groups(installed: Collection[str]) -> Iterator[str]:
+def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
     """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
     ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP)
-    for group in sorted(installed):
+    for group in sorted(installed.groups):
         if group.startswith("rlcore.") and group not in ours:
             hint = did_you_mean(group, ours) or f"; groups are {', '.join(ours)}"
-            for entry_point in _sorted(metadata.entry_points(group=group)):
+            for entry_point in _sorted(installed.select(group=group)):
                 distribution, version = distribution_of(entry_point)
                 yield f"{distribution} {version} has {entry_point.name!r} in the unknown entry point group {group!r}{hint}"
 

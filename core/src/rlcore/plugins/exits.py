@@ -19,6 +19,11 @@ def is_ordered(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 
+def is_outside(error: BaseException) -> bool:
+    """Whether it came from outside into what was running: Ctrl-C, or the end that Ray orders. All else is that code's own."""
+    return isinstance(error, KeyboardInterrupt) or is_ordered(error)
+
+
 @contextmanager
 def attributed(note: str) -> Iterator[None]:
     """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process."""

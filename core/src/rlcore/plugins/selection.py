@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from inspect import iscoroutine
 from typing import Literal
 
 from attrs import frozen
 
-from rlcore.plugins.discovery import Entry, Registry, distribution_of, load_entry
+from rlcore.plugins.discovery import Entry, Registry, load_entry
+from rlcore.plugins.exits import is_outside
+from rlcore.plugins.installed import distribution_of, installed_entry_points
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
@@ -122,7 +123,7 @@ def load_chosen(chosen: ChosenPlugin) -> Entry:
     """Load, in a worker, the one plugin that the driver chose; PluginError unless it is exactly that here too."""
     group = ENTRY_POINT_GROUPS[chosen.role]
     wanted = f"{chosen.role} {chosen.name!r} of {chosen.distribution} {chosen.version}"
-    found = metadata.entry_points(group=group, name=chosen.name)
+    found = installed_entry_points().entry_points.select(group=group, name=chosen.name)
     matching = [point for point in found if distribution_of(point)[0] == chosen.distribution]
     if len(matching) != 1:
         here = ", ".join(" ".join(distribution_of(point)) for point in found) or "nothing"
@@ -154,7 +155,9 @@ def _probe(provider: Provider) -> tuple[str | None, bool]:
     """The reason that the provider's own probe gives, and whether the probe itself is broken."""
     try:
         reason = provider.unavailable()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_outside(error):
+            raise
         return f"its probe `unavailable` raised {type(error).__name__}: {error}", True
     if reason is None or (isinstance(reason, str) and reason):
         return reason, False

@@ -6,6 +6,7 @@ from typing import Literal
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
 from rlcore.plugins.discovery import Entry
+from rlcore.plugins.exits import is_outside
 from rlcore.spi import PluginError, Problem, Role
 
 
@@ -22,7 +23,9 @@ def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
     try:
         return max(1, int(entry.provider.span(options)))  # what is wrong with less the plugin's own check says
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_outside(error):
+            raise
         raise PluginError(f"{entry.label}: its function `span` raised {type(error).__name__}: {error}") from error
 
 

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import socket
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,8 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
         )
     if (path / MANIFEST).is_file():
         return Target(model=None, checkpoint=_intact(path), run=path.resolve().parent.parent)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ConfigError(
-            [
-                Problem(
-                    path="RUN_OR_MODEL",
-                    found=f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither",
-                    expected=f"a run directory (with a {RECIPE}), one of its checkpoints, a model directory, or a Hub name",
-                )
-            ]
-        )
+    if not (path / "config.json").is_file() and (path.exists() or _means_path(named)):
+        raise ConfigError([_nothing_to_serve(named, path)])
     return Target(model=str(path) if path.exists() else named)
 
 
@@ -193,6 +186,23 @@ def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
     if newest is None:
         raise CheckpointError(f"{run} holds neither an exported model nor a checkpoint; expected a run that has saved one")
     return Target(model=None, checkpoint=newest, run=run)
+
+
+def _means_path(named: str) -> bool:
+    """Whether what is not there can only be meant as a path: it is written as one, or begins in a folder that is there."""
+    parts = named.split("/")
+    return named.startswith(("~", ".", "/")) or "" in parts or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
+
+
+def _nothing_to_serve(named: str, path: Path) -> Problem:
+    expected = f"a run directory (with a {RECIPE}), one of its checkpoints, a model directory, or a Hub name"
+    if path.exists() and named:
+        found = f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither"
+        return Problem(path="RUN_OR_MODEL", found=found, expected=expected)
+    siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+    close = get_close_matches(path.name, siblings, n=1)
+    remedy = f"Did you mean {path.parent / close[0]}?" if close else ""
+    return Problem(path="RUN_OR_MODEL", found=f"{named or 'nothing'}, which does not exist", expected=expected, remedy=remedy)
 
 
 def _named_checkpoint(run: Path, name: str) -> Path:

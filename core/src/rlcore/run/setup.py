@@ -12,6 +12,7 @@ from rlcore.config.recipe import Recipe
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
+from rlcore.plugins.exits import is_outside
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
@@ -275,7 +276,9 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
         return entry
     try:
         lost = frozenset(provider.without(options))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_outside(error):
+            raise
         raise PluginError(f"{entry.label}: its function `without` raised {type(error).__name__}: {error}") from error
     return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
 

@@ -49,7 +49,7 @@ def load_config(spec: ModelSpec) -> Any:
     from transformers import AutoConfig
 
     _raise_problems(check_model(spec.path))
-    with _model_errors(spec.path), _quiet():
+    with model_errors(spec.path), _quiet():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
     architecture_of(config)
     return config
@@ -72,7 +72,7 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
         with torch.device("meta"), _quiet():
             return AutoModelForCausalLM.from_config(config, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    with _model_errors(spec.path), _quiet():
+    with model_errors(spec.path), _quiet():
         model, loading = AutoModelForCausalLM.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
     _raise_problems(_loading_problems(spec.path, loading))
     return model.eval().to(device)
@@ -158,7 +158,7 @@ def _tokenizer_problems(directory: Path) -> list[Problem]:
 
 
 @contextmanager
-def _model_errors(path: str) -> Iterator[None]:
+def model_errors(path: str) -> Iterator[None]:
     """ModelError for what transformers raises when files are missing, damaged or unreachable."""
     from safetensors import SafetensorError
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from rlcore.spi import GeneratorContext, ModelSpec
+from rlcore.torchkit.models import model_errors
 from rlcore_vllm.config import VllmConfig
 
 GIB = 2**30
@@ -125,5 +126,6 @@ def longest_sequence(model: ModelSpec) -> int:
 def _text_config(model: ModelSpec) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    with model_errors(model.path):
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
     return config.get_text_config()

@@ -1,0 +1,67 @@
+"""The entry points of every installed distribution, but for those whose file is malformed, which are named."""
+
+from importlib import metadata
+from importlib.metadata import Distribution, EntryPoint, EntryPoints
+
+from attrs import frozen
+from packaging.utils import canonicalize_name
+
+FILE = "entry_points.txt"
+
+
+@frozen(kw_only=True)
+class Installed:
+    """What is installed."""
+
+    entry_points: EntryPoints
+    warnings: tuple[str, ...] = ()
+    """A line for each distribution whose entry points cannot be read."""
+
+
+def installed_entry_points() -> Installed:
+    """Every entry point; where the file of one distribution cannot be read, those of all others."""
+    try:
+        found = metadata.entry_points()
+    except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
+        return _one_by_one()
+    return Installed(entry_points=EntryPoints(point for group in found.groups for point in found.select(group=group)))
+
+
+def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution that an entry point belongs to."""
+    return ("unknown", "unknown") if entry_point.dist is None else _name_and_version(entry_point.dist)
+
+
+def _one_by_one() -> Installed:
+    seen: set[str] = set()
+    points: list[EntryPoint] = []
+    warnings: list[str] = []
+    for distribution in metadata.distributions():
+        name, version = _name_and_version(distribution)
+        if canonicalize_name(name) in seen:
+            continue  # the first on the path is the one that counts
+        seen.add(canonicalize_name(name))
+        try:
+            points += distribution.entry_points
+        except Exception as error:
+            where = f"{FILE} of {name} {version} in {distribution.locate_file('')}"
+            warnings.append(
+                f"{where} cannot be read, so that none of its plugins is known: {_malformation(distribution, error)}"
+            )
+    return Installed(entry_points=EntryPoints(points), warnings=tuple(warnings))
+
+
+def _malformation(distribution: Distribution, error: Exception) -> str:
+    """The first line that is neither a section nor `name = value`, or else what reading it raised."""
+    try:
+        lines = (distribution.read_text(FILE) or "").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith(("#", "[")) and "=" not in line:
+            return f"found {line!r} in line {number}; expected name = package.module:attribute. Reinstall {distribution.name}"
+    return f"{type(error).__name__}: {error}. Reinstall {distribution.name}"
+
+
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
+    return distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
