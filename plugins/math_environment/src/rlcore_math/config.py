@@ -24,7 +24,8 @@ class ArithmeticConfig:
     num_train: int = 5000
     """Different problems to train on."""
     num_evaluation: int = 200
-    """Different problems held out; no problem to train on is one of them, nor one of them with its operands exchanged."""
+    """Different problems held out; no problem to train on is one of them, nor differs from one by the order of summands (with
+    their signs) or of factors alone."""
     problem_seed: int = 0
     """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them,
     all hold out the same problems."""

@@ -1,8 +1,9 @@
 """Arithmetic problems, numbered: drawing two disjoint sets of them is drawing numbers."""
 
-from collections import Counter
-from collections.abc import Sequence
-from math import factorial, prod
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import comb, factorial, prod
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
@@ -53,26 +54,50 @@ class ProblemSpace:
         return self._draw(self.num_evaluation, np.random.default_rng([self.seed, 1]), np.zeros(0, np.int64))
 
     def train(self) -> Codes:
-        """int64 [num_train]: problems to train on, all different; none is held out, or is when operands are exchanged."""
-        held_out = np.unique(self.canonical(self.evaluation()))
-        return self._draw(self.num_train, np.random.default_rng([self.seed, 0]), held_out)
+        """int64 [num_train]: problems to train on, all different; none is held out, nor is one that differs by order alone."""
+        return self._draw(self.num_train, np.random.default_rng([self.seed, 0]), self.evaluation())
 
     def num_left(self) -> int:
         """How many problems there are to train on."""
-        return self.size - sum(self._num_exchanges(code) for code in np.unique(self.canonical(self.evaluation())).tolist())
+        held_out = self.evaluation()
+        _, first = np.unique(self.canonical(held_out), return_index=True)
+        return self.size - sum(self._num_exchanges(code) for code in held_out[first].tolist())
 
     def canonical(self, codes: Codes) -> Codes:
-        """Each problem's number with its operands in order, where their order does not matter to the result."""
+        """One number for all problems that differ by the order of summands with their signs, and of factors, alone."""
+        num_patterns = len(self.operations) ** (self.num_terms - 1)
+        patterns, members = np.unique(codes % num_patterns, return_inverse=True)
         operands, operations = self._digits(codes)
-        commutes = [self.operations.index(operation) for operation in ("+", "*") if operation in self.operations]
-        any_order = np.isin(operations[:, 0], commutes) & (operations == operations[:, :1]).all(axis=1)
-        ordered = np.where(any_order[:, None], np.sort(operands, axis=1), operands)
+        order, starts = np.argsort(members, kind="stable"), np.searchsorted(np.sort(members), np.arange(len(patterns) + 1))
         numbers = np.zeros(len(codes), np.int64)
-        for digit in ordered.T:
-            numbers = numbers * self.num_operands + digit
-        for digit in operations.T:
-            numbers = numbers * len(self.operations) + digit
+        for start, end in pairwise(starts.tolist()):
+            rows = order[start:end]
+            numbers[rows] = self._ordered(operands[rows], operations[rows[0]].tolist())
         return numbers
+
+    def _ordered(self, operands: Codes, operations: Sequence[int]) -> Codes:
+        """Of problems with the same operations: a number of what remains when order does not count. int64 [N]"""
+        numbers, signs = np.zeros(len(operands), np.int64), 0
+        for (sign, length), starts in sorted(_alike(self._summands(operations)).items()):
+            factors = np.stack([operands[:, start : start + length] for start in starts], axis=1)
+            for product in np.sort(self._number(np.sort(factors, axis=2)), axis=1).T:
+                numbers = numbers * self.num_operands**length + product
+            for place in range(length * len(starts)):  # how the terms fall into summands, as the operations before them
+                first = "-" if sign else "+" if "+" in self.operations else self.operations[0]
+                number = self.operations.index(first if place % length == 0 else "*")
+                signs = signs * len(self.operations) + number
+        return numbers * len(self.operations) ** (self.num_terms - 1) + signs % len(self.operations) ** (self.num_terms - 1)
+
+    def _summands(self, operations: Sequence[int]) -> list[tuple[bool, int, int]]:
+        """(whether it is subtracted, its number of factors, its first operand's index) of each summand."""
+        summands = [(False, 1, 0)]
+        for index, number in enumerate(operations, start=1):
+            if self.operations[number] == "*":
+                sign, length, start = summands[-1]
+                summands[-1] = (sign, length + 1, start)
+            else:
+                summands.append((self.operations[number] == "-", 1, index))
+        return summands
 
     def problem(self, code: int) -> tuple[str, int]:
         """A problem's text, such as "37+58=", and its result."""
@@ -98,15 +123,20 @@ class ProblemSpace:
         stacked = np.stack(digits[::-1], axis=1)
         return stacked[:, : self.num_terms], stacked[:, self.num_terms :]
 
-    def _num_exchanges(self, canonical: int) -> int:
-        """Problems with this canonical number."""
-        operands, operations = (digits[0].tolist() for digits in self._digits(np.asarray([canonical], np.int64)))
-        if len(set(operations)) > 1 or self.operations[operations[0]] == "-":
-            return 1
-        return factorial(self.num_terms) // prod(factorial(repeats) for repeats in Counter(operands).values())
+    def _num_exchanges(self, code: int) -> int:
+        """Problems that differ from this one by order alone: the first summand is added, all others stand anywhere."""
+        operands, operations = (digits[0].tolist() for digits in self._digits(np.asarray([code], np.int64)))
+        summands = self._summands(operations)
+        alike = Counter((sign, *sorted(operands[start : start + length])) for sign, length, start in summands)
+        num_subtracted = sum(sign for sign, *_ in summands)
+        orders = comb(len(summands) - 1, num_subtracted) * factorial(num_subtracted) * factorial(len(summands) - num_subtracted)
+        for (_, *factors), repeats in alike.items():
+            arrangements = factorial(len(factors)) // prod(map(factorial, Counter(factors).values()))
+            orders = orders // factorial(repeats) * arrangements**repeats
+        return orders
 
     def _draw(self, number: int, random: np.random.Generator, excluded: Codes) -> Codes:
-        """Different problems whose canonical numbers are not excluded; there must be so many."""
+        """Different problems, none of which is an excluded one up to order; there must be so many."""
         if self.size <= 4 * number:
             return self._allowed(random.permutation(self.size), excluded)[:number]
         drawn = np.zeros(0, np.int64)
@@ -117,7 +147,30 @@ class ProblemSpace:
         return drawn[:number]
 
     def _allowed(self, codes: Codes, excluded: Codes) -> Codes:
-        return codes[~np.isin(self.canonical(codes), excluded)]
+        suspect = np.isin(self._operands_sorted(codes), self._operands_sorted(excluded))  # a quick look first: few remain
+        allowed = ~suspect
+        allowed[suspect] = ~np.isin(self.canonical(codes[suspect]), self.canonical(excluded))
+        return codes[allowed]
+
+    def _operands_sorted(self, codes: Codes) -> Codes:
+        """One number for all problems with the same operands."""
+        operands, _ = self._digits(codes)
+        return self._number(np.sort(operands, axis=1))
+
+    def _number(self, operands: Codes) -> Codes:
+        """What digits [..., length] are as numbers of the base num_operands."""
+        numbers = np.zeros(operands.shape[:-1], np.int64)
+        for digit in np.moveaxis(operands, -1, 0):
+            numbers = numbers * self.num_operands + digit
+        return numbers
+
+
+def _alike(summands: Iterable[tuple[bool, int, int]]) -> dict[tuple[bool, int], list[int]]:
+    """The first operands' indices of the summands of each sign and length."""
+    starts = defaultdict(list)
+    for sign, length, start in summands:
+        starts[sign, length].append(start)
+    return dict(starts)
 
 
 class ProblemRows(Sequence[Row]):
