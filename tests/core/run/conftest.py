@@ -67,10 +67,15 @@ def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
     """Prepare and train; returns the summary."""
 
     def run_with(
-        *overrides: str, resume: bool = False, progress: Progress | None = None, registry: Any = None
+        *overrides: str,
+        resume: bool = False,
+        progress: Progress | None = None,
+        registry: Any = None,
+        allow_changes: bool = False,
     ) -> dict[str, Any]:
         recipe = prepared(*overrides, registry=registry)
-        return train(recipe, resume=resume, progress=progress or SilentProgress(), tokenizer=FakeTokenizer())
+        shown = progress or SilentProgress()
+        return train(recipe, resume=resume, progress=shown, tokenizer=FakeTokenizer(), allow_changes=allow_changes)
 
     return run_with
 

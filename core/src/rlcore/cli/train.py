@@ -10,6 +10,7 @@ from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
 @click.command("train")
 @recipe_arguments
 @click.option("--resume", is_flag=True, help="Continue the run in its directory from the newest checkpoint.")
+@click.option("--allow-changes", is_flag=True, help="With --resume: also where the recipe makes another run of it.")
 @click.option("--directory", type=click.Path(path_type=Path), help="Folder of the run directory, as run.directory.")
 @click.option("--name", help="Name of the run directory, as run.name.")
 @progress_option
@@ -19,6 +20,7 @@ def train_command(
     recipe: Path,
     overrides: tuple[str, ...],
     resume: bool,
+    allow_changes: bool,
     directory: Path | None,
     name: str | None,
     mode: str,
@@ -33,8 +35,10 @@ def train_command(
     from rlcore.run.setup import prepare
     from rlcore.run.train import train
 
+    if allow_changes and not resume:
+        raise click.UsageError("--allow-changes is for --resume: a new run has no recipe that could have changed.")
     options = {"run.directory": directory, "run.name": name}
     extra = [as_override(key, str(value)) for key, value in options.items() if value is not None]
     prepared = prepare(recipe, [*overrides, *extra])
     with open_display(mode, context.find_root().meta) as progress:
-        train(prepared, resume=resume, progress=progress)
+        train(prepared, resume=resume, progress=progress, allow_changes=allow_changes)

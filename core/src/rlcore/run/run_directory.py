@@ -3,6 +3,7 @@
 recipe.toml        the resolved recipe          metrics.jsonl      one line a step
 environment.json   versions of everything       summary.json       the run's final figures
 rollouts/          step-000010.parquet          checkpoints/       step-000010/
+recipe-001.toml    what it was before a resumption changed it
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
@@ -29,12 +30,20 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.config.recipe import RunConfig
 from rlcore.run.metrics_file import read_metrics_file
+from rlcore.run.recipe_changes import earlier_recipes, recipe_changes
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem, StorageError
 
 LAST_SAVED = ".last-saved"
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
+
+
+def _differ(before: str, after: str) -> bool:
+    try:
+        return bool(recipe_changes(before, after))
+    except ValueError:  # damaged
+        return True
 
 
 def step_of(path: Path) -> int | None:
@@ -97,6 +106,10 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
@@ -128,13 +141,29 @@ class RunDirectory:
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
-    def begin(self, recipe_toml: str, distributions: Sequence[str]) -> None:
-        """Make the directory and write down what runs in it."""
+    def begin(self, recipe_toml: str, distributions: Sequence[str], step: int) -> None:
+        """Make the directory and write down what runs in it after `step` steps; a recipe that it ran with before is kept."""
         with storage_errors("the run directory", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
-        write_atomically(self.path / "recipe.toml", recipe_toml)
+        self._write_recipe(recipe_toml, step)
         write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
+
+    def _write_recipe(self, recipe_toml: str, step: int) -> None:
+        """recipe.toml is the newest; another one that steps were made with becomes recipe-N.toml, and stays."""
+        try:
+            before = self.recipe_file.read_text(encoding="utf-8", errors="replace") if step > 0 else None
+        except FileNotFoundError:
+            before = None
+        if before is None:
+            write_atomically(self.recipe_file, recipe_toml)
+        elif _differ(before, recipe_toml):
+            earlier = earlier_recipes(self.path)
+            if (
+                not earlier or earlier[-1].read_text(encoding="utf-8", errors="replace") != before
+            ):  # as after a crash right here
+                write_atomically(self.path / f"recipe-{len(earlier) + 1:03d}.toml", before)
+            write_atomically(self.recipe_file, f"# From step {step + 1} on.\n{recipe_toml}")
 
     def read_metrics(self) -> list[dict[str, float]]:
         """All lines of metrics.jsonl; a last line that a crash cut short is left out. CheckpointError where one is damaged."""

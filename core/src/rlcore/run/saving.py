@@ -69,17 +69,7 @@ class RunSaver:
         return self.trainer.is_usable and (self.generator is None or self.generator.is_usable)
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
-        """Bring trainer and generator to a checkpoint; CheckpointError where it is another model's or another trainer's."""
-        if state.model != self.model:
-            raise CheckpointError(
-                f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; this recipe's "
-                f"model has {self.model:.12}. Resume with the recipe that wrote it, or start a run of another name"
-            )
-        if state.trainer != self.trainer_name:
-            raise CheckpointError(
-                f"{checkpoint} was saved by trainer {state.trainer!r}; this run has {self.trainer_name!r}. "
-                f"Set trainer.name to {state.trainer!r}, or start a run of another name"
-            )
+        """Bring trainer and generator to a checkpoint of this model and trainer."""
         found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
         if found != state.weight_version:
             raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from rlcore.config.dump import dump_toml
-from rlcore.run.checkpoint import find_damage, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.checkpoint import LoopState, find_damage, read_loop_state
 from rlcore.run.ending import run_to_end
 from rlcore.run.execution import OpenBackends, execution
 from rlcore.run.groups import Backends
@@ -18,6 +17,7 @@ from rlcore.run.plots import run_panels, save_png
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
+from rlcore.run.resuming import check_new, check_trainer, find_checkpoint, model_change, resolved_recipe
 from rlcore.run.rollouts import RolloutCollector
 from rlcore.run.run_directory import RunDirectory, storage_errors
 from rlcore.run.saving import RunSaver, model_digest
@@ -37,16 +37,24 @@ from rlcore.spi import (
 )
 
 
-def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: Tokenizer | None = None) -> dict[str, object]:
+def train(
+    prepared: Prepared,
+    *,
+    resume: bool,
+    progress: Progress,
+    tokenizer: Tokenizer | None = None,
+    allow_changes: bool = False,
+) -> dict[str, object]:
     """Run a recipe to its last step and return what summary.json holds.
 
     `resume` continues the run of the same name from its newest intact checkpoint; without it an existing run is an error.
+    `allow_changes` resumes also where the recipe makes another run of it; every change is noted in any case.
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
     directory = RunDirectory.of(prepared.recipe.run)
-    run = _Run(prepared=prepared, directory=directory, progress=progress, start=start)
-    _ = _check_directory(directory, resume, SilentProgress())  # before anything is made there
+    run = _Run(prepared=prepared, directory=directory, progress=progress, start=start, allow_changes=allow_changes)
+    _ = _find_checkpoint(run, resume, SilentProgress())  # before anything is made there
     with (
         ended_by_sigterm(),
         load_inputs(prepared, tokenizer) as inputs,
@@ -54,9 +62,9 @@ def train(prepared: Prepared, *, resume: bool, progress: Progress, tokenizer: To
         execution(prepared, inputs.tokenizer, directory.logs, progress) as opened,
     ):
         # Once more: it might have been another's until now.
-        checkpoint = _check_directory(directory, resume, progress)
+        checkpoint = _find_checkpoint(run, resume, progress)
         if not resume:
-            _begin(prepared, directory)
+            _begin(prepared, directory, 0)
         summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
     progress.finished(summary)
     return summary
@@ -71,6 +79,8 @@ class _Run:
     progress: Progress
     start: float
     """When it began, by time.perf_counter."""
+    allow_changes: bool
+    """Whether a recipe that makes another run may be resumed with."""
     guard: InterruptGuard = field(factory=InterruptGuard)
 
 
@@ -96,7 +106,7 @@ def _run_with_restarts(
                 raise
             run.progress.note(f"restart {restart} of {max_restarts}, from the newest checkpoint: {first_line(error)}")
             cause, resume = error, True
-            checkpoint = _check_directory(run.directory, True, run.progress)
+            checkpoint = _find_checkpoint(run, True, run.progress)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -107,7 +117,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
     loop = _build_loop(run, inputs, backends, saver)
     if resume:
         _restore(loop, saver, checkpoint)
-        _begin(prepared, directory)
+        _begin(prepared, directory, loop.position.step)
     loop.clock.totals["setup"] = time.perf_counter() - run.start
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
     for note in (*prepared.registry.warnings, *prepared.notes):
@@ -138,6 +148,7 @@ def evaluate(
         if checkpoint is not None:
             _check_intact(checkpoint)
             state = read_loop_state(checkpoint)
+            _check_is_ours(prepared, checkpoint, state)
             _saver(prepared, inputs, backends, RunDirectory(path=checkpoint.parent.parent)).load(checkpoint, state)
             version = state.weight_version
         refitter = _refitter(prepared, backends, progress)
@@ -161,28 +172,12 @@ def _nothing_to_evaluate() -> ConfigError:
     )
 
 
-def _check_directory(directory: RunDirectory, resume: bool, progress: Progress) -> Path | None:
+def _find_checkpoint(run: _Run, resume: bool, progress: Progress) -> Path | None:
     """The checkpoint to resume from, or None for a new run."""
     if not resume:
-        if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
-            raise CheckpointError(
-                f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
-            )
+        check_new(run.directory)
         return None
-    if not directory.path.is_dir():
-        raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
-    records = directory.read_metrics()  # raises where it is damaged
-    checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
-    if checkpoint is not None:
-        return checkpoint
-    if directory.last_saved is not None:
-        raise CheckpointError(
-            f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since that of step "
-            f"{directory.last_saved} was saved. To begin anew would overwrite what is known of the steps so far (metrics.jsonl "
-            f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
-        )
-    progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
-    return None
+    return find_checkpoint(run.prepared, run.directory, progress, allow_changes=run.allow_changes)
 
 
 def _check_intact(checkpoint: Path) -> None:
@@ -191,9 +186,18 @@ def _check_intact(checkpoint: Path) -> None:
         raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
 
 
-def _begin(prepared: Prepared, directory: RunDirectory) -> None:
+def _check_is_ours(prepared: Prepared, checkpoint: Path, state: LoopState) -> None:
+    """CheckpointError where a checkpoint is another model's or another trainer's."""
+    check_trainer(prepared, checkpoint, state)
+    change = model_change(prepared, state)
+    if change is not None:
+        raise CheckpointError(f"{checkpoint} belongs to another model: {change}. Name the recipe that it was trained with")
+
+
+def _begin(prepared: Prepared, directory: RunDirectory, step: int) -> None:
+    """Write down what runs from now on, after `step` steps."""
     distributions = [entry.distribution for entry in prepared.chosen.values()]
-    directory.begin(dump_toml(prepared.recipe, prepared.chosen_names), distributions)
+    directory.begin(resolved_recipe(prepared), distributions, step)
 
 
 def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) -> Loop:

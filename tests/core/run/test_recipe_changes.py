@@ -1,0 +1,118 @@
+"""A run that is resumed with another recipe says what changed, keeps what it ran with, and stays the run that it was."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.progress import SilentProgress
+from rlcore.run.recipe_changes import recipe_changes
+from rlcore.spi import CheckpointError
+
+from .conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+
+
+class Notes(SilentProgress):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "run"
+
+
+def test_each_value_that_differs_is_a_change_and_what_is_unset_is_none() -> None:
+    before = '# From step 3 on.\n# environment = none\n[run]\nname = "a"\nseed = 1\n[rollout]\nstop_strings = ["x"]\n'
+    after = '[run]\nname = "b"\nseed = 2\n[rollout]\nstop_strings = ["x"]\n[environment]\nname = "math"\n'
+    assert list(map(str, recipe_changes(before, after))) == ["run.seed 1 -> 2", "environment.name none -> 'math'"]
+    assert list(map(str, recipe_changes(after, before))) == ["run.seed 2 -> 1", "environment.name 'math' -> none"]
+
+
+def test_an_unchanged_recipe_is_resumed_without_a_word(run: Run, directory: Path) -> None:
+    run()
+    before, notes = (directory / "recipe.toml").read_text(), Notes()
+    run(resume=True, progress=notes)
+    assert notes.texts == []
+    assert (directory / "recipe.toml").read_text() == before
+    assert list(directory.glob("recipe-*.toml")) == []
+
+
+def test_what_changed_is_said_and_every_recipe_is_kept(run: Run, directory: Path) -> None:
+    run("run.num_steps=2")
+    first, notes = (directory / "recipe.toml").read_text(), Notes()
+    run("run.num_steps=4", "optimizer.learning_rate=0.05", resume=True, progress=notes)
+    second = (directory / "recipe.toml").read_text()
+    assert notes.texts == ["the recipe has changed: run.num_steps 2 -> 4; optimizer.learning_rate 0.1 -> 0.05"]
+    run("run.num_steps=5", "optimizer.learning_rate=0.05", resume=True)
+    assert (directory / "recipe-001.toml").read_text() == first
+    assert (directory / "recipe-002.toml").read_text() == second
+    assert second.startswith("# From step 3 on.\n")
+    newest = (directory / "recipe.toml").read_text()
+    assert newest.startswith("# From step 5 on.\n")
+    assert tomllib.loads(newest)["run"]["num_steps"] == 5
+    assert not (directory / "recipe-003.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("run.seed=7", "run.seed 0 -> 7"),
+        ("training.prompts_per_step=4", "training.prompts_per_step 8 -> 4"),
+        ("data.train.limit=3", "data.train.limit none -> 3"),
+        ("data.train.shuffle=false", "data.train.shuffle True -> False"),
+        ('model.chat_template="{{ messages }}"', "model.chat_template none -> '{{ messages }}'"),
+    ],
+)
+def test_what_makes_another_run_is_refused_and_changes_nothing(run: Run, directory: Path, change: str, said: str) -> None:
+    run("run.num_steps=2")
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(CheckpointError) as caught:
+        run("run.num_steps=4", change, resume=True)
+    assert f"\n  - {said}\n" in str(caught.value)
+    assert "num_steps" not in str(caught.value)
+    assert "--allow-changes" in str(caught.value)
+    assert {path: path.read_bytes() for path in before} == before
+    notes = Notes()
+    run("run.num_steps=4", change, resume=True, allow_changes=True, progress=notes)
+    assert said in notes.texts[0]
+    assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3, 4]
+
+
+def test_another_model_may_be_allowed(run: Run, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
+    run("run.num_steps=2", f"model.path={tmp_path / 'one'}")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    run("run.num_steps=3", f"model.path={tmp_path / 'moved'}", resume=True)
+    notes = Notes()
+    run("run.num_steps=4", f"model.path={tmp_path / 'two'}", resume=True, allow_changes=True, progress=notes)
+    assert "of another model" in notes.texts[0]
+
+
+def test_fewer_steps_than_done_are_said(run: Run, directory: Path) -> None:
+    run()
+    before, notes = read_metrics(directory), Notes()
+    run("run.num_steps=4", resume=True, progress=notes)
+    assert notes.texts[-1] == "run.num_steps = 4, but 6 steps are done: none is left"
+    assert read_metrics(directory) == before
+
+
+def test_a_damaged_recipe_is_said_and_kept(run: Run, directory: Path) -> None:
+    run("run.num_steps=2")
+    (directory / "recipe.toml").write_text("[run\n")
+    notes = Notes()
+    run("run.num_steps=4", resume=True, progress=notes)
+    assert "recipe.toml cannot be read, so that nothing is known of changes" in notes.texts[0]
+    assert (directory / "recipe-001.toml").read_text() == "[run\n"
