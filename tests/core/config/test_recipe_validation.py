@@ -38,6 +38,9 @@ from rlcore.spi import ConfigError
         "rollout.max_turns=0",
         "rollout.environment_timeout_s=0",
         "rollout.environment_timeout_s=inf",
+        "rollout.max_failed_fraction=1.5",
+        "rollout.max_failed_fraction=0.2",
+        "model.chat_template_kwargs={tokenize=true}",
         "training.prompts_per_step=0",
         "training.updates_per_step=0",
         "training.updates_per_step=33",
@@ -99,6 +102,8 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("data.train.source=huggingface", "data.train.path=org/set", "data.train.subset=main", "data.train.split=train"),
         ("plugins.disable=['zed']",),
         ("run.name=2026-11-21 demo",),
+        ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=0.2"),
+        ("model.chat_template_kwargs={enable_thinking=false}",),
     ],
 )
 def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:

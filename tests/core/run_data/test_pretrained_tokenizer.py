@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.run.tokenizer import load_tokenizer
+from rlcore.run.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.spi import DataError, ModelError
 from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 
@@ -50,7 +50,6 @@ def test_special_tokens_are_left_out_of_decoded_text(tokenizer):
 def test_messages_go_through_the_chat_template_up_to_the_answer(tokenizer):
     messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
     assert tokenizer.render_chat(messages) == "system: Add.\nuser: 1+1=\nassistant: "
-    assert tokenizer.decode(tokenizer.apply_chat_template(messages)) == tokenizer.render_chat(messages)
 
 
 def test_the_recipes_chat_template_replaces_the_tokenizers(directory):
@@ -58,12 +57,22 @@ def test_the_recipes_chat_template_replaces_the_tokenizers(directory):
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "[hi]"
 
 
+def test_the_template_that_is_served_has_the_recipes_variables_as_defaults(directory):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if loud %}!{% endif %}{{ sign }}"
+    tokenizer = load(directory, chat_template=template, chat_template_kwargs={"loud": True, "sign": '"?'})
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == 'hi!"?'
+    served = load(directory, chat_template=chat_template_with_defaults(tokenizer))
+    assert served.render_chat(messages) == 'hi!"?'
+    assert served.backend.apply_chat_template(messages, tokenize=False, loud=False, sign=".") == "hi."
+
+
 def test_messages_without_a_chat_template(directory):
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     del settings["chat_template"]
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match=r"no chat template\. Set model\.chat_template"):
-        load(directory).apply_chat_template([{"role": "user", "content": "hi"}])
+        load(directory).render_chat([{"role": "user", "content": "hi"}])
 
 
 def test_messages_that_the_chat_template_refuses(directory):

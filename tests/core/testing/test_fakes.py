@@ -194,7 +194,7 @@ def test_the_tokenizer_knows_no_other_characters():
     tokenizer = FakeTokenizer()
     assert tokenizer.decode(tokenizer.encode("Aé1漢")) == "a???"
     chat = [{"role": "user", "content": "hi"}]
-    assert tokenizer.decode(tokenizer.apply_chat_template(chat)) == tokenizer.render_chat(chat) == "user: hi\nassistant: "
+    assert tokenizer.render_chat(chat) == "user: hi\nassistant: "
 
 
 def test_instant_fakes_agree_on_the_uniform_distribution():

@@ -41,6 +41,8 @@ class ModelConfig:
     """Whether code that comes with the model may be run."""
     chat_template: str | None = None
     """A Jinja chat template in place of the tokenizer's own."""
+    chat_template_kwargs: Mapping[str, str | bool | int | float] = field(factory=dict)
+    """Variables that the chat template reads, such as enable_thinking = false for Qwen3's."""
 
 
 @frozen(kw_only=True)
@@ -125,6 +127,8 @@ class RolloutConfig:
     """Most seconds for one call of the environment."""
     on_environment_error: Literal["error", "mask"] = "error"
     """End the run, or mask the sample out of the training step and count it as `environment/failed`."""
+    max_failed_fraction: float = 0.5
+    """With "mask", the largest share of a step's samples that may fail; above it the run ends and says why they did."""
 
 
 @frozen(kw_only=True)

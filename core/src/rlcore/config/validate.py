@@ -6,11 +6,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.config import describe
-from rlcore.config.recipe import DatasetConfig, Recipe
+from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
 from rlcore.config.rules import RULES, at_least, not_empty, positive_seconds, rule, value_at, within
 from rlcore.spi import ConfigError, Problem
 
 SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+OWN_TEMPLATE_ARGUMENTS = (
+    "messages",
+    "conversation",
+    "chat_template",
+    "tools",
+    "documents",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
+"""Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
 
 
 def validate(recipe: Recipe) -> None:
@@ -32,6 +50,7 @@ at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all toke
 at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
 at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
 positive_seconds("rollout.environment_timeout_s")
+within("rollout.max_failed_fraction", "a share from 0 to 1", lambda value: 0 <= value <= 1)
 at_least(1, "cluster.nodes", "cluster.gpus_per_node")
 at_least(75, "cluster.object_store_mib", remedy="Ray takes no less; leave the key out for its own choice.")
 at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
@@ -51,6 +70,12 @@ not_empty("data.evaluation.prompt_field")
 not_empty("data.train.completion_field")
 not_empty("data.evaluation.completion_field")
 not_empty("model.chat_template", "Leave the key out for the tokenizer's own template.")
+within(
+    "model.chat_template_kwargs",
+    f"variables of the template, other than {', '.join(OWN_TEMPLATE_ARGUMENTS)}",
+    lambda value: not value.keys() & set(OWN_TEMPLATE_ARGUMENTS),
+    "What is given to the template by those names is the core's own.",
+)
 
 within(
     "rollout.temperature",
@@ -116,6 +141,19 @@ def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
             found=f'{schedule.min_learning_rate_ratio}, with decay = "constant"',
             expected="0.0, since nothing decays",
             remedy='Set schedule.decay to "linear" or "cosine".',
+        )
+
+
+@rule("rollout.max_failed_fraction", "rollout.on_environment_error")
+def _bound_on_nothing(recipe: Recipe) -> Iterator[Problem]:
+    rollout = recipe.rollout
+    bounded = rollout.max_failed_fraction != RolloutConfig().max_failed_fraction and 0 <= rollout.max_failed_fraction <= 1
+    if rollout.on_environment_error == "error" and bounded:
+        yield Problem(
+            path="rollout.max_failed_fraction",
+            found=f'{rollout.max_failed_fraction}, with on_environment_error = "error"',
+            expected="no such key: the first failure ends the run",
+            remedy='Set rollout.on_environment_error to "mask".',
         )
 
 

@@ -74,6 +74,11 @@ class EpisodeRunner:
         self._on_error = on_error
         self._thread: LoopThread | None = None
 
+    @property
+    def masks_failures(self) -> bool:
+        """Whether the recipe masks the samples that the environment fails on; else the first of them ends the run."""
+        return self._on_error == "mask"
+
     def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:
         """Begin an episode on each row. RewardError for the first that fails (DataError where the environment finds the row
         wrong), or a Failure in its place where masked; ContractError where the environment returns something else than the

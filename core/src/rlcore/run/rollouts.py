@@ -2,17 +2,19 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
+from rlcore.run.conversation import Conversations
+from rlcore.run.episode_starts import EpisodeStarts, PromptLimit
 from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.failures import MaskedFailures
 from rlcore.run.garbage import only_young_collections
 from rlcore.run.groups import GeneratorGroup
 from rlcore.run.progress import Progress
-from rlcore.run.prompts import encode_prompts
 from rlcore.run.responses import Responses
 from rlcore.run.timing import PhaseClock
 from rlcore.run.tokenizer import Tokenizer
@@ -73,29 +75,47 @@ class RolloutCollector:
     tokenizer: Tokenizer
     sampling: SamplingParams
     samples_per_prompt: int
-    max_prompt_tokens: int
+    prompt_limit: PromptLimit
     max_response_tokens: int
     max_turns: int
+    max_failed_fraction: float
+    """Of the samples that are masked, since their environment failed."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
     clock: PhaseClock
     progress: Progress
 
     def collect(self, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
-        """`samples_per_prompt` episodes of each row, adjacent. `seed` is a key of numpy's SeedSequence."""
+        """`samples_per_prompt` episodes of each row, adjacent; of none whose prompt is over the limit, where the recipe leaves
+        such rows out. `seed` is a key of numpy's SeedSequence."""
         with only_young_collections():
-            return _Collection(self, rows, weight_version, seed).run()
+            random = np.random.default_rng(list(seed))
+            return _Collection(self, self._begin(rows, random), weight_version, random).run()
+
+    def _begin(self, rows: Sequence[Row], random: np.random.Generator) -> EpisodeStarts:
+        """Begin one episode a row; its samples share the prompt."""
+        seeds = random.integers(0, 2**31, len(rows)).tolist()
+        with self.clock.phase("rewards"):
+            resets = self.episodes.reset_all(rows, seeds)
+        placeholder = (self.sampling.stop_token_ids or (0,))[0]
+        starts = EpisodeStarts.of(rows, resets, self.tokenizer, self.prompt_limit, placeholder)
+        if starts.num_dropped:
+            limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
+            self.progress.note(f"{starts.num_dropped} of {len(rows)} prompts are left out: they have more than {limit}")
+        return starts
 
 
 class _Collection:
     """The state of one `collect` call: N = rows · samples_per_prompt episodes."""
 
-    def __init__(self, collector: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> None:
+    def __init__(
+        self, collector: RolloutCollector, starts: EpisodeStarts, weight_version: int, random: np.random.Generator
+    ) -> None:
         self.c = collector
-        self.rows = rows
+        self.starts = starts
         self.weight_version = weight_version
-        self.random = np.random.default_rng(list(seed))
-        num_episodes = len(rows) * collector.samples_per_prompt
+        self.random = random
+        num_episodes = len(starts.rows) * collector.samples_per_prompt
         self.rewards = np.zeros(num_episodes, np.float64)
         self.success = np.zeros(num_episodes, np.bool_)
         self.valid = np.ones(num_episodes, np.bool_)
@@ -104,6 +124,8 @@ class _Collection:
         self.num_generated = np.zeros(num_episodes, np.int64)
         self.texts = [""] * num_episodes
         self.states: list[Any] = [None] * num_episodes
+        self.conversations = Conversations(num_episodes, collector.tokenizer, collector.sampling.stop_token_ids)
+        self.failures = MaskedFailures(num_samples=num_episodes, max_fraction=collector.max_failed_fraction)
         self.metric_values: defaultdict[str, list[float]] = defaultdict(list)
         self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
         """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
@@ -118,61 +140,45 @@ class _Collection:
             self._append(active, result.offsets, result.tokens, result.logprobs, result.weight_versions)
             if result.routed_experts is not None:
                 self.routed.append((active, result.routed_experts))
-            going = self._step(active, said)
+            observed = self._step(active, said)
             del said, result  # they take as much memory as what is made of them
+            if turn + 1 == self.c.max_turns:
+                break
             # An episode goes on where the environment says so and at least one token can still be generated.
-            open_ = [(index, obs) for index, obs in going if len(obs) < self.budget[index]]
-            if not open_ or turn + 1 == self.c.max_turns:
+            open_ = [(index, read) for index, read in self._read(observed) if len(read) < self.budget[index]]
+            if not open_:
                 break
             active = np.asarray([index for index, _ in open_], np.int64)
-            observed = RaggedTokens.from_lists([obs.tolist() for _, obs in open_])
-            self.budget[active] -= observed.lengths
-            self._append_read(active, observed.offsets, observed.tokens)
+            packed = RaggedTokens.from_lists([read.tolist() for _, read in open_])
+            self.budget[active] -= packed.lengths
+            self._append_read(active, packed.offsets, packed.tokens)
             prompts = self._contexts(active)
         return self._collected()
 
     def _reset(self) -> tuple[Int64Array, RaggedTokens]:
-        """Begin one episode a row; its samples share the prompt. Returns all episodes and the P prompts."""
-        seeds = self.random.integers(0, 2**31, len(self.rows)).tolist()
-        with self.c.clock.phase("rewards"):
-            resets = self.c.episodes.reset_all(self.rows, seeds)
-        group = self.c.samples_per_prompt
-        observations = []
-        for index, reset in enumerate(resets):
-            members = slice(index * group, (index + 1) * group)
+        """The episodes as they begin. Returns all of them and the P prompts."""
+        group, prompts = self.c.samples_per_prompt, self.starts.prompts
+        for index, reset in enumerate(self.starts.resets):
+            members = range(index * group, (index + 1) * group)
             if isinstance(reset, Failure):
-                self.valid[members] = False
-                observations.append(self._placeholder())
-            else:
-                self.states[members] = [reset.state] * group
-                observations.append(reset.observation)
-        packed = RaggedTokens.from_lists(encode_prompts(observations, self.c.tokenizer))
-        self._check_lengths(packed)
-        episodes = np.arange(len(self.rows) * group, dtype=np.int64)
-        shared = np.repeat(np.arange(len(self.rows)), group)
-        tokens = take_rows(packed.tokens, packed.offsets, shared)
-        self._append_read(episodes, offsets_of(packed.lengths[shared]), tokens)
-        return episodes, packed
+                self._fail(members, reset.reason)
+                continue
+            for member in members:
+                self.states[member] = reset.state
+            if self.c.max_turns > 1:
+                self.conversations.begin(members, reset.observation)
+        self.failures.check()
+        episodes = np.arange(len(self.rewards), dtype=np.int64)
+        shared = np.repeat(np.arange(len(self.starts.rows)), group)
+        tokens = take_rows(prompts.tokens, prompts.offsets, shared)
+        self._append_read(episodes, offsets_of(prompts.lengths[shared]), tokens)
+        return episodes, prompts
 
-    def _check_lengths(self, prompts: RaggedTokens) -> None:
-        longest = int(prompts.lengths.argmax())
-        if prompts.lengths[longest] > self.c.max_prompt_tokens:
-            raise DataError(
-                f"the environment's prompt for row {self.rows[longest]!r:.200} has {prompts.lengths[longest]} tokens; expected "
-                f"at most {self.c.max_prompt_tokens} (rollout.max_prompt_tokens). Raise it, or leave such rows out"
-            )
-
-    def _placeholder(self) -> Observation:
-        """A prompt for a row whose reset failed: its samples are masked, but a generator needs some token."""
-        return Observation(tokens=np.asarray(self.c.sampling.stop_token_ids[:1] or (0,), np.int32))
-
-    def _encode(self, observation: Observation) -> Int32Array:
-        """Tokens of what the policy reads after its first turn."""
-        if observation.tokens is not None:
-            return observation.tokens
-        if observation.text is not None:
-            return np.asarray(self.c.tokenizer.encode(observation.text), np.int32)
-        return np.asarray(self.c.tokenizer.apply_chat_template(observation.messages or ()), np.int32)
+    def _fail(self, episodes: Iterable[int], reason: str) -> None:
+        """Mask episodes that the environment failed on."""
+        for episode in episodes:
+            self.valid[episode] = False
+            self.failures.add(episode, reason)
 
     def _generate(self, prompts: RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
         request = GenerateRequest(
@@ -200,33 +206,51 @@ class _Collection:
 
         return count
 
-    def _step(self, active: Int64Array, said: Responses) -> list[tuple[int, Int32Array]]:
-        """Score a turn of each active episode; returns those that go on, with the tokens they read next."""
+    def _step(self, active: Int64Array, said: Responses) -> dict[int, Observation]:
+        """Score a turn of each active episode; returns what those observe that go on."""
         result = said.result
         lengths = np.diff(result.offsets)
         self.budget[active] -= lengths
         self.num_generated[active] += lengths
         self.finish_reasons[active] = result.finish_reasons
-        for index, text in zip(active.tolist(), said.texts, strict=True):
+        for index, text, length, end in zip(active.tolist(), said.texts, lengths, result.offsets[1:], strict=True):
             self.texts[index] += text
+            if self.c.max_turns > 1:
+                self.conversations.said(index, text, int(result.tokens[end - 1]) if length else None)
         alive = np.flatnonzero(self.valid[active])
         indices = active[alive].tolist()
         states, turns = [self.states[index] for index in indices], said.turns(alive)
         with self.c.clock.phase("rewards"):
             answers = self.c.episodes.step_all(states, turns)
-        self.valid[[index for index, answer in zip(indices, answers, strict=True) if isinstance(answer, Failure)]] = False
-        scored = {index: answer for index, answer in zip(indices, answers, strict=True) if not isinstance(answer, Failure)}
+        scored = {}
+        for index, answer in zip(indices, answers, strict=True):
+            if isinstance(answer, Failure):
+                self._fail([index], answer.reason)
+            else:
+                scored[index] = answer
+        self.failures.check()
         at = list(scored)
         self.rewards[at] += [float(answer.reward) for answer in scored.values()]
         self.success[at] = [answer.success for answer in scored.values()]
-        going = []
         for index, answer in scored.items():
             self.states[index] = answer.state
             for name, value in answer.metrics.items():
                 self.metric_values[name].append(value)
-            if answer.observation is not None:
-                going.append((index, self._encode(answer.observation)))
-        return going
+        return {index: answer.observation for index, answer in scored.items() if answer.observation is not None}
+
+    def _read(self, observed: Mapping[int, Observation]) -> list[tuple[int, Int32Array]]:
+        """The tokens that episodes read next; what a chat template cannot tell as it went is a failure of the episode."""
+        observed = {index: observation for index, observation in observed.items() if self.budget[index] > 0}
+        read = []
+        for index, tokens in zip(observed, self.conversations.read(list(observed), list(observed.values())), strict=True):
+            if not isinstance(tokens, DataError):
+                read.append((index, tokens))
+            elif self.c.episodes.masks_failures:
+                self._fail([index], str(tokens))
+            else:
+                raise tokens
+        self.failures.check()
+        return read
 
     def _contexts(self, active: Int64Array) -> RaggedTokens:
         """What each active episode has said and read so far."""
@@ -274,7 +298,9 @@ class _Collection:
         if not self.valid.all():
             loss_mask = loss_mask & np.repeat(self.valid, np.diff(offsets))
             logprobs = np.where(loss_mask, logprobs, np.float32(0.0))
-        group_ids = np.repeat(np.arange(len(self.rows), dtype=np.int32), self.c.samples_per_prompt)
+        if self.failures.reasons:
+            self.c.progress.note(str(self.failures))
+        group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)
         batch = TokenBatch(
             tokens=tokens,
             offsets=offsets,

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
-from rlcore.config.recipe import Recipe
+from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.plugins.binding import build_trainer, import_object
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
@@ -23,6 +23,7 @@ from rlcore.run.closing import closed_after
 from rlcore.run.run_directory import storage_errors
 from rlcore.run.saving import model_digest
 from rlcore.run.setup import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
+from rlcore.run.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.spi import (
     CheckpointError,
     ConfigError,
@@ -160,13 +161,20 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
         port=port,
         name=name or default_name(serving.target),
         max_sequence_length=max_sequence_length,
-        chat_template=serving.recipe.model.chat_template,
+        chat_template=_chat_template(serving.recipe.model, model),
     )
     function = import_object(serving.generator, provider.serve)
     try:
         function(request, plugin_config(serving.recipe, serving.generator))
     except SystemExit as error:
         raise exit_error(f"{serving.generator.label}: serve", error) from error
+
+
+def _chat_template(config: ModelConfig, model: str) -> str | None:
+    """The recipe's template, with its variables in it; None for the model's own."""
+    if not config.chat_template_kwargs:
+        return config.chat_template
+    return chat_template_with_defaults(load_tokenizer(evolve(config, path=model)))
 
 
 def default_name(target: Target) -> str:

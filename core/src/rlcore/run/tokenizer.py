@@ -1,6 +1,7 @@
 """Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.spi import DataError, Message, ModelError, Problem
+from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
 
@@ -42,9 +43,6 @@ class Tokenizer(Protocol):
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
-
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of `render_chat`."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -91,13 +89,12 @@ class PretrainedTokenizer:
             )
         conversation = [dict(message) for message in messages]
         try:
-            text = self.backend.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            text = self.backend.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True, **self.model.chat_template_kwargs
+            )
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         return str(text)
-
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
-        return self.encode(self.render_chat(messages))
 
 
 def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
@@ -122,12 +119,35 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         ) from error
     if model.chat_template is not None:
         backend.chat_template = model.chat_template
+    _check_template_variables(backend.chat_template, model)
     return PretrainedTokenizer(
         backend=backend,
         stop_token_ids=_stop_token_ids(backend, model),
         prompt_prefix=_prompt_prefix(backend),
         model=model,
     )
+
+
+def chat_template_with_defaults(tokenizer: PretrainedTokenizer) -> str:
+    """The chat template with the recipe's variables as its defaults, for those who give it others."""
+    settings = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        for name, value in tokenizer.model.chat_template_kwargs.items()
+    )
+    return f"{settings}{tokenizer.backend.chat_template}"
+
+
+def _check_template_variables(template: object, model: ModelConfig) -> None:
+    """ConfigError for variables that the template never reads, so that they would do nothing."""
+    unread = [name for name in model.chat_template_kwargs if re.search(rf"\b{re.escape(name)}\b", str(template or "")) is None]
+    if unread:
+        what = "a tokenizer without a chat template" if template is None else "a chat template that never reads it"
+        raise ConfigError(
+            [
+                Problem(path=f"model.chat_template_kwargs.{name}", found=what, expected="a variable of the template")
+                for name in unread
+            ]
+        )
 
 
 def _model_error(found: str, expected: str, remedy: str) -> ModelError:

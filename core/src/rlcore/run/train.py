@@ -6,7 +6,9 @@ from pathlib import Path
 from attrs import field, frozen
 
 from rlcore.run.checkpoint import LoopState, find_damage, read_loop_state
+from rlcore.run.data import Split
 from rlcore.run.ending import run_to_end
+from rlcore.run.episode_starts import PromptLimit
 from rlcore.run.execution import OpenBackends, execution
 from rlcore.run.groups import Backends
 from rlcore.run.inputs import Inputs, load_inputs
@@ -259,6 +261,8 @@ def _collector(
     stops = inputs.tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
     assert backends.generator is not None
     assert inputs.episodes is not None
+    split: Split = "evaluation" if evaluation else "train"
+    data = getattr(recipe.data, split)
     return RolloutCollector(
         generator=backends.generator,
         episodes=inputs.episodes,
@@ -271,9 +275,12 @@ def _collector(
             stop_strings=rollout.stop_strings,
         ),
         samples_per_prompt=options.samples_per_prompt,
-        max_prompt_tokens=rollout.max_prompt_tokens,
+        prompt_limit=PromptLimit(
+            max_tokens=rollout.max_prompt_tokens, drops=data.on_long_prompt == "drop", key=f"data.{split}"
+        ),
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
+        max_failed_fraction=rollout.max_failed_fraction,
         routed_experts=rollout.replay_routing and not evaluation,
         clock=clock,
         progress=progress,

@@ -22,7 +22,8 @@ Row: TypeAlias = Mapping[str, Any]
 class Observation:
     """What the policy reads next: messages, text or tokens, exactly one of them not None.
 
-    Messages go through the tokenizer's chat template; text and tokens are appended as they are.
+    Messages go through the tokenizer's chat template: after a turn, what the template adds to the whole conversation is
+    appended, and what was sampled stays as it was. Text and tokens are appended as they are.
     """
 
     messages: Sequence[Message] | None = None

@@ -45,7 +45,3 @@ class FakeTokenizer:
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A line for each message, and the beginning of the assistant's."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
-
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of `render_chat`."""
-        return self.encode(self.render_chat(messages))

@@ -1,0 +1,46 @@
+"""Samples that their environment failed on, where the recipe masks them: how many, why, and when there are too many."""
+
+from collections import Counter
+
+from attrs import define, field
+
+from rlcore.spi import RewardError
+
+MAX_REASONS = 3
+MAX_CHARACTERS = 160
+
+
+@define(kw_only=True, eq=False)
+class MaskedFailures:
+    """Of the N samples of a step, or of an evaluation."""
+
+    num_samples: int
+    max_fraction: float
+    """rollout.max_failed_fraction"""
+    reasons: dict[int, str] = field(factory=dict)
+    """Why, by sample."""
+
+    def add(self, sample: int, reason: str) -> None:
+        """Note a sample's failure; the first one counts."""
+        self.reasons.setdefault(sample, reason)
+
+    def check(self) -> None:
+        """RewardError where more samples failed than the recipe lets pass."""
+        if len(self.reasons) > self.max_fraction * self.num_samples:
+            raise RewardError(
+                f"{self}. That is more than rollout.max_failed_fraction = {self.max_fraction:g} of them. Repair the "
+                "environment or the data, or raise it"
+            )
+
+    def __str__(self) -> str:
+        counts = Counter(_shortened(reason) for reason in self.reasons.values())
+        listed = [f"{count} x {reason}" for reason, count in counts.most_common(MAX_REASONS)]
+        if len(counts) > MAX_REASONS:
+            others = sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS))
+            listed.append(f"{others} x something else")
+        return f"the environment failed on {len(self.reasons)} of {self.num_samples} samples: {'; '.join(listed)}"
+
+
+def _shortened(reason: str) -> str:
+    line = (reason.splitlines() or [""])[0]
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}…"
