@@ -58,8 +58,10 @@ def make_inputs():
         columns = {
             name: torch.tensor(column, dtype=dtype) for name, column in batch.token_columns.items() if name not in without
         }
+        current = torch.tensor(logprobs, dtype=dtype, requires_grad=True)
         return LossInputs(
-            logprobs=torch.tensor(logprobs, dtype=dtype, requires_grad=True),
+            logprobs=current,
+            previous_logprobs=columns.pop(PREVIOUS_LOGPROBS, current).detach(),
             entropy=None if entropy is None else torch.tensor(entropy, dtype=dtype, requires_grad=True),
             loss_mask=torch.tensor(batch.loss_mask),
             offsets=torch.tensor(batch.offsets),

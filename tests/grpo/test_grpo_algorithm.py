@@ -60,20 +60,25 @@ def make_rollouts(rewards, group_ids, valid=None, prompt=2, response=3):
 
 
 @pytest.mark.parametrize(
-    ("previous", "updates", "exact", "computed"),
+    ("previous", "updates", "exact", "needed"),
     [
-        ("auto", 1, False, False),
+        ("auto", 1, False, True),
         ("auto", 4, False, True),
         ("auto", 4, True, False),
-        ("trainer", 1, True, False),
+        ("trainer", 1, True, True),
         ("trainer", 4, True, True),
         ("generation", 4, False, False),
     ],
 )
-def test_previous_logprobs_are_computed_only_where_something_has_changed(previous, updates, exact, computed):
+def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them(previous, updates, exact, needed):
     grpo = make_grpo(GrpoConfig(previous_logprobs=previous), updates_per_step=updates, exact=exact)
     expected = AlgorithmNeeds(
-        source="rollouts", previous_logprobs=computed, reference_logprobs=False, entropy=True, min_samples_per_prompt=2
+        source="rollouts",
+        previous_logprobs=needed,
+        reference_logprobs=False,
+        entropy=True,
+        min_samples_per_prompt=2,
+        untruncated_sampling=True,
     )
     assert grpo.needs == expected
     assert grpo.config.previous_logprobs == {"auto": "generation" if exact else "trainer"}.get(previous, previous)

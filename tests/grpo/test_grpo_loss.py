@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
-from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.config import GrpoLossConfig
 from rlcore_grpo.loss import grpo_loss
 
 CONFIGS = {
-    "plain": GrpoConfig(previous_logprobs="trainer", importance_correction="none"),
-    "sampler's": GrpoConfig(previous_logprobs="generation"),
-    "corrected": GrpoConfig(previous_logprobs="trainer", importance_maximum=1.2),
-    "deepseek": GrpoConfig(
+    "plain": GrpoLossConfig(previous_logprobs="trainer", importance_correction="none"),
+    "sampler's": GrpoLossConfig(previous_logprobs="generation"),
+    "corrected": GrpoLossConfig(previous_logprobs="trainer", importance_maximum=1.2),
+    "deepseek": GrpoLossConfig(
         previous_logprobs="trainer", loss_normalisation="sequence", kl_coefficient=0.04, kl_gradient="estimate"
     ),
-    "dr": GrpoConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
-    "k1": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
-    "k2": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
+    "dr": GrpoLossConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
+    "k1": GrpoLossConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
+    "k2": GrpoLossConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
 }
 LENGTHS = [5, 2, 9, 1, 4, 12, 3]
 
@@ -40,7 +40,7 @@ class Reference:
     """
 
     batch: object
-    config: GrpoConfig
+    config: GrpoLossConfig
     frozen: np.ndarray
 
     def __call__(self, current, entropy):

@@ -27,6 +27,7 @@ EVERYTHING = (
     'schedule.decay="cosine"',
     "trainer.fsdp2.activation_checkpointing=true",
     "rollout.top_k=8",
+    "rollout.accept_truncation_bias=true",
 )
 """Reference policy, several updates a step, a schedule, recomputed activations."""
 COMMON = ("run.num_steps=5000", "evaluation.every_n_steps=7", "logging.rollouts_every_n_steps=0")

@@ -105,9 +105,29 @@ def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
         make_trainer().train_step(logprobs_request(batch))
 
 
-def test_previous_logprobs_may_be_absent(make_trainer, batch):
-    loss = attrs.evolve(LOSS, token_columns=("previous_logprobs",))
-    assert make_trainer().train_step(step_request(batch, loss=loss)).weight_version == 1
+def test_previous_logprobs_are_there_where_they_are_declared(make_trainer, batch):
+    given = attrs.evolve(LOSS, previous_logprobs="given")
+    with pytest.raises(ContractError, match="microbatch 0 lacks previous_logprobs"):
+        make_trainer().train_step(step_request(batch, loss=given))
+    carried = batch.with_token_column("previous_logprobs", np.zeros(batch.num_tokens, np.float32))
+    assert make_trainer().train_step(step_request(carried, loss=given)).weight_version == 1
+    assert (
+        make_trainer().train_step(step_request(batch, loss=attrs.evolve(LOSS, previous_logprobs="unchanged"))).weight_version
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes"),
+    [
+        (capabilities.PREVIOUS_LOGPROBS, {"loss": attrs.evolve(LOSS, previous_logprobs="unchanged")}),
+        (capabilities.SCHEDULE_STEP, {"schedule_step": 3}),
+    ],
+)
+def test_what_a_request_says_more_needs_its_capability(make_trainer, batch, capability, changes):
+    trainer = make_trainer(declared=capabilities.KNOWN - {capability})
+    with pytest.raises(ContractError, match=f"this train_step needs the capability '{capability}'"):
+        trainer.train_step(attrs.evolve(step_request(batch), **changes))
 
 
 def test_versions_are_followed_through_steps(make_trainer, batch):

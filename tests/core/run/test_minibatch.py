@@ -20,7 +20,7 @@ def test_counts_are_those_of_a_batch_of_the_sequences_alone(lengths: list[int], 
     mask[offsets[:-1]] = False
     batch = TokenBatch(tokens=np.arange(offsets[-1], dtype=np.int32), offsets=offsets, loss_mask=mask)
     chosen = np.asarray(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1)))), np.int64)
-    assert Minibatch.of(batch, chosen, batch.loss_lengths).counts == batch.select(chosen).counts()
+    assert Minibatch.of(batch, chosen, batch.loss_lengths, 0).counts == batch.select(chosen).counts()
 
 
 def test_collections_are_as_before_after_a_step_that_fails() -> None:

@@ -63,9 +63,10 @@ def loss_inputs(seed, columns):
         entropy=random.random(7),
         loss_mask=mask,
         offsets=np.array([0, 3, 7]),
-        token_columns={name: random.standard_normal(7).astype(np.float32) for name in columns},
+        token_columns={name: random.standard_normal(7).astype(np.float32) for name in columns if name != PREVIOUS_LOGPROBS},
         sequence_columns={},
         counts=COUNTS,
+        previous_logprobs=random.standard_normal(7).astype(np.float32) if PREVIOUS_LOGPROBS in columns else None,
     )
 
 

@@ -114,6 +114,10 @@ class RolloutConfig:
     """Sample from the k most probable tokens; 0 is all."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens whose probability reaches this; 1.0 is all."""
+    accept_truncation_bias: bool = False
+    """Train although `top_k` or `top_p` cuts the distribution that is sampled from. An algorithm that compares the generator's
+    probabilities with the trainer's then compares two distributions, which biases its ratios and importance weights; how far
+    the two disagree cannot be measured."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[int, ...] | None = None
@@ -130,6 +134,11 @@ class RolloutConfig:
     max_failed_fraction: float = 0.5
     """With "mask", the largest share of a step's samples that may fail; above it the run ends and says why they did."""
 
+    @property
+    def truncates(self) -> bool:
+        """Whether samples come from a part of the distribution."""
+        return self.top_k > 0 or self.top_p < 1.0
+
 
 @frozen(kw_only=True)
 class TrainingConfig:
@@ -142,7 +151,8 @@ class TrainingConfig:
     max_tokens_per_microbatch: int = 8192
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own."""
     on_no_signal: Literal["skip", "error"] = "skip"
-    """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end."""
+    """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end. One of
+    several updates of a step that has nothing to learn from is left out in either case."""
     warn_token_mult_prob_error: float = 1.05
     """When a step's mean exp(|generation - trainer log-probability|) rises above this, a note says so and the worst samples are
     written to `disagreement/`; inf never."""

@@ -167,6 +167,16 @@ def _identical_rollouts(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("rollout.accept_truncation_bias", "rollout.top_k", "rollout.top_p")
+def _no_truncation_to_accept(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.rollout.accept_truncation_bias and not recipe.rollout.truncates:
+        yield Problem(
+            path="rollout.accept_truncation_bias",
+            found="true, while neither rollout.top_k nor rollout.top_p cuts the distribution",
+            expected="false: there is no such bias",
+        )
+
+
 @rule("evaluation.temperature", "evaluation.top_k", "evaluation.samples_per_prompt")
 def _identical_evaluation(recipe: Recipe) -> Iterator[Problem]:
     evaluation = recipe.evaluation

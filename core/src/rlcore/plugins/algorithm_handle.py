@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
+import numpy as np
 from attrs import evolve
 
 from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_record
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.exits import attributed
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, TrainingBatch
-from rlcore.spi.arrays import AnyArray
+from rlcore.spi.arrays import AnyArray, check_array
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
@@ -56,7 +57,7 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
     _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
-    for name in ("previous_logprobs", "reference_logprobs", "entropy"):
+    for name in ("previous_logprobs", "reference_logprobs", "entropy", "untruncated_sampling"):
         _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
@@ -76,6 +77,8 @@ def _check_batch(training: TrainingBatch) -> None:
     reason = training.no_signal
     if reason is not None and (not isinstance(reason, str) or not reason):
         raise ContractError(f"no_signal: found {reason!r}; expected the reason in words, or None where there is a signal")
+    if training.has_signal is not None:
+        check_array("has_signal", training.has_signal, np.bool_, training.batch.num_sequences)
     check_figures("metrics", training.metrics)
     check_own_names("metrics", training.metrics)
 

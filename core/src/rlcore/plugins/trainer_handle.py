@@ -47,6 +47,10 @@ class TrainerHandle(BackendHandle):
             self._require_capability("train_step", capabilities.ENTROPY)
         if request.bounds:
             self._require_capability("train_step", capabilities.METRIC_BOUNDS)
+        if request.loss.previous_logprobs != "absent":
+            self._require_capability("train_step", capabilities.PREVIOUS_LOGPROBS)
+        if request.schedule_step != request.weight_version:
+            self._require_capability("train_step", capabilities.SCHEDULE_STEP)
         self._require_columns(request)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
         self._state.weight_version = result.weight_version
@@ -88,8 +92,8 @@ class TrainerHandle(BackendHandle):
         self._state.require_version(hook, weight_version)
 
     def _require_columns(self, request: TrainStepRequest) -> None:
-        """Every column that the loss reads, but for the one that is absent while nothing has changed."""
-        needed = set(request.loss.token_columns) - {PREVIOUS_LOGPROBS}
+        """Every column that the loss reads."""
+        needed = {*request.loss.token_columns, *([PREVIOUS_LOGPROBS] if request.loss.previous_logprobs == "given" else [])}
         for index, microbatch in enumerate(request.microbatches):
             missing = ", ".join(sorted(needed - microbatch.token_columns.keys()))
             if missing:

@@ -30,12 +30,14 @@ from rlcore.spi import (
     REFERENCE_LOGPROBS,
     Algorithm,
     ContractError,
+    LossSpec,
     RewardError,
     RolloutBatch,
     TokenBatch,
     TrainingBatch,
     TrainStepResult,
     WorkerError,
+    capabilities,
 )
 from rlcore.spi.arrays import Int64Array
 
@@ -190,14 +192,17 @@ class Loop:
             reason = "no token takes part in the loss"
         if reason is not None:
             return self._without_signal(reason, step)
+        minibatches = self._minibatches(training, step)
+        if not minibatches:
+            return self._without_signal("no sequence that takes part in the loss has a signal", step)
         results: list[TrainStepResult] = []
-        for minibatch in self._with_logprobs(training, step):
+        for minibatch, loss in self._with_logprobs(minibatches, training.loss):
             version = self.position.weight_version
             with self.clock.phase("train"):
                 if results:
-                    results.append(self.trainer.train_step(minibatch, training.loss, version))
+                    results.append(self.trainer.train_step(minibatch, loss, version))
                 else:
-                    results.append(self.agreement.first_update(step, minibatch, training.loss, version))
+                    results.append(self.agreement.first_update(step, minibatch, loss, version))
             self.position.weight_version = results[-1].weight_version
             if len(results) == 1:
                 self.agreement.after_first_update(step, minibatch, results[0])
@@ -211,26 +216,41 @@ class Loop:
         self.progress.note(f"{message}; no update was made")
         return []
 
-    def _with_logprobs(self, training: TrainingBatch, step: int) -> list[Minibatch]:
-        """The step's minibatches, with the trainer's log-probabilities that the algorithm needs."""
+    def _minibatches(self, training: TrainingBatch, step: int) -> list[Minibatch]:
+        """What the step's updates train on, less what no update could learn from: AdamW would move the weights all the same,
+        by its moments and its decay."""
+        batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step
+        num_loss_tokens = batch.loss_lengths
+        counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
+        return [
+            Minibatch.of(batch, sequences, num_loss_tokens, planned + number)
+            for number, sequences in enumerate(self._sequences(batch, step))
+            if counted[sequences].any()
+        ]
+
+    def _with_logprobs(self, minibatches: Sequence[Minibatch], loss: LossSpec) -> list[tuple[Minibatch, LossSpec]]:
+        """Each minibatch and the loss on it, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
-        batch = training.batch
+        batch, columns = minibatches[0].batch, list(loss.token_columns)
         if needs.reference_logprobs:
             with self.clock.phase("logprobs"):
                 every = np.arange(batch.num_sequences)
                 reference = self.trainer.logprobs(batch, every, "reference", version)
             batch = batch.with_token_column(REFERENCE_LOGPROBS, reference)
-        num_loss_tokens = batch.loss_lengths
-        minibatches = [Minibatch.of(batch, sequences, num_loss_tokens) for sequences in self._sequences(batch, step)]
-        minibatches = [minibatch for minibatch in minibatches if minibatch.counts.num_loss_tokens]
+            columns.append(REFERENCE_LOGPROBS)
+        first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
+        if self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
+            # The first update's own forward pass sees the very weights that are meant.
+            first = evolve(first, previous_logprobs="unchanged")
+        updates = [(evolve(minibatches[0], batch=batch), first)]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):
-                # The first needs none: its own forward pass sees the very weights that are meant.
-                later = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[1:]]))
-                previous = self.trainer.logprobs(batch, later, "policy", version)
+                sequences = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[1:]]))
+                previous = self.trainer.logprobs(batch, sequences, "policy", version)
             batch = batch.with_token_column(PREVIOUS_LOGPROBS, previous)
-            minibatches[1:] = [evolve(minibatch, batch=batch) for minibatch in minibatches[1:]]
-        return minibatches
+            columns.append(PREVIOUS_LOGPROBS)
+            later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
+        return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]
 
     def _sequences(self, batch: TokenBatch, step: int) -> list[Int64Array]:
         """The sequences of each update: whole groups, shuffled where there are several updates."""

@@ -239,6 +239,10 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     needs = {}
     if algorithm.needs.reference_logprobs:
         needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
+    if algorithm.needs.previous_logprobs:
+        needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
+    if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
+        needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
     if algorithm.needs.entropy:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
     if recipe.checkpoint.export == "hf":
@@ -294,7 +298,7 @@ def _generator(recipe: Recipe, registry: Registry, device: Device) -> Entry | Pl
 
 
 def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: DtypeName) -> Algorithm:
-    truncated = recipe.rollout.top_k > 0 or recipe.rollout.top_p < 1.0
+    truncated = recipe.rollout.truncates
     exact = (
         generator is not None
         and generator.provider is not None
@@ -306,6 +310,7 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
         updates_per_step=recipe.training.updates_per_step,
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not truncated,
+        truncated_sampling=truncated,
     )
     return build_algorithm(entry, context, plugin_config(recipe, entry))
 
@@ -352,6 +357,16 @@ def _impossible(recipe: Recipe, algorithm: Algorithm) -> Iterator[Problem]:
             expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
             remedy="Add a section [environment] with a name.",
         )
+    if needs.untruncated_sampling and recipe.rollout.truncates and not recipe.rollout.accept_truncation_bias:
+        found = {"top_k": recipe.rollout.top_k, "top_p": recipe.rollout.top_p}
+        for key in [name for name, value in found.items() if value != {"top_k": 0, "top_p": 1.0}[name]]:
+            yield Problem(
+                path=f"rollout.{key}",
+                found=f"{found[key]}, with algorithm {recipe.algorithm.name!r}, which compares both' probabilities",
+                expected="the whole distribution (top_k = 0, top_p = 1.0): the generator's probabilities are of the tokens "
+                "that it kept, the trainer's are of all, so ratios and importance weights are biased",
+                remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
+            )
     if needs.source != "rollouts" and recipe.rollout.replay_routing:
         yield Problem(
             path="rollout.replay_routing",

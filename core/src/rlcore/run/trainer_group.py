@@ -11,8 +11,6 @@ from rlcore.run.in_process_group import InProcessGroup
 from rlcore.run.minibatch import Minibatch
 from rlcore.run.packing import plan_microbatches
 from rlcore.spi import (
-    PREVIOUS_LOGPROBS,
-    REFERENCE_LOGPROBS,
     ROUTED_EXPERTS,
     LogprobsRequest,
     LossSpec,
@@ -49,6 +47,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle]):
             temperature=self.temperature,
             weight_version=weight_version,
             bounds=bounds or {},
+            schedule_step=minibatch.schedule_step if self.handle.has(capabilities.SCHEDULE_STEP) else weight_version,
         )
         return self.handle.train_step(request)
 
@@ -75,7 +74,7 @@ class InProcessTrainer(InProcessGroup[TrainerHandle]):
 
 def columns_for(batch: TokenBatch, loss: LossSpec) -> TokenBatch:
     """The batch with the per-token columns alone that a training step may read."""
-    return _with_columns(batch, {*loss.token_columns, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, ROUTED_EXPERTS})
+    return _with_columns(batch, {*loss.token_columns, ROUTED_EXPERTS})
 
 
 def without_columns(batch: TokenBatch, model: Literal["policy", "reference"]) -> TokenBatch:

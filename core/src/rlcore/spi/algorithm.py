@@ -19,13 +19,16 @@ class AlgorithmNeeds:
     source: Literal["rollouts", "demonstrations"]
     """Generated and rewarded samples, or prompt/completion pairs from the data set."""
     previous_logprobs: bool = False
-    """Minibatches after a step's first carry `previous_logprobs` from the trainer, computed before the first update.
-    The first never does: nothing has changed since its own forward pass."""
+    """The loss reads LossInputs.previous_logprobs in every update. The loop asks the trainer for them before a step's first
+    update, for the minibatches after it; the first needs none, since nothing has changed since its own forward pass."""
     reference_logprobs: bool = False
     """Every minibatch carries `reference_logprobs`."""
     entropy: bool = False
     """The loss asks for the entropy (LossSpec.entropy is not "none")."""
     min_samples_per_prompt: int = 1
+    untruncated_sampling: bool = False
+    """The loss compares the generator's log-probabilities with the trainer's, in ratios or weights, so that both have to be of
+    one distribution: a recipe that truncates sampling is refused, unless it accepts the bias. Since SPI 1.3."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -72,6 +75,9 @@ class TrainingBatch:
     """Driver-side figures of the step."""
     no_signal: str | None = None
     """Why this batch has nothing to learn from (all rewards equal, say); None where it has."""
+    has_signal: BoolArray | None = None
+    """bool [N]: False for a sequence whose part of the loss has no gradient. A minibatch of such sequences alone makes no
+    update. None: every sequence may have one. Since SPI 1.3."""
 
 
 class Algorithm(Protocol):

@@ -15,7 +15,7 @@ from rlcore.spi.errors import ContractError
 GENERATION_LOGPROBS = "generation_logprobs"
 """float32 [T]: log-probability under the distribution sampled from; 0.0 where loss_mask is False."""
 PREVIOUS_LOGPROBS = "previous_logprobs"
-"""float32 [T]: the trainer's log-probability at the start of the step; absent while nothing has changed since."""
+"""float32 [T]: the trainer's log-probability at the start of the step. Only where LossSpec.previous_logprobs is "given"."""
 REFERENCE_LOGPROBS = "reference_logprobs"
 """float32 [T]: log-probability under the frozen reference policy; 0.0 where loss_mask is False."""
 ADVANTAGES = "advantages"

@@ -14,6 +14,10 @@ SAVE_HF = "save_hf"
 
 METRIC_BOUNDS = "metric_bounds"
 """TrainStepRequest.bounds: a step whose metrics exceed them is refused before anything changes."""
+PREVIOUS_LOGPROBS = "previous_logprobs"
+"""LossSpec.previous_logprobs: the loss gets the log-probabilities at the start of the step as that field declares them."""
+SCHEDULE_STEP = "schedule_step"
+"""TrainStepRequest.schedule_step: the learning rate is read there, and not at the number of updates made."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 
@@ -65,6 +69,8 @@ KNOWN: frozenset[str] = frozenset(
         EXACT_LOGPROBS,
         RESIDENCY,
         METRIC_BOUNDS,
+        PREVIOUS_LOGPROBS,
+        SCHEDULE_STEP,
         ROUTING_REPLAY,
         ROUTED_EXPERTS,
         STREAMING,

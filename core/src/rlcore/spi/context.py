@@ -43,7 +43,7 @@ class TrainerContext:
     place: RankSpec
     seed: int
     num_train_steps: int
-    """Optimizer steps in the whole run: what learning-rate schedules end at."""
+    """Optimizer steps that the run plans: what learning-rate schedules end at. Fewer are made where steps have no signal."""
     needs_reference: bool
     """Whether get_logprobs(model="reference") will be called."""
     max_sequence_length: int
@@ -56,7 +56,7 @@ class TrainerContext:
     """How the learning rate changes over the run."""
 
     def learning_rate(self, step: int) -> float:
-        """What train_step uses at optimizer step `step`, counted from 0: the weight version before it."""
+        """What train_step uses at TrainStepRequest.schedule_step `step`."""
         return self.optimizer.learning_rate * self.schedule.share(step, self.num_train_steps)
 
 
@@ -92,6 +92,9 @@ class AlgorithmContext:
     temperature: float
     generation_logprobs_exact: bool
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
+    truncated_sampling: bool = False
+    """Whether top-k or top-p cut the distribution that samples come from: `generation_logprobs` are then of that distribution,
+    and the trainer's are of the whole one. Since SPI 1.3."""
 
 
 @frozen(kw_only=True)

@@ -6,14 +6,16 @@ splits sequences over ranks gathers the per-token tensors before the call: a los
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from attrs import field, frozen
 
-from rlcore.spi.batch import GlobalCounts
+from rlcore.spi.batch import PREVIOUS_LOGPROBS, GlobalCounts
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ColumnT = TypeVar("ColumnT")
 
 
 @frozen(kw_only=True)
@@ -28,6 +30,21 @@ class LossSpec:
     """Per-token columns that the loss reads and every microbatch therefore carries."""
     entropy: Literal["none", "metric", "loss"] = "none"
     """Whether the trainer computes the entropy: not at all, without a gradient, or with one."""
+    previous_logprobs: Literal["unchanged", "given", "absent"] = "absent"
+    """What a trainer puts into LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights
+    are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
+    changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS. "absent": the weights have changed, and
+    nobody computed them. Needs the capability `previous_logprobs`. Since SPI 1.3."""
+
+    def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
+        """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""
+        match self.previous_logprobs:
+            case "unchanged":
+                return current
+            case "given":
+                return token_columns[PREVIOUS_LOGPROBS]
+            case "absent":
+                return None
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,6 +65,9 @@ class LossInputs:
     """[N] each."""
     counts: GlobalCounts
     """Global counts of the optimizer step."""
+    previous_logprobs: "Tensor | None" = None
+    """float32 [T], without a gradient: the trainer's log-probabilities at the start of the step, as LossSpec.previous_logprobs
+    declares them; None where they are not known. Since SPI 1.3."""
 
 
 @frozen(kw_only=True, eq=False)

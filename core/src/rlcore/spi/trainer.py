@@ -48,6 +48,14 @@ class TrainStepRequest:
     bounds: Mapping[str, float] = field(factory=dict)
     """Greatest value of each of these metrics, where the loss reports it. A step that exceeds one raises BoundError and leaves
     everything as it was. Needs the capability `metric_bounds`."""
+    schedule_step: int = field()
+    """The step's place in the plan of the run, counted from 0 in optimizer steps: what TrainerContext.learning_rate is asked
+    for. It runs ahead of `weight_version` where planned updates were not made, since there was nothing to learn. Needs the
+    capability `schedule_step`. Since SPI 1.3."""
+
+    @schedule_step.default
+    def _schedule_step(self) -> int:
+        return self.weight_version
 
 
 @frozen(kw_only=True)

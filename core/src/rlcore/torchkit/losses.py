@@ -44,6 +44,7 @@ def load_loss(path: str) -> LossFunction:
 
 def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tensor | None, counts: GlobalCounts) -> LossOutput:
     """The loss of one microbatch, given the log-probabilities and entropies [T] of its tokens."""
+    previous = loss.previous_of(batch.token_columns, logprobs)
     inputs = LossInputs(
         logprobs=logprobs,
         entropy=entropy,
@@ -52,6 +53,7 @@ def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tenso
         token_columns=batch.token_columns,
         sequence_columns=batch.sequence_columns,
         counts=counts,
+        previous_logprobs=None if previous is None else previous.detach(),
     )
     function = load_loss(loss.path)
     try:

@@ -98,7 +98,7 @@ class Fsdp2Backend:
             figures = evolve(figures, metrics=figures.metrics | self._routing_metrics(request.microbatches))
             check_finite(figures, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
             check_bounds(figures, request.bounds, self._weight_version)
-            rate = self._update(list(gradients.values()), figures.grad_norm)
+            rate = self._update(list(gradients.values()), figures.grad_norm, request.schedule_step)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._weight_version += 1
@@ -188,10 +188,10 @@ class Fsdp2Backend:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
             raise
 
-    def _update(self, gradients: Sequence[Tensor], norm: float) -> float:
+    def _update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""
         clip(gradients, norm, self._context.optimizer.max_grad_norm)
-        rate = self._context.learning_rate(self._weight_version)
+        rate = self._context.learning_rate(schedule_step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

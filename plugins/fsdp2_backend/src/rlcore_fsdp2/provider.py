@@ -6,13 +6,15 @@ from rlcore_fsdp2.config import Fsdp2Config
 
 PROVIDER = Provider(
     name="fsdp2",
-    spi=(1, 1),
+    spi=(1, 3),
     priority=50,
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
         capabilities.SAVE_HF,
         capabilities.METRIC_BOUNDS,
+        capabilities.PREVIOUS_LOGPROBS,
+        capabilities.SCHEDULE_STEP,
         capabilities.ROUTING_REPLAY,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,

@@ -3,7 +3,6 @@
 from typing import Literal
 
 import numpy as np
-from attrs import evolve
 from numpy.typing import NDArray
 
 from rlcore.spi import (
@@ -17,23 +16,22 @@ from rlcore.spi import (
     TrainingBatch,
 )
 from rlcore_grpo.advantages import group_advantages
-from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.config import GrpoConfig, GrpoLossConfig
 
 
 class Grpo:
     """Group relative policy optimisation; its variants are options of GrpoConfig."""
 
     def __init__(self, context: AlgorithmContext, config: GrpoConfig) -> None:
-        if config.previous_logprobs == "auto":
-            config = evolve(config, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")
-        self.config = config
-        self._loss = _loss_spec(config)
+        self.config = GrpoLossConfig.of(config, context)
+        self._loss = _loss_spec(self.config)
         self.needs = AlgorithmNeeds(
             source="rollouts",
-            previous_logprobs=config.previous_logprobs == "trainer" and context.updates_per_step > 1,
+            previous_logprobs=self.config.previous_logprobs == "trainer",
             reference_logprobs=REFERENCE_LOGPROBS in self._loss.token_columns,
             entropy=self._loss.entropy != "none",
             min_samples_per_prompt=2,
+            untruncated_sampling=True,
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
@@ -47,6 +45,7 @@ class Grpo:
             loss=self._loss,
             metrics=_metrics(rollouts, advantages),
             no_signal=self._no_signal(rollouts, advantages),
+            has_signal=None if self._has_other_terms else advantages != 0,
         )
 
     def _advantages(self, rollouts: RolloutBatch) -> NDArray[np.float32]:
@@ -64,13 +63,18 @@ class Grpo:
     def _no_signal(self, rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
         if not rollouts.batch.loss_mask.any():
             return "no sample has a token to train on"
-        if advantages.any() or self.config.kl_coefficient or self.config.entropy_coefficient:
+        if advantages.any() or self._has_other_terms:
             return None
         num_groups = len(np.unique(rollouts.group_ids[rollouts.valid]))
         return f"the rewards of each of the {num_groups} groups are all equal"
 
+    @property
+    def _has_other_terms(self) -> bool:
+        """Whether a sample without an advantage has a gradient all the same."""
+        return bool(self.config.kl_coefficient or self.config.entropy_coefficient)
 
-def _loss_spec(config: GrpoConfig) -> LossSpec:
+
+def _loss_spec(config: GrpoLossConfig) -> LossSpec:
     """The loss, and what it reads with these options."""
     entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
     reference = (REFERENCE_LOGPROBS,) if config.kl_coefficient else ()

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 from attrs.validators import and_, ge, gt, lt, optional
+
+from rlcore.spi import AlgorithmContext
 
 
 @frozen(kw_only=True)
@@ -49,3 +51,19 @@ class GrpoConfig:
     """Weight of an entropy bonus."""
     entropy_metric: Literal["exact", "estimate"] = "exact"
     """Report the entropy computed over the vocabulary, or estimate it from the sampled tokens at no cost."""
+
+
+@frozen(kw_only=True)
+class GrpoLossConfig(GrpoConfig):
+    """The options as a run has resolved them: `previous_logprobs` is "trainer" or "generation"."""
+
+    truncated_sampling: bool = False
+    """The generator's log-probabilities are of a distribution that top-k or top-p cut; the trainer's are of the whole one."""
+
+    @classmethod
+    def of(cls, config: GrpoConfig, context: AlgorithmContext) -> "GrpoLossConfig":
+        """The recipe's options in a run."""
+        options = {option.name: getattr(config, option.name) for option in fields(GrpoConfig)}
+        if config.previous_logprobs == "auto":
+            options["previous_logprobs"] = "generation" if context.generation_logprobs_exact else "trainer"
+        return cls(**options, truncated_sampling=context.truncated_sampling)

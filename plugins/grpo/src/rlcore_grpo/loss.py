@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
-from rlcore_grpo.config import GrpoConfig
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
+from rlcore_grpo.config import GrpoLossConfig
 from rlcore_grpo.correction import importance_ratio, truncate
 from rlcore_grpo.kl import kl_penalty
 from rlcore_grpo.metrics import MaskedMean, mismatch, objective_maxima, objective_means
@@ -12,16 +12,22 @@ from rlcore_grpo.normalise import token_weights
 from rlcore_grpo.objective import clipped_objective
 
 
-def grpo_loss(inputs: LossInputs, config: GrpoConfig) -> LossOutput:
+def grpo_loss(inputs: LossInputs, config: GrpoLossConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
 
     w are the weights of `normalise.py`, c those of `correction.py`. `config.previous_logprobs` is resolved: "generation"
-    or "trainer", and with the latter the column `previous_logprobs` is absent as long as the weights are unchanged.
+    or "trainer"; ContractError where it is the latter and the trainer does not give `inputs.previous_logprobs`. How far the
+    generator is from the trainer is reported where both are known for the same weights and the same distribution.
     """
     current = _masked(inputs.logprobs, inputs)
     generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
-    trainer = _masked(inputs.token_columns.get(PREVIOUS_LOGPROBS, inputs.logprobs).detach(), inputs)
+    trainer = None if inputs.previous_logprobs is None else _masked(inputs.previous_logprobs, inputs)
     previous = generation if config.previous_logprobs == "generation" else trainer
+    if previous is None:
+        raise ContractError(
+            "found no previous_logprobs in the loss's inputs; expected those that LossSpec.previous_logprobs declares. "
+            'Pass on what LossSpec.previous_of returns, or set algorithm.grpo.previous_logprobs to "generation"'
+        )
     weights = token_weights(
         config.loss_normalisation,
         loss_mask=inputs.loss_mask,
@@ -39,7 +45,9 @@ def grpo_loss(inputs: LossInputs, config: GrpoConfig) -> LossOutput:
         dual_clip=config.dual_clip,
     )
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
-    sums = objective_means(objective, mean) | mismatch(trainer, generation, mean)
+    sums = objective_means(objective, mean)
+    if trainer is not None and not config.truncated_sampling:
+        sums |= mismatch(trainer, generation, mean)
     per_token = objective.loss
     if config.importance_correction == "token" and config.previous_logprobs != "generation":
         ratio = importance_ratio(previous, generation)

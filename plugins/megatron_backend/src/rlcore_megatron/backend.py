@@ -108,7 +108,7 @@ class MegatronBackend:
             figures = self._figures(totals, request.microbatches)
             check_finite(figures, self._weight_version, self._non_finite_names)
             check_bounds(figures, request.bounds, self._weight_version)
-            rate = self._update(figures.grad_norm)
+            rate = self._update(figures.grad_norm, request.schedule_step)
         self._weight_version += 1
         return TrainStepResult(
             weight_version=self._weight_version,
@@ -194,9 +194,9 @@ class MegatronBackend:
         routers = self._passes.router_metrics(microbatches)
         return Figures(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
 
-    def _update(self, norm: float) -> float:
+    def _update(self, norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""
-        rate = self._rates.set(self._weight_version)
+        rate = self._rates.set(schedule_step)
         clip(self._optimizer, norm)
         self._optimizer.step_with_ready_grads()
         return rate

@@ -89,14 +89,14 @@ def clip(optimizer: MegatronOptimizer, norm: float) -> None:
 
 @frozen(kw_only=True)
 class Rates:
-    """Sets the learning rate and weight decay of a step, as a pure function of its number."""
+    """Sets the learning rate and weight decay of a step, as a pure function of its place in the run's plan."""
 
     optimizer: MegatronOptimizer
     context: TrainerContext
     config: MegatronConfig
 
     def set(self, step: int) -> float:
-        """For optimizer step `step`, counted from 0; returns the learning rate."""
+        """For TrainStepRequest.schedule_step `step`; returns the learning rate."""
         if self.config.scheduler:
             return self._by_scheduler(step)
         spec = self.context.optimizer

@@ -6,13 +6,15 @@ from rlcore_megatron.requirements import missing_requirement
 
 PROVIDER = Provider(
     name="megatron",
-    spi=(1, 1),
+    spi=(1, 3),
     priority=80,
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
         capabilities.SAVE_HF,
         capabilities.METRIC_BOUNDS,
+        capabilities.PREVIOUS_LOGPROBS,
+        capabilities.SCHEDULE_STEP,
         capabilities.ROUTING_REPLAY,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,

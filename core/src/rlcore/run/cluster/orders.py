@@ -118,6 +118,7 @@ class StepOrder:
     temperature: float
     weight_version: int
     bounds: dict[str, float]
+    schedule_step: int
 
     def request(self, part: RankPart) -> TrainStepRequest:
         """With its data."""
@@ -128,6 +129,7 @@ class StepOrder:
             temperature=self.temperature,
             weight_version=self.weight_version,
             bounds=self.bounds,
+            schedule_step=self.schedule_step,
         )
 
 

@@ -77,6 +77,7 @@ class PoolTrainer:
             temperature=self.temperature,
             weight_version=weight_version,
             bounds=dict(bounds or {}),
+            schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
         )
         parts = self._parts(batch, self._dispatch(batch, minibatch.sequences))
         results: list[TrainStepResult] = self.calls.together("train_step", [(order, *parts[rank]) for rank in sorted(parts)])

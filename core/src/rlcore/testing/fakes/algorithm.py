@@ -48,6 +48,7 @@ class FakeAlgorithm:
             reference_logprobs=self.config.kl_coefficient > 0.0,
             entropy=self.config.source == "rollouts",
             min_samples_per_prompt=2 if self.config.source == "rollouts" else 1,
+            untruncated_sampling=self.config.previous_logprobs,
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
@@ -63,6 +64,7 @@ class FakeAlgorithm:
             loss=self.loss(),
             metrics={"advantage/max": float(np.abs(advantages).max(initial=0.0))},
             no_signal=None if advantages.any() else "the rewards of every group are equal",
+            has_signal=None if self.config.kl_coefficient or self.config.entropy_coefficient else advantages != 0,
         )
 
     def loss(self) -> LossSpec:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -49,12 +49,12 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
     """Policy gradient with an importance ratio, divided by the global loss tokens.
 
     Σ m · (-A · exp(current - previous) + kl_coefficient · (current - reference)² / 2 - entropy_coefficient · entropy), where
-    `previous` is current itself, held constant, in a step's first update.
+    `previous` is current itself, held constant, where nobody computed it: then there is no ratio.
     """
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     current = np.asarray(inputs.logprobs, np.float64)
     columns: dict[str, Any] = dict(inputs.token_columns)
-    ratio = np.exp(current - columns.get(PREVIOUS_LOGPROBS, current))
+    ratio = np.exp(current - (current if inputs.previous_logprobs is None else np.asarray(inputs.previous_logprobs)))
     objective = columns[ADVANTAGES] * ratio
     per_token, grads = -objective, -objective
     if config.kl_coefficient:

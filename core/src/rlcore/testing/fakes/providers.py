@@ -16,6 +16,8 @@ FAKE_TRAINER = Provider(
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
         capabilities.METRIC_BOUNDS,
+        capabilities.PREVIOUS_LOGPROBS,
+        capabilities.SCHEDULE_STEP,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,
     },

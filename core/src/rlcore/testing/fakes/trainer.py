@@ -71,7 +71,7 @@ class FakeTrainer:
         scale = 0.0 if config.instant else config.initial_scale
         self.weights = make_weights(config.vocabulary_size, context.seed, scale)
         self.reference = {name: value.copy() for name, value in self.weights.items()} if context.needs_reference else None
-        self.num_updates = 0
+        self.num_updates = self.schedule_step = 0
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
             name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()
         }
@@ -86,6 +86,7 @@ class FakeTrainer:
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
         self.check_bounds(metrics, request.bounds)
+        self.schedule_step = request.schedule_step
         rate = self.learning_rate()
         if grads is not None:
             self.apply_gradients(grads, norm)
@@ -230,22 +231,24 @@ class FakeTrainer:
 
     def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward) -> LossOutput:
         """Call the loss that the request names."""
+        current = forward.logprobs()
         fields: dict[str, Any] = {
-            "logprobs": forward.logprobs(),
+            "logprobs": current,
             "entropy": None if request.loss.entropy == "none" else forward.entropy(),
             "loss_mask": batch.loss_mask,
             "offsets": batch.offsets,
             "token_columns": batch.token_columns,
             "sequence_columns": batch.sequence_columns,
             "counts": request.counts,
+            "previous_logprobs": request.loss.previous_of(batch.token_columns, current),
         }
         function = pkgutil.resolve_name(request.loss.path)
         output: LossOutput = function(LossInputs(**fields), request.loss.config)
         return output
 
     def learning_rate(self) -> float:
-        """Of the next step."""
-        return self.context.learning_rate(self.weight_version)
+        """Of the step under way."""
+        return self.context.learning_rate(self.schedule_step)
 
     def apply_gradients(self, grads: dict[str, Float64Array], norm: float) -> None:
         """Clip, then change the weights in place by AdamW, arXiv:1711.05101, algorithm 2. All tables are matrices."""

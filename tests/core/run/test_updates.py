@@ -1,0 +1,153 @@
+"""What each update of a step is given: declared log-probabilities, its place in the schedule, and nothing where it would learn
+nothing. The trainer is the fake, which says what it was sent."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from rlcore.plugins.discovery import Registry
+from rlcore.spi import (
+    ADVANTAGES,
+    PREVIOUS_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    ConfigError,
+    LogprobsRequest,
+    LogprobsResult,
+    PluginError,
+    TrainStepRequest,
+    TrainStepResult,
+    capabilities,
+    hookimpl,
+)
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.trainer import FakeTrainer
+
+from .conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+
+SPARSE = ("rollout.samples_per_prompt=2", "rollout.max_response_tokens=1", "training.prompts_per_step=4")
+"""Many groups whose rewards are equal."""
+sent: list[tuple[TrainStepRequest, TrainStepResult]] = []
+computed: list[LogprobsRequest] = []
+
+
+class RecordingTrainer(FakeTrainer):
+    """Keeps what it is sent."""
+
+    @hookimpl
+    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+        result = super().train_step(request)
+        sent.append((request, result))
+        return result
+
+    @hookimpl
+    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+        computed.append(request)
+        return super().get_logprobs(request)
+
+
+def registry(less: frozenset[str] = frozenset()) -> Registry:
+    trainer = evolve(
+        FAKE_TRAINER, backend=f"{__name__}:{RecordingTrainer.__name__}", capabilities=FAKE_TRAINER.capabilities - less
+    )
+    return Registry.from_providers(
+        {
+            "trainer": [trainer],
+            "generator": [FAKE_GENERATOR],
+            "algorithm": [FAKE_ALGORITHM],
+            "environment": [FAKE_ENVIRONMENT],
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    sent.clear()
+    computed.clear()
+
+
+def test_each_update_declares_where_the_previous_logprobs_are(run: Run) -> None:
+    options = ("algorithm.fake.previous_logprobs=true", "algorithm.fake.kl_coefficient=0.1", "training.updates_per_step=4")
+    run(*options, "run.num_steps=2", registry=registry())
+    declared = [request.loss.previous_logprobs for request, _ in sent]
+    assert declared == ["unchanged", "given", "given", "given"] * 2
+    for request, _ in sent:
+        columns = set(request.loss.token_columns)
+        assert REFERENCE_LOGPROBS in columns
+        assert (PREVIOUS_LOGPROBS in columns) == (request.loss.previous_logprobs == "given")
+        assert all(columns <= microbatch.token_columns.keys() for microbatch in request.microbatches)
+    assert [request.model for request in computed] == ["reference", "policy"] * 2
+
+
+def test_an_algorithm_without_a_ratio_costs_no_pass_and_declares_that_nobody_computed_them(run: Run) -> None:
+    run("training.updates_per_step=2", "run.num_steps=1", registry=registry())
+    assert [request.loss.previous_logprobs for request, _ in sent] == ["unchanged", "absent"]
+    assert not computed
+
+
+def test_the_schedule_follows_the_steps_of_the_run_where_updates_are_left_out(run: Run, tmp_path: Path) -> None:
+    decay = ('schedule.decay="linear"', "schedule.min_learning_rate_ratio=0.0", "optimizer.learning_rate=0.1")
+    run(*SPARSE, *decay, "training.updates_per_step=4", "run.num_steps=12", registry=registry())
+    records = read_metrics(tmp_path / "runs" / "run")[1:]
+    updates = [int(record["updates"]) for record in records]
+    assert 0 < sum(updates) < 48
+    places = iter(sent)
+    for step, made in enumerate(updates):
+        for _ in range(made):
+            request, result = next(places)
+            assert 4 * step <= request.schedule_step < 4 * (step + 1)
+            assert result.learning_rate == pytest.approx(0.1 * (1 - request.schedule_step / 48))
+    assert records[-1]["weight_version"] == sum(updates)
+
+
+def test_a_minibatch_without_a_signal_makes_no_update(run: Run) -> None:
+    run(*SPARSE, "training.updates_per_step=4", "run.num_steps=12", registry=registry())
+    assert 0 < len(sent) < 48
+    assert all(any(batch.token_columns[ADVANTAGES].any() for batch in request.microbatches) for request, _ in sent)
+
+
+def test_a_minibatch_of_equal_rewards_has_a_signal_where_the_loss_has_other_terms(run: Run, tmp_path: Path) -> None:
+    options = ("training.updates_per_step=4", "run.num_steps=12", "algorithm.fake.kl_coefficient=0.1")
+    run(*SPARSE, *options, registry=registry())
+    updates = [record["updates"] for record in read_metrics(tmp_path / "runs" / "run")[1:]]
+    assert set(updates) <= {0.0, 4.0}
+    assert 4.0 in updates
+
+
+@pytest.mark.parametrize(
+    ("capability", "overrides", "reason"),
+    [
+        (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
+        (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
+    ],
+)
+def test_a_trainer_that_would_ignore_it_is_refused(run: Run, capability: str, overrides: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(PluginError, match=reason):
+        run(*overrides, registry=registry(frozenset({capability})))
+
+
+def test_a_constant_rate_needs_no_place_in_the_schedule(run: Run) -> None:
+    run(*SPARSE, "training.updates_per_step=4", "run.num_steps=4", registry=registry(frozenset({capabilities.SCHEDULE_STEP})))
+    assert [request.schedule_step for request, _ in sent] == list(range(len(sent)))
+
+
+def test_truncated_sampling_is_refused_unless_its_bias_is_accepted(run: Run) -> None:
+    ratio = "algorithm.fake.previous_logprobs=true"
+    with pytest.raises(ConfigError) as refused:
+        run(ratio, "rollout.top_k=3", "rollout.top_p=0.9")
+    assert "rollout.top_k" in str(refused.value)
+    assert "rollout.top_p" in str(refused.value)
+    assert "accept_truncation_bias" in str(refused.value)
+    run(
+        ratio,
+        "rollout.top_k=3",
+        "rollout.accept_truncation_bias=true",
+        "run.num_steps=1",
+        "training.max_token_mult_prob_error=inf",
+    )
+    with pytest.raises(ConfigError, match="there is no such bias"):
+        run(ratio, "rollout.accept_truncation_bias=true", "run.name=other")
