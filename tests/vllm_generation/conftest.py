@@ -1,5 +1,6 @@
 """Two small models of one architecture, and engines that several tests share."""
 
+import string
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ class TwoModels:
 def two_models(tmp_path_factory):
     base = tmp_path_factory.mktemp("vllm-models")
     # vLLM's attention on CPU takes heads of at least 32.
-    first, second = (make_model(base / str(seed), hidden_size=64, num_heads=2, seed=seed) for seed in (0, 1))
+    alphabet = string.printable + "é"  # a character of two tokens
+    first, second = (make_model(base / str(seed), hidden_size=64, num_heads=2, alphabet=alphabet, seed=seed) for seed in (0, 1))
     return TwoModels(directories=(first, second))
 
 

@@ -68,7 +68,7 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(device="cuda", replicas=2, devices=(0,), quantization="fp8") == []
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
-    assert problems(engine={"block_size": 32, "max_num_batched_tokens": 4096, "async_scheduling": True}) == []
+    assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
 
 
 def test_values_out_of_range_are_all_reported(problems: Problems) -> None:
@@ -76,6 +76,7 @@ def test_values_out_of_range_are_all_reported(problems: Problems) -> None:
         replicas=0,
         tensor_parallel=-1,
         max_num_seqs=0,
+        max_num_batched_tokens=0,
         gpu_memory_utilization=1.5,
         cpu_kv_cache_gib=0.0,
         start_timeout_s=-1.0,
@@ -83,19 +84,21 @@ def test_values_out_of_range_are_all_reported(problems: Problems) -> None:
         generate_timeout_s=0.0,
         mirrors=("localhost:8000",),
     )
-    assert len(found) == 9
+    assert len(found) == 10
     assert all(problem.path.startswith("generator.vllm.") for problem in found)
 
 
 @pytest.mark.parametrize(
     ("table", "path", "found", "remedy"),
     [
-        ({"max_num_batched_token": 9}, "max_num_batched_token", "an unknown key", "Did you mean max_num_batched_tokens?"),
+        ({"block_sizes": 9}, "block_sizes", "an unknown key", "Did you mean block_size?"),
+        ({"max_num_batched_tokens": 9}, "max_num_batched_tokens", "sets itself", "Set generator.vllm.max_num_batched_tokens."),
         ({"zzz": 1}, "zzz", "an unknown key", "`vllm serve --help=all` lists them, with dashes for underscores."),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size", "sets itself", "Set generator.vllm.tensor_parallel."),
         ({"max_model_len": 9}, "max_model_len", "sets itself", "rollout.max_prompt_tokens and rollout.max_response_tokens"),
         ({"block_size": "16"}, "block_size", "'16' (str)", ""),
         ({"enable_chunked_prefill": 1}, "enable_chunked_prefill", "1 (int)", ""),
+        ({"hf_overrides": "x"}, "hf_overrides", "'x' (str)", ""),
         ({"swap_space": True}, "swap_space", "an unknown key", ""),
     ],
 )
@@ -125,7 +128,7 @@ def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
         place = RankSpec(device=device)  # type: ignore[arg-type]
         context = GeneratorContext(model=ModelSpec(path="x"), place=place, seed=0, max_sequence_length=8)
         given |= engine_settings(context, VllmConfig()).arguments.keys()
-    defaults = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "max_num_batched_tokens", "enable_chunked_prefill"}
+    defaults = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "enable_chunked_prefill", "hf_overrides"}
     assert given - OWNED.keys() <= defaults | {"disable_log_stats"}
 
 
@@ -231,6 +234,15 @@ def test_a_model_too_large_says_how_much_is_needed_and_which_key_to_change(probl
     (share,) = problems(device="cuda", config=LARGE, memories=[200 * GIB])
     assert share.remedy == "Set it to more than 0.66."
     assert problems(device="cuda", config=LARGE, memories=None) == []
+
+
+def test_log_probabilities_kept_on_the_device_count(problems: Problems) -> None:
+    """2.25 rows of float32 for each sequence that is decoded at a time, and one."""
+    assert problems(device="cuda", memories=[GIB], max_num_seqs=1024) == []
+    (problem,) = problems(device="cuda", memories=[GIB], max_num_seqs=1024 * 1024)
+    assert problem.path == "generator.vllm.gpu_memory_utilization"
+    assert "0.6 GiB of log-probabilities (by max_num_seqs)" in problem.expected
+    assert problems(device="cuda", memories=[GIB] * 2, max_num_seqs=1024 * 1024, tensor_parallel=2, devices=(0, 1)) == []
 
 
 def test_a_kv_cache_too_small_for_one_sequence(problems: Problems) -> None:

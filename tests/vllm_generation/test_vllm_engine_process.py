@@ -257,6 +257,35 @@ def test_an_engine_that_others_disturb_is_started_again(failures, starts, monkey
     assert [child.is_usable for child in made] == [False] * len(failures) + [True] * (starts - len(failures))
 
 
+def test_a_refit_does_not_overtake_a_request_that_was_made_before_it(monkeypatch, tmp_path):
+    """Else the engine would begin the request with other weights than those that were asked for."""
+    calls = []
+
+    class Host:
+        def submit(self, samples):
+            calls.append("submit")
+            return 0
+
+        def collect(self, number, timeout_s):
+            return [], True
+
+        def begin_update(self):
+            calls.append("begin_update")
+
+    class SlowChild:
+        def call(self, function, what, timeout_s, key):
+            if what == "generate":
+                time.sleep(0.2)
+            return function(Host())
+
+    replica = ProcessReplica("vllm-0", None, (), VllmConfig(), tmp_path)
+    replica._child = SlowChild()
+    done = replica.generate(None, lambda finished: None)
+    replica.begin_update().result(10)
+    done.result(10)
+    assert calls == ["submit", "begin_update"]
+
+
 def test_a_socket_that_does_not_listen_yet_is_waited_for(tmp_path):
     address = str(tmp_path / "host.socket")
     manager = child.HostManager(address=address, authkey=b"key")

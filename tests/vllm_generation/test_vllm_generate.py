@@ -185,6 +185,17 @@ def test_stop_strings_end_with_the_token_that_completes_them(backend, two_models
     assert (stopped.finish_reasons == FinishReason.STOP).sum() >= 2
 
 
+def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_response(backend, two_models):
+    """Its text would come with that of the first whole character after it."""
+    tokenizer = AutoTokenizer.from_pretrained(two_models.directories[0])
+    prompt = [*tokenizer("ab").input_ids, tokenizer("é").input_ids[0]]
+    request = request_of(4, 12, SamplingParams(stop_strings=("ab",)))
+    result = backend.generate(evolve(request, prompts=RaggedTokens.from_lists([prompt] * 3)))
+    has_stopped = ["ab" in tokenizer.decode(sample) for sample in samples_of(result)]
+    assert (result.finish_reasons == FinishReason.STOP).tolist() == has_stopped
+    assert has_stopped.count(False) > 6
+
+
 def test_a_stop_string_completed_at_the_limit_is_a_stop(backend, two_models):
     tokenizer = AutoTokenizer.from_pretrained(two_models.directories[0])
     sample = samples_of(backend.generate(request_of(1, 12)))[0]

@@ -8,11 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_vllm.recorder import Sampled, logprobs_of, record
+from rlcore_vllm import versions
+from rlcore_vllm.memory import recorder_bytes
+from rlcore_vllm.recorder import Sampled, logprobs_of, most_bytes, record
 
 VOCABULARY = 11
 SLOTS = 3
 POSITIONS = 40
+
+
+TABLE_BYTES = (SLOTS + 1) * POSITIONS * 4
 
 
 class Runner:
@@ -57,6 +62,7 @@ def test_every_token_keeps_its_own_logprob(work, choices):
         while waiting and len(running) < SLOTS:
             request = choices.choice(sorted(waiting))
             prompt, count, found = running[request] = waiting.pop(request)
+            recorder.expect(request, prompt + count)
             runner.add(request, prompt + len(found))
             if choices.random() < 0.5 and prompt + len(found) > 1:  # a part of the prefill samples a token that nobody wants
                 runner.step({request: choices.randrange(prompt + len(found) - 1)}, random)
@@ -82,11 +88,15 @@ def test_every_token_keeps_its_own_logprob(work, choices):
         np.testing.assert_allclose(found, ended[one.request][2], atol=1e-5)
         assert found.dtype == np.float32
     assert recorder.fetch([]) == []
+    for request in ended:
+        runner._remove_request(request)
+    assert recorder.device_bytes == TABLE_BYTES, "rows that were fetched are kept"
 
 
 def test_a_request_that_still_has_its_slot_is_read_there():
     runner, random = Runner(), torch.Generator().manual_seed(0)
     recorder = record(runner)
+    recorder.expect("a", 4)
     runner.add("a", 2)
     expected = [runner.step({"a": 1}, random)["a"], runner.step({"a": 2}, random)["a"]]
     found = recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=2)])
@@ -96,14 +106,96 @@ def test_a_request_that_still_has_its_slot_is_read_there():
 
 
 def test_what_nobody_asks_for_is_dropped():
+    """Neither what vLLM runs to warm up, nor a sample that is cut, before it leaves its slot or after."""
     runner, random = Runner(), torch.Generator().manual_seed(0)
     recorder = record(runner)
+    for request in ("warm-up", "cut before", "cut after"):
+        runner.add(request, 2)
+        if request != "warm-up":
+            recorder.expect(request, 5)
+        runner.step({request: 1}, random)
+        if request == "cut before":
+            recorder.forget([request])
+        runner._remove_request(request)
+    assert recorder.device_bytes == TABLE_BYTES + 5 * 4
+    recorder.forget(["cut after"])
+    assert recorder.device_bytes == TABLE_BYTES
+    with pytest.raises(RuntimeError, match="no log-probabilities were recorded for request cut after"):
+        recorder.fetch([Sampled(request="cut after", prompt_length=2, num_tokens=1)])
+
+
+def test_a_thousand_samples_leave_nothing_behind():
+    """Each is fetched while it still has its slot, as most are, and gives it up afterwards."""
+    runner, random = Runner(), torch.Generator().manual_seed(0)
+    recorder = record(runner)
+    for index in range(1000):
+        request = f"r{index}"
+        recorder.expect(request, 3)
+        runner.add(request, 2)
+        expected = runner.step({request: 1}, random)[request]
+        (found,) = recorder.fetch([Sampled(request=request, prompt_length=2, num_tokens=1)])
+        np.testing.assert_allclose(found, [expected], atol=1e-5)
+        runner._remove_request(request)
+    assert recorder.device_bytes == TABLE_BYTES
+
+
+def test_a_sample_that_was_cut_before_its_first_token_has_no_logprobs():
+    recorder = record(Runner())
+    recorder.expect("a", 5)
+    (found,) = recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=0)])
+    assert found.tolist() == []
+
+
+def test_the_table_is_given_back_and_taken_again():
+    runner, random = Runner(), torch.Generator().manual_seed(0)
+    recorder = record(runner)
+    recorder.release()
+    assert recorder.device_bytes == 0
+    runner.add("warm-up", 2)
+    runner.step({"warm-up": 1}, random)
+    recorder.reserve()
+    recorder.expect("a", 4)
     runner.add("a", 2)
-    runner.step({"a": 1}, random)
-    runner._remove_request("a")
-    recorder.forget()
-    with pytest.raises(RuntimeError):
-        recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=1)])
+    expected = runner.step({"a": 1}, random)["a"]
+    np.testing.assert_allclose(recorder.fetch([Sampled(request="a", prompt_length=2, num_tokens=1)])[0], [expected], atol=1e-5)
+
+
+class Worker:
+    """As much of vLLM's as measures memory."""
+
+    def __init__(self, runner: object) -> None:
+        self.model_runner = runner
+
+    def determine_available_memory(self) -> int:
+        return 10_000
+
+
+def test_the_kv_cache_gets_what_the_recorder_leaves(monkeypatch):
+    monkeypatch.setattr(Worker, "determine_available_memory", Worker.determine_available_memory)
+    monkeypatch.setattr(Worker, "rlcore_measured", None, raising=False)
+    del Worker.rlcore_measured
+    versions.leave_room_for_recorder(Worker)
+    versions.leave_room_for_recorder(Worker)
+    runner = Runner()
+    assert most_bytes(runner) == recorder_bytes(SLOTS, POSITIONS) == (2 * SLOTS + 1 + 1) * POSITIONS * 4
+    assert Worker(runner).determine_available_memory() == 10_000 - most_bytes(runner)
+    assert Worker(object()).determine_available_memory() == 10_000, "another runner, without a recorder"
+
+
+def test_no_more_is_held_than_was_counted():
+    """All slots are preempted, as a refit does, and the last samples end before anything is fetched."""
+    runner, random = Runner(), torch.Generator().manual_seed(0)
+    recorder = record(runner)
+    requests = [f"r{slot}" for slot in range(SLOTS)]
+    for turn in range(2):
+        for request in requests:
+            recorder.expect(request, POSITIONS)
+            runner.add(request, 2 + turn)
+        runner.step(dict.fromkeys(requests, 1 + turn), random)
+        for request in requests:
+            runner._remove_request(request)
+    assert TABLE_BYTES < recorder.device_bytes <= recorder_bytes(SLOTS, POSITIONS)
+    assert recorder.most_ended == 1
 
 
 @pytest.mark.parametrize("missing", ["sampler", "req_states", "sample", "spec"])

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.spi import ContractError, FinishReason, GenerateRequest, RaggedTokens, SamplingParams
+from rlcore.spi import (
+    ContractError,
+    FinishReason,
+    GenerateRequest,
+    GeneratorContext,
+    ModelSpec,
+    RaggedTokens,
+    RankSpec,
+    SamplingParams,
+)
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.environment import omp_threads_bind
@@ -20,7 +29,7 @@ from rlcore_vllm.sampling import (
     join_samples,
     sample_limits,
 )
-from rlcore_vllm.settings import capture_sizes, engines_per_device, replica_devices
+from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, replica_devices
 
 
 def request_of(lengths, num_samples, max_tokens=8):
@@ -138,6 +147,38 @@ def test_low_temperatures_are_taken_as_they_are():
     params = engine_sampling(SamplingParams(temperature=0.002), 3, 5, logprobs=True)
     assert (params.temperature, params.seed, params.max_tokens, params.ignore_eos, params.logprobs) == (0.002, 3, 5, True, 0)
     assert engine_sampling(SamplingParams(), 3, 5, logprobs=False).logprobs is None
+
+
+def arguments_of(device, length=100, **options):
+    context = GeneratorContext(model=ModelSpec(path="x"), place=RankSpec(device=device), seed=0, max_sequence_length=length)
+    return engine_settings(context, VllmConfig(**options)).arguments
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 8192),
+        ({"max_num_batched_tokens": 3000}, 3000),
+        ({"max_num_batched_tokens": 3000, "max_num_seqs": 4096}, 4096),
+        ({"max_num_seqs": 10_000}, 10_000),
+    ],
+)
+def test_a_step_takes_as_many_tokens_as_the_section_says_and_one_of_each_sequence(device, options, expected):
+    """vLLM's scheduler refuses fewer tokens than sequences, and without this would take 2,048 of them."""
+    assert arguments_of(device, **options)["max_num_batched_tokens"] == expected
+
+
+def test_on_a_cpu_a_step_takes_a_whole_prompt():
+    assert arguments_of("cpu", 9000)["max_num_batched_tokens"] == 9000
+    assert arguments_of("cuda", 9000)["max_num_batched_tokens"] == 8192
+
+
+def test_the_head_computes_in_float32_unless_the_section_says_otherwise():
+    own = {"hf_overrides": {"rope_theta": 5.0}}
+    assert arguments_of("cuda")["hf_overrides"] == {"head_dtype": "float32"}
+    assert arguments_of("cuda", engine=own)["hf_overrides"] == {"head_dtype": "float32", "rope_theta": 5.0}
+    assert arguments_of("cpu", engine={"hf_overrides": {"head_dtype": "model"}})["hf_overrides"] == {"head_dtype": "model"}
 
 
 def test_graphs_are_captured_up_to_the_largest_batch():

@@ -291,6 +291,7 @@ def test_a_server_takes_the_sections_options_and_the_models_own_weights(models: 
         "max_model_len": 100,
         "block_size": 32,
         "enable_prefix_caching": False,
+        "hf_overrides": {},
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
     }

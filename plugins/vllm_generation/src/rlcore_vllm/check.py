@@ -12,7 +12,7 @@ from rlcore.torchkit.model_check import routing_problems, too_few_positions
 from rlcore.torchkit.models import check_model
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
 from rlcore_vllm.settings import engines_per_device, placed
 
@@ -50,7 +50,7 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
 
 def option_problems(config: VllmConfig) -> Iterator[Problem]:
     """Values out of range."""
-    at_least_one = ("replicas", "tensor_parallel", "max_num_seqs")
+    at_least_one = ("replicas", "tensor_parallel", "max_num_seqs", "max_num_batched_tokens")
     above_zero = ("cpu_kv_cache_gib", "start_timeout_s", "refit_timeout_s", "generate_timeout_s")
     for name in at_least_one:
         if getattr(config, name) < 1:
@@ -211,7 +211,9 @@ def memory_problems(
     total = min(memories[device] for device in devices)
     given = total * config.gpu_memory_utilization / num_shared
     kv_bytes = size.kv_bytes(longest, CUDA_BLOCK_TOKENS)
-    needed = size.weights + kv_bytes
+    records = config.tensor_parallel == 1 and not context.replays_routing
+    recorded = recorder_bytes(config.max_num_seqs, longest) if records else 0
+    needed = size.weights + kv_bytes + recorded
     if needed > given:
         shared = f", shared by {num_shared} engines" if num_shared > 1 else ""
         share = needed * num_shared / total
@@ -219,8 +221,8 @@ def memory_problems(
         yield _problem(
             "gpu_memory_utilization",
             f"{config.gpu_memory_utilization} of {gib(total)}{shared}, which gives an engine {gib(given)}",
-            f"more than {gib(needed)}: {gib(size.weights)} of weights and {gib(kv_bytes)} of KV cache for one sequence of "
-            f"{longest} tokens, besides activations",
+            f"more than {gib(needed)}: {gib(size.weights)} of weights, {gib(kv_bytes)} of KV cache for one sequence of "
+            f"{longest} tokens and {gib(recorded)} of log-probabilities (by max_num_seqs), besides activations",
             f"{remedy}, or: {SHORTER}" if kv_bytes > size.weights else f"{remedy}.",
         )
 

@@ -23,6 +23,9 @@ class VllmConfig:
     """KV cache of one engine on CPU."""
     max_num_seqs: int = 1024
     """Most sequences that one engine decodes at a time."""
+    max_num_batched_tokens: int = 8192
+    """Most tokens that one engine computes in a step, of prompts and of sequences that a refit has it compute anew; where
+    `max_num_seqs` is more, that many. More of them take longer steps and more memory beside the KV cache."""
     enforce_eager: bool | None = None
     """True runs the model without compilation and CUDA graphs; None does so on CPU, and compiles on CUDA."""
     prefix_caching: bool = True
@@ -32,7 +35,7 @@ class VllmConfig:
     start_timeout_s: float = 600.0
     """Most seconds for an engine to start."""
     refit_timeout_s: float = 120.0
-    """Most seconds that a refit may wait for an engine."""
+    """Most seconds that a refit may wait for an engine, or a request until an engine has it."""
     generate_timeout_s: float = 3600.0
     """Most seconds for the samples of one step."""
     mirrors: tuple[str, ...] = ()

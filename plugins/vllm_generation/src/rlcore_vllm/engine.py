@@ -219,21 +219,21 @@ class Engine:
                 self._num_requests += 1
                 sample = _Sample(job, number, len(prompt), limit, self._weight_version)
                 if samples.sampling.stop_strings:
-                    sample.detokenizer = self._detokenizer(request)
+                    sample.detokenizer = self._detokenizer(params)
                 if samples.routed_experts:
                     sample.routed = []
                 self._samples[request.request_id] = sample
+                if self._recorder is not None:
+                    self._recorder.expect(request.request_id, len(prompt) + limit)
                 self._llm.engine_core.add_request(request)
         except BaseException:
             self._cancel(job)
             raise
 
-    def _detokenizer(self, request: Any) -> Any:
-        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
+    def _detokenizer(self, params: Any) -> Any:
         if self._tokenizer is None:
             self._tokenizer = self._settings.load_tokenizer()
-        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+        return versions.make_detokenizer(self._tokenizer, params)
 
     def _step(self) -> None:
         """One step of vLLM, and what it sampled. Without a recorder, this is where log-probabilities are read off."""
@@ -262,8 +262,14 @@ class Engine:
                 sample.reason = finish_reason(reason, len(sample.tokens), sample.limit)
                 self._ended[output.request_id] = sample
         self._llm.engine_core.abort_requests(stopped)
-        if self._ended and (self._recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0):
+        if self._ended and self._is_worth_a_wait(self._recorder):
             self._hand_out()
+
+    def _is_worth_a_wait(self, recorder: LogprobRecorder | None) -> bool:
+        """Whether to hand out what has ended now, for which a recorder waits for the device."""
+        if recorder is None or not self._samples or self._num_steps % RECORDER_STEPS == 0:
+            return True
+        return len(self._ended) >= recorder.most_ended
 
     def _hand_out(self) -> None:
         """Deliver the samples that have ended, with what the recorder holds of them."""
@@ -275,8 +281,6 @@ class Engine:
             ]
             for sample, logprobs in zip(ended.values(), self._recorder.fetch(asked), strict=True):
                 sample.logprobs = logprobs
-            if not self._samples:
-                self._recorder.forget()
         jobs: dict[int, tuple[_Job, list[FinishedSample]]] = {}
         for sample in ended.values():
             jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
@@ -302,12 +306,20 @@ class Engine:
     def _move(self, weights: bool, cache: bool, discard_weights: bool) -> int:
         if self._samples or self._ended:
             raise ContractError("set_residency: found samples in the making; expected none. Let generate return first")
+        if self._recorder is not None and not cache:
+            self._recorder.release()
         residency.move(self._llm, weights=weights, cache=cache, discard_weights=discard_weights)
+        if self._recorder is not None and cache:
+            self._recorder.reserve()
         measure = partial(residency.held_bytes, in_process=self._settings.in_process)
-        return sum(self._llm.collective_rpc(measure))
+        # In a process of its own, what the recorder holds is measured with all else.
+        recorded = self._recorder.device_bytes if self._recorder is not None and self._settings.in_process else 0
+        return recorded + sum(self._llm.collective_rpc(measure))
 
     def _cancel(self, job: _Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
+        if self._recorder is not None:
+            self._recorder.forget([*requests, *(request for request, sample in self._ended.items() if sample.job is job)])
         self._samples = {request: sample for request, sample in self._samples.items() if sample.job is not job}
         self._ended = {request: sample for request, sample in self._ended.items() if sample.job is not job}
         self._llm.engine_core.abort_requests(requests)

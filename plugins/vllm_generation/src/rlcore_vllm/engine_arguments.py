@@ -30,6 +30,7 @@ OWNED: dict[str, str] = {
     "device_ids": "Set generator.vllm.devices.",
     "gpu_memory_utilization": "Set generator.vllm.gpu_memory_utilization.",
     "max_num_seqs": "Set generator.vllm.max_num_seqs.",
+    "max_num_batched_tokens": "Set generator.vllm.max_num_batched_tokens.",
     "enforce_eager": "Set generator.vllm.enforce_eager.",
     "enable_prefix_caching": "Set generator.vllm.prefix_caching.",
     "quantization": "Set generator.vllm.quantization.",
@@ -88,6 +89,8 @@ def table_problems(table: Mapping[str, object]) -> Iterator[Problem]:
         elif argument is not None and not argument.accepts(value):
             found = f"{value!r} ({type(value).__name__})"
             yield Problem(path=path, found=found, expected=f"{argument.annotation}, as vLLM's EngineArgs has it")
+        elif key == "hf_overrides" and not isinstance(value, Mapping):
+            yield Problem(path=path, found=f"{value!r} ({type(value).__name__})", expected="a table of keys of config.json")
 
 
 @cache

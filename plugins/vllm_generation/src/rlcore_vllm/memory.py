@@ -40,6 +40,21 @@ def model_size(model: Mapping[str, Any], dtype: str, *, tensor_parallel: int = 1
     return ModelSize(weights=(embeddings + linear) // tensor_parallel, kv_per_token=kv_per_token)
 
 
+def recorder_bytes(max_num_seqs: int, max_model_len: int) -> int:
+    """Most bytes of the log-probabilities that one engine keeps on its device, in float32 rows.
+
+    One row for each sequence in the making and one to spare, one for each that has been preempted, and `recorder_ended` of
+    samples that wait to be fetched.
+    """
+    rows = 2 * max_num_seqs + 1 + recorder_ended(max_num_seqs)
+    return rows * max_model_len * ITEM_BYTES["float32"]
+
+
+def recorder_ended(max_num_seqs: int) -> int:
+    """Samples that may have ended before their log-probabilities are fetched."""
+    return max(1, max_num_seqs // 4)
+
+
 def _mlp_parameters(model: Mapping[str, Any], hidden: int) -> int:
     """Of one layer."""
     experts = model.get("num_experts") or model.get("num_local_experts")

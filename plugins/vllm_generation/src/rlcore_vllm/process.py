@@ -81,9 +81,11 @@ class ProcessReplica:
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         future: Future[None] = Future()
+        child = self._child
+        # In order, so that a refit that begins after this call does not overtake it.
+        submitted = self._submit("submit", samples)
 
-        def collect(host: Any) -> None:
-            number = host.submit(samples)
+        def collect(host: Any, number: int) -> None:
             is_last = False
             while not is_last:
                 finished, is_last = host.collect(number, COLLECT_S)
@@ -96,7 +98,8 @@ class ProcessReplica:
         def work() -> None:
             error = None
             try:
-                self._call(self._child, collect, "generate", "generate_timeout_s")
+                number = submitted.result()
+                self._call(child, lambda host: collect(host, number), "generate", "generate_timeout_s")
             except RlcoreError as raised:
                 error = raised
             if future.set_running_or_notify_cancel():

@@ -7,12 +7,15 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
 
 TRAINER_DEVICE = 0
+WIDE_CACHES = ("auto", "bfloat16", "float16")
+"""Values of vLLM's kv_cache_dtype that hold keys and values as the model computes them."""
 ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for() else frozenset()
 """Of the builds for CPUs none reports them: vLLM reads them off in the runner that needs Triton."""
 
 
 def without(config: VllmConfig) -> frozenset[str]:
-    """What a section rules out: ways to refit that its layout has no use for, and exactness where weights are quantised."""
+    """What a section rules out: ways to refit that its layout has no use for, and exactness where weights or the KV cache are
+    quantised."""
     names = set()
     if config.replicas > 1 or config.tensor_parallel > 1:
         names.add(capabilities.REFIT_IN_PROCESS)
@@ -21,7 +24,7 @@ def without(config: VllmConfig) -> frozenset[str]:
         names.add(capabilities.REFIT_CUDA_IPC)  # an engine maps the trainer's memory on a device that it sees
     if shares_device:
         names.add(capabilities.REFIT_NCCL)
-    if config.quantization != "none":
+    if config.quantization != "none" or config.engine.get("kv_cache_dtype", "auto") not in WIDE_CACHES:
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names)
 

@@ -87,6 +87,8 @@ def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings
     }
     if request.device == "cuda":
         changed["enable_sleep_mode"] = False
+    # The dtype of the head is left to vLLM, as in `vllm serve`: an output head that is quantised knows no other than its own.
+    changed["hf_overrides"] = {}
     return evolve(settings, arguments={**settings.arguments, **changed, **config.engine})
 
 

@@ -10,7 +10,9 @@ from rlcore.torchkit.models import model_errors
 from rlcore_vllm.config import VllmConfig
 
 GIB = 2**30
-CPU_BATCHED_TOKENS = 8192
+FLOAT32_HEAD = {"head_dtype": "float32"}
+"""For vLLM's hf_overrides. In a model's own bfloat16 logits would be rounded by the head, and in the model runner V2 of 0.26
+once more after they are divided by the temperature."""
 
 
 @frozen(kw_only=True)
@@ -54,6 +56,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "tensor_parallel_size": config.tensor_parallel,
         "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else "uni",
         "max_num_seqs": config.max_num_seqs,
+        # Left to vLLM it would be 2,048, and an engine of more sequences than that would not start.
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
         "enforce_eager": eager,
         "enable_prefix_caching": config.prefix_caching,
         "logprobs_mode": "processed_logprobs",
@@ -72,7 +76,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
             "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),
             # A prompt computed in parts makes vLLM rewind the sample's seed, which torch's generators for CPU cannot do.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(context.max_sequence_length, CPU_BATCHED_TOKENS),
+            "max_num_batched_tokens": max(arguments["max_num_batched_tokens"], context.max_sequence_length),
         }
     else:
         arguments |= {
@@ -87,8 +91,15 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         in_process=context.channel == "in_process",
         tensor_parallel=config.tensor_parallel,
         eager=eager,
-        arguments=arguments | dict(config.engine),
+        arguments=arguments | dict(config.engine) | {"hf_overrides": FLOAT32_HEAD | _overrides(config)},
     )
+
+
+def _overrides(config: VllmConfig) -> dict[str, Any]:
+    """The section's own hf_overrides."""
+    table = config.engine.get("hf_overrides", {})
+    assert isinstance(table, Mapping)  # checked before the run
+    return dict(table)
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:

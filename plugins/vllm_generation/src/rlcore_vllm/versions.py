@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlcore_vllm.recorder import LogprobRecorder, record
+from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
 
 
 def make_request(request_id: str, prompt: list[int], params: Any) -> Any:
@@ -28,6 +28,16 @@ def make_request(request_id: str, prompt: list[int], params: Any) -> Any:
         cache_salt=None,
         data_parallel_rank=None,
     )
+
+
+def make_detokenizer(tokenizer: Any, params: Any) -> Any:
+    """vLLM's search for the stop strings of its SamplingParams, in the text of a response alone.
+
+    Given the prompt too, it would take a prompt that ends within a character for a part of the response's text.
+    """
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    return IncrementalDetokenizer.from_new_request(tokenizer, make_request("", [], params))
 
 
 def set_paused(core: Any, paused: bool) -> None:
@@ -68,6 +78,15 @@ def logprob_recorder(llm: Any) -> LogprobRecorder | None:
         return None
     recorder: LogprobRecorder | None = llm.collective_rpc(lambda worker: record(worker.model_runner))[0]
     return recorder
+
+
+def leave_room_for_recorder(worker: Any = None) -> None:
+    """Have the worker class, vLLM's for CUDA, count what the recorder will take among what is not left for the KV cache."""
+    worker = worker or importlib.import_module("vllm.v1.worker.gpu_worker").Worker
+    if hasattr(worker, "rlcore_measured"):
+        return
+    worker.rlcore_measured = worker.determine_available_memory
+    worker.determine_available_memory = lambda self: self.rlcore_measured() - most_bytes(self.model_runner)
 
 
 def wait_without_spinning() -> None:
