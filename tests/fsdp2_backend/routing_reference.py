@@ -19,11 +19,11 @@ NUM_SEQUENCES = 8
 BOUND = 1e-5
 
 
-def make_mixed_model(directory: Path) -> Path:
-    """With experts in all layers but one."""
-    make_model(directory, "qwen3_moe", num_layers=NUM_LAYERS, tied=False)
+def make_mixed_model(directory: Path, dense_layers: Sequence[int] = (DENSE_LAYER,), **options: Any) -> Path:
+    """With experts in all layers but some; `options` of `make_model`."""
+    make_model(directory, "qwen3_moe", num_layers=NUM_LAYERS, tied=False, **options)
     config = AutoConfig.from_pretrained(directory)
-    config.mlp_only_layers, config.norm_topk_prob = [DENSE_LAYER], False
+    config.mlp_only_layers, config.norm_topk_prob = list(dense_layers), False
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory

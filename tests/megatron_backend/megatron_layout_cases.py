@@ -1,6 +1,7 @@
 """What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
 
 import json
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,6 @@ from megatron_support import (
     GradientsSeen,
     Reference,
     auxiliary_backward,
-    even_batch,
     exported,
     grpo_batch,
     in_files,
@@ -29,6 +29,7 @@ from megatron_support import (
     split,
     step_request,
 )
+from routing_reference import make_mixed_model
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
 from rlcore.testing.models import ARCHITECTURES, make_model
@@ -85,9 +86,11 @@ BFLOAT16_EXPERTS = evolve(BFLOAT16, gradient=0.5, figure=0.3)
 """Where two experts are nearly equal it may send a token to the other one."""
 
 MOE = "qwen3_moe"
+MIXED = "mixed"
+"""The same with MLPs in the first half of its layers, so that the first of two stages has no experts."""
 LAYOUTS = (
     Layout(name="one", num_ranks=1, packed=ARCHITECTURES, unpacked=("qwen2", MOE), auxiliary=(MOE,)),
-    Layout(name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE)),
+    Layout(name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE), auxiliary=(MOE,)),
     Layout(name="tp2", num_ranks=2, options={"tensor_parallel": 2, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
     Layout(
         name="tp2+sp", num_ranks=2, options={"tensor_parallel": 2}, packed=ARCHITECTURES, unpacked=("qwen2",), auxiliary=(MOE,)
@@ -107,11 +110,13 @@ LAYOUTS = (
         options={"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
         packed=("qwen3", MOE),
         unpacked=("llama",),
+        auxiliary=(MOE,),
     ),
-    Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",)),
+    Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",), auxiliary=(MOE,)),
     Layout(name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", MOE), unpacked=("llama",)),
     Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE,), unpacked=(MOE,)),
     Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
+    Layout(name="cp2xetp2", num_ranks=2, options={"context_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(name="tp2xpp2", num_ranks=4, options={"tensor_parallel": 2, "pipeline_parallel": 2}, packed=("qwen3", MOE)),
     Layout(
         name="tp2xcp2",
@@ -121,6 +126,7 @@ LAYOUTS = (
         auxiliary=(MOE,),
     ),
     Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
+    Layout(name="pp2xdp2", num_ranks=4, options={"pipeline_parallel": 2}, auxiliary=(MIXED,)),
     Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE,)),
     Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
     Layout(
@@ -144,12 +150,17 @@ LAYOUTS = (
         packed=(MOE,),
     ),
 )
-BALANCING, Z = 0.5, 0.01
+COEFFICIENTS = {
+    "load_balancing_loss": 0.5,
+    "seq_load_balancing_loss": 0.3,
+    "global_load_balancing_loss": 0.4,
+    "z_loss": 0.01,
+}
 AUXILIARY_OPTIONS = {
     "transformer": {
-        "moe_router_load_balancing_type": "aux_loss",
-        "moe_aux_loss_coeff": BALANCING,
-        "moe_z_loss_coeff": Z,
+        "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+        "moe_aux_loss_coeff": [0.5, 0.3, 0.4],
+        "moe_z_loss_coeff": 0.01,
     }
 }
 WORLD_SIZES = tuple(sorted({layout.num_ranks for layout in LAYOUTS}))
@@ -195,7 +206,7 @@ class Place(Launch, Comparing):
     def bounds(self, architecture: str) -> Bounds:
         if self.dtype == "float32":
             return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
-        return BFLOAT16_EXPERTS if architecture == MOE else BFLOAT16
+        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED) else BFLOAT16
 
     def loss_of(self, form: str) -> str:
         """GRPO's clips at a ratio: a step in the gradient, which rounding to bfloat16 moves to other tokens."""
@@ -219,7 +230,12 @@ def prepare(root: Path, **options: Any) -> None:
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=4, **options)
         for name, loss in LOSSES.items():
             torch.save(expected_steps(root / "models" / architecture, loss, root), root / f"{architecture}-{name}.pt")
-    torch.save(expected_auxiliary(root / "models" / MOE), root / f"{MOE}-auxiliary.pt")
+    make_mixed_model(root / "models" / MIXED, range(2), **options)
+    for layout in LAYOUTS:
+        for architecture in layout.auxiliary:
+            file = auxiliary_file(root, architecture, data_size(layout))
+            if not file.exists():
+                torch.save(expected_auxiliary(root / "models" / architecture, data_size(layout)), file)
 
 
 def expected_steps(model: Path, loss: LossSpec, root: Path) -> dict[str, Any]:
@@ -308,30 +324,42 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
     backend.close(CloseRequest())
 
 
-def auxiliary_parts() -> tuple[TokenBatch, TokenBatch]:
-    """Microbatches of different sizes: the larger one counts for more."""
-    first, second = split(even_batch(0), [range(2), range(2, 8)])
-    return first, second
+def data_size(layout: Layout) -> int:
+    """Data-parallel ranks."""
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+    return layout.num_ranks // math.prod(layout.options.get(name, 1) for name in names)
 
 
-def expected_auxiliary(model: Path) -> dict[str, Any]:
-    reference, batch = Reference(model, SPEC), even_batch(0)
-    reference_backward(reference, batch, WEIGHTED)
-    balance = auxiliary_backward(reference, auxiliary_parts(), BALANCING, Z)
-    return {"gradients": in_files(reference.model, reference.gradients()), "balance": balance}
+def auxiliary_parts(rank: int, num_ranks: int) -> tuple[TokenBatch, ...]:
+    """A data-parallel rank's microbatches: of different sizes, not as many as stages, and shorter than the other ranks'."""
+    mine = list(range(rank, NUM_SEQUENCES, num_ranks))
+    return split(BATCHES[0], [mine[:1], mine[1:3], mine[3:]])
+
+
+def auxiliary_file(root: Path, architecture: str, num_data_ranks: int) -> Path:
+    return root / f"{architecture}-auxiliary-{num_data_ranks}.pt"
+
+
+def expected_auxiliary(model: Path, num_data_ranks: int) -> dict[str, Any]:
+    reference = Reference(model, SPEC)
+    reference_backward(reference, BATCHES[0], WEIGHTED)
+    dealt = [auxiliary_parts(rank, num_data_ranks) for rank in range(num_data_ranks)]
+    means = auxiliary_backward(reference, list(zip(*dealt, strict=True)), COEFFICIENTS)
+    return {"gradients": in_files(reference.model, reference.gradients()), "means": means}
 
 
 def check_auxiliary(place: Place, layout: Layout, architecture: str) -> None:
-    """The router's losses add the same gradients in every layout that takes the same microbatches."""
+    """The router's losses add the gradients of their formulas, and every rank reports their values."""
     backend = place.backend(evolve(layout, options={**layout.options, **AUXILIARY_OPTIONS}), architecture)
-    seen, expected = GradientsSeen(backend), torch.load(place.root / f"{architecture}-auxiliary.pt")
-    parts = auxiliary_parts()
-    result = backend.train_step(step_request(parts, even_batch(0).counts()))
-    bounds = place.bounds(architecture)
+    expected = torch.load(auxiliary_file(place.root, architecture, data_size(layout)))
+    seen, bounds = GradientsSeen(backend), place.bounds(architecture)
+    parts = auxiliary_parts(backend.layout.data_parallel_rank, backend.layout.data_parallel_size)
+    result = backend.train_step(step_request(parts, BATCHES[0].counts()))
     with place.comparing():
         assert_gradients(seen.tensors, expected["gradients"], bounds)
+    errors = {name: abs(result.metrics[name] - mean) for name, mean in expected["means"].items()}
     with place.comparing():
-        assert abs(result.metrics["load_balancing_loss"] - expected["balance"]) < bounds.figure
+        assert max(errors.values()) < bounds.figure, errors
     backend.close(CloseRequest())
 
 

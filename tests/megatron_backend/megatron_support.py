@@ -97,27 +97,47 @@ def even_batch(seed: int) -> TokenBatch:
     )
 
 
-def auxiliary_backward(reference: Reference, microbatches: Sequence[TokenBatch], balancing: float, z: float) -> float:
-    """Add up the gradients of Σ_microbatches share · Σ_layers (balancing · E Σ_e f_e p_e + z · mean logsumexp²), and return the
-    mean of E Σ_e f_e p_e over layers and microbatches.
+def auxiliary_backward(
+    reference: Reference, rounds: Sequence[Sequence[TokenBatch]], coefficients: Mapping[str, float]
+) -> dict[str, float]:
+    """Add up the gradients of Σ coefficient · loss over the metrics of the router's losses; returns their means over layers.
 
-    f_e is expert e's share of the tokens' choices, p_e its mean probability, `share` the microbatch's share of all tokens
-    (arXiv:2101.03961, equation 4; arXiv:2202.08906, equation 5).
+    A round is the microbatches that data-parallel ranks compute at a time. With f_e expert e's share of the choices of some
+    tokens, and p_e(t) a token's probability of it, a loss is the mean over all tokens of E Σ_e f_e p_e(t)
+    (arXiv:2101.03961, equation 4), where f_e is of the microbatch, of the sequence, or of all rounds so far
+    (arXiv:2501.11873); and of logsumexp(logits)² (arXiv:2202.08906, equation 5).
     """
-    config = reference.model.config
-    total, losses, balances = sum(batch.num_tokens for batch in microbatches), [], []
-    for batch in microbatches:
-        tokens = torch.from_numpy(batch.tokens).long().view(batch.num_sequences, -1)
-        output = reference.model(input_ids=tokens, use_cache=False, output_router_logits=True)
-        for logits in output.router_logits:
-            chosen = logits.topk(config.num_experts_per_tok).indices
-            frequencies = torch.nn.functional.one_hot(chosen, config.num_experts).float().mean((0, 1))
-            balance = config.num_experts * (frequencies * logits.softmax(-1).mean(0)).sum()
-            share = batch.num_tokens / total
-            losses.append(share * (balancing * balance + z * logits.logsumexp(-1).square().mean()))
-            balances.append(balance.item())
-    torch.stack(losses).sum().backward()
-    return sum(balances) / len(balances)
+    config, seen = reference.model.config, 0.0
+    total = sum(batch.num_tokens for microbatches in rounds for batch in microbatches)
+    sums = dict.fromkeys(coefficients, torch.zeros(()))
+    for microbatches in rounds:
+        found = [router_logits(reference, batch) for batch in microbatches]
+        counts = [[_choices(logits, config.num_experts_per_tok) for logits in sequences] for sequences in found]
+        seen = seen + sum(chosen for batch in counts for chosen in batch)
+        for sequences, choices in zip(found, counts, strict=True):
+            for logits, own in zip(sequences, choices, strict=True):
+                frequencies = {"load_balancing_loss": sum(choices), "seq_load_balancing_loss": own}
+                frequencies["global_load_balancing_loss"] = seen
+                for name, chosen in frequencies.items():
+                    shares = (chosen / chosen.sum(-1, keepdim=True))[:, None]
+                    sums[name] = sums[name] + config.num_experts * (shares * logits.softmax(-1)).sum() / total
+                sums["z_loss"] = sums["z_loss"] + logits.logsumexp(-1).square().sum() / total
+    torch.stack([coefficients[name] * value for name, value in sums.items()]).sum().backward()
+    return {name: value.item() / len(found[0][0]) for name, value in sums.items()}
+
+
+def router_logits(reference: Reference, batch: TokenBatch) -> list[torch.Tensor]:
+    """float32 [layers, tokens, experts] of each sequence."""
+    sequences = np.split(batch.tokens, batch.offsets[1:-1])
+    inputs = [torch.from_numpy(tokens).long()[None] for tokens in sequences]
+    outputs = [reference.model(input_ids=tokens, use_cache=False, output_router_logits=True) for tokens in inputs]
+    return [torch.stack([logits.view(-1, logits.shape[-1]) for logits in output.router_logits]) for output in outputs]
+
+
+def _choices(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """float64 [layers, experts]: how often each is chosen."""
+    chosen = logits.topk(top_k).indices
+    return torch.nn.functional.one_hot(chosen, logits.shape[-1]).sum((1, 2)).double()
 
 
 def in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -161,6 +161,12 @@ def test_what_was_not_checked_is_refused_when_it_is_made() -> None:
             "expected another field of Megatron's TransformerConfig. Set trainer.megatron.tensor_parallel",
         ),
         (
+            {"transformer": {"moe_layer_recompute": True}},
+            "trainer.megatron.transformer.moe_layer_recompute: found a field that is not for this table to set; expected "
+            'another field of Megatron\'s TransformerConfig. Set trainer.megatron.recompute to "selective", and '
+            "transformer.recompute_modules",
+        ),
+        (
             {"transformer": {"hidden_size": 2}},
             "trainer.megatron.transformer.hidden_size: found a field that is not for this table to set; expected another field "
             "of Megatron's TransformerConfig. Leave it out: it follows from the model at model.path",
@@ -314,6 +320,13 @@ def wrong(found: list[str]) -> dict[str, str]:
             {"moe_router_load_balancing_type": "aux_loss"},
             "'aux_loss'; expected moe_aux_loss_coeff beside it. One without the other balances nothing",
         ),
+        (
+            "cpu",
+            {"recompute": "selective", "pipeline_parallel": 2},
+            {"recompute_modules": ["moe"], "moe_z_loss_coeff": 0.001},
+            "['moe']; expected other modules, with several stages and a loss of routers. A router would take the tokens of a "
+            'later microbatch for its own. Or set trainer.megatron.recompute to "full"',
+        ),
     ],
 )
 def test_layers_that_megatron_takes_and_computes_wrongly(device: str, section: dict, transformer: dict, problem: str) -> None:
@@ -329,6 +342,8 @@ def test_layers_that_megatron_takes_and_computes_wrongly(device: str, section: d
         ("cpu", {}, {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}),
         ("cpu", {}, {"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0}),
         ("cpu", {"recompute": "full"}, {"recompute_method": "block", "recompute_num_layers": 2}),
+        ("cpu", {"recompute": "selective"}, {"recompute_modules": ["moe"], "moe_z_loss_coeff": 0.001}),
+        ("cpu", {"recompute": "selective", "pipeline_parallel": 2}, {"recompute_modules": ["moe"]}),
         ("cpu", {}, {"apply_rope_fusion": False, "calculate_per_token_loss": True}),
     ],
 )

@@ -231,6 +231,34 @@ def test_what_a_model_with_experts_cannot_run_in(sizes: dict, problem: str) -> N
     assert problem in texts(world_size, model=EXPERTS, **sizes)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        (
+            {"expert_tensor_parallel": 2, "expert_parallel": 2},
+            "2 with expert_parallel 2 on a CPU; expected 1: gloo gathers no parts of different sizes, as experts' tokens are. "
+            "Leave it out",
+        ),
+        (
+            {"expert_tensor_parallel": 2},
+            "2 with tensor_parallel 1 x context_parallel 1 on a CPU; expected 1: gloo gathers no parts of different sizes, as "
+            "the microbatches of data-parallel ranks are. Leave it out, or choose a divisor of 1",
+        ),
+        (
+            {"expert_tensor_parallel": 4, "tensor_parallel": 2},
+            "4 with tensor_parallel 2 x context_parallel 1 on a CPU; expected 1: gloo gathers no parts of different sizes, as "
+            "the microbatches of data-parallel ranks are. Leave it out, or choose a divisor of 2",
+        ),
+        ({"expert_tensor_parallel": 2, "tensor_parallel": 2}, None),
+        ({"expert_tensor_parallel": 4, "tensor_parallel": 2, "context_parallel": 2}, None),
+    ],
+)
+def test_ranks_on_a_cpu_share_experts_where_they_have_equally_many_tokens(sizes: dict, problem: str | None) -> None:
+    expected = [] if problem is None else [f"trainer.megatron.expert_tensor_parallel: found {problem}"]
+    assert texts(4, "cpu", EXPERTS, **sizes) == expected
+    assert texts(4, "cuda", EXPERTS, **sizes) == []
+
+
 def test_without_tensor_parallel_sequence_parallel_says_nothing() -> None:
     assert texts(1, model=EXPERTS, sequence_parallel=False) == []
     assert texts(2, model=DENSE, tensor_parallel=2, sequence_parallel=False) == []

@@ -1,16 +1,23 @@
-"""The router's auxiliary losses, which Megatron adds to the gradients behind the loss's back, where a recipe turns them on."""
+"""The losses of routers that a recipe turns on, by Megatron's own names for them.
 
-from collections.abc import Sequence
+Megatron's code for them counts padding and microbatches that only fill up a pipeline, takes all ranks' tokens to be equally
+many and packed sequences to be one, and reduces some of its figures over some of the ranks. So here is another.
+Shapes: S tokens that a router sees, N sequences of the microbatch, E experts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker, track_moe_metrics
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 
 from rlcore.torchkit.microbatch import Microbatch
-from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.parallel import Groups
 
 BALANCING = {
@@ -18,60 +25,172 @@ BALANCING = {
     "seq_aux_loss": "seq_load_balancing_loss",
     "global_aux_loss": "global_load_balancing_loss",
 }
-"""Kinds of `moe_router_load_balancing_type` that have a loss, and what Megatron calls it where it counts."""
+"""Kinds of `moe_router_load_balancing_type` that have a loss, and the metric of each."""
+Z_LOSS = "z_loss"
+
+
+def coefficients(config: TransformerConfig) -> dict[str, float]:
+    """Of the losses that are on, by their metrics."""
+    if config.num_moe_experts is None:
+        return {}
+    kinds, weights = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    pairs = zip(_listed(kinds), _listed(weights), strict=True)
+    found = {BALANCING[kind]: float(weight) for kind, weight in pairs if weight and kind in BALANCING}
+    return found | ({Z_LOSS: float(config.moe_z_loss_coeff)} if config.moe_z_loss_coeff else {})
+
+
+class PolicyRouter(TopKRouter):  # type: ignore[misc]
+    """Megatron's router with these losses in the place of its own.
+
+    For a token t with probabilities p(t), the softmax of its logits, they are E Σ_e f_e p_e(t) and logsumexp(logits)²
+    (arXiv:2101.03961, equation 4; arXiv:2202.08906, equation 5). f_e is expert e's share of what the router chooses by itself,
+    whatever it is told to: in the token's microbatch; for "seq_aux_loss" in its sequence; for "global_aux_loss"
+    (arXiv:2501.11873) in the microbatches of all data-parallel ranks in this step so far. A step's loss is the mean over all
+    tokens of all ranks, times the coefficient, added up over layers.
+    """
+
+    def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
+        super().__init__(config=config, pg_collection=pg_collection)
+        self.coefficients = coefficients(config)
+        self.routing_type = "none"  # turns Megatron's own off
+        self.sequences: Tensor | None = None
+        """int64 [S]: which of the microbatch's sequences each of the tokens belongs to; -1 for tokens that are none of its."""
+        self.num_sequences = 0
+        self._share: Tensor | None = None
+        self._chosen: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+
+    def begin(self, share: Tensor) -> None:
+        """Before a step of whose tokens, over all ranks, each is `share`, a float64 scalar."""
+        self._share, self._sums = share, {}
+        self._chosen = share.new_zeros(self.num_experts)
+
+    def sums(self) -> Mapping[str, Tensor]:
+        """float64 scalars: what this rank's tokens have added to each mean since `begin`, without the coefficient."""
+        return self._sums
+
+    def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002 - Megatron's
+        """`logits` [S, E], with the gradients of all losses attached: Megatron calls this wherever it has new ones."""
+        if not (self.coefficients and self.training and torch.is_grad_enabled()):
+            return logits
+        assert self._share is not None
+        losses = self._losses(logits)
+        for name, loss in losses.items():
+            added = loss.detach().double() * self._share
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
+        weighed = torch.stack([self.coefficients[name] * loss for name, loss in losses.items()]).sum()
+        attached: Tensor = MoEAuxLossAutoScaler.apply(logits, weighed * self._share)
+        return attached
+
+    def _losses(self, logits: Tensor) -> dict[str, Tensor]:
+        """Sums over this rank's tokens."""
+        assert self.sequences is not None
+        own = (self.sequences >= 0)[:, None]
+        probabilities = logits.softmax(-1, dtype=torch.float32) * own
+        with torch.no_grad():
+            chosen = torch.zeros_like(probabilities, dtype=torch.float64)
+            chosen = chosen.scatter_(1, logits.topk(self.topk, 1).indices, 1.0) * own
+        losses = {}
+        for name in self.coefficients:
+            if name == Z_LOSS:
+                losses[name] = (logits.logsumexp(-1).square() * own[:, 0]).sum()
+            else:
+                losses[name] = self.num_experts * (self._frequencies(name, chosen) * probabilities).sum()
+        return losses
+
+    @torch.no_grad()
+    def _frequencies(self, name: str, chosen: Tensor) -> Tensor:
+        """float32 [1, E] or [S, E], of each token, from `chosen` float64 [S, E], which is 1.0 at the experts of a token."""
+        if name == BALANCING["seq_aux_loss"]:
+            places = self.sequences + 1
+            counts = chosen.new_zeros(self.num_sequences + 1, chosen.shape[1]).index_add_(0, places, chosen)
+            return _shares(_added_up(counts, self.tp_cp_group))[places]
+        counts = chosen.sum(0, keepdim=True)
+        if name == BALANCING["global_aux_loss"]:
+            self._chosen = self._chosen + _added_up(counts, self.tp_dp_cp_group)
+            return _shares(self._chosen)
+        return _shares(_added_up(counts, self.tp_cp_group))
 
 
 @frozen(kw_only=True, eq=False)
-class AuxiliaryLoss:
-    """Weighs each microbatch's auxiliary loss by its tokens, so that their mean over the step is what the coefficient scales.
-
-    Megatron multiplies it by the tokens of one rank, expecting all gradients to be divided by all tokens afterwards. Ours are
-    not, so it is scaled down by itself: Megatron's scale is that of the loss too, which is then scaled up before.
-    """
+class AuxiliaryLosses:
+    """The losses of all of a model's routers on this rank."""
 
     config: TransformerConfig
-    layout: ParallelLayout
     groups: Groups
+    routers: Sequence[PolicyRouter]
+
+    @classmethod
+    def of(cls, parts: Sequence[Any], groups: Groups) -> "AuxiliaryLosses":
+        """Of the model whose parts these are, on a rank of these groups."""
+        routers = [module for part in parts for module in part.modules() if isinstance(module, PolicyRouter)]
+        return cls(config=parts[0].config, groups=groups, routers=routers)
+
+    def begin(self, microbatches: Sequence[Microbatch]) -> None:
+        """Before a step of these microbatches; on every rank."""
+        if not coefficients(self.config):
+            return
+        num_tokens = float(sum(batch.packed.num_tokens for batch in microbatches))
+        tokens = torch.tensor(num_tokens, dtype=torch.float64, device=torch.cuda.current_device())
+        _added_up(tokens, self.groups.data)
+        for router in self.routers:
+            router.begin(tokens.reciprocal())
+
+    def metrics(self) -> dict[str, float]:
+        """After a step, on every rank: means over all tokens and all layers with experts, without the coefficients. A balancing
+        loss is 1.0 where tokens are spread evenly."""
+        names = list(coefficients(self.config))
+        if not names:
+            return {}
+        sums = torch.zeros(len(names), dtype=torch.float64, device=torch.cuda.current_device())
+        for router in self.routers:
+            found = router.sums()
+            if found:
+                sums += torch.stack([found[name] for name in names])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(sums)  # each token is one rank's alone, in each layer
+        return dict(zip(names, (sums / self._num_layers).tolist(), strict=True))
 
     @property
-    def names(self) -> list[str]:
-        """Of the losses that are on, as Megatron counts them."""
-        if self.config.num_moe_experts is None:
-            return []
-        kinds, coefficients = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
-        pairs = zip(
-            [kinds] if isinstance(kinds, str) else kinds,
-            coefficients if isinstance(coefficients, Sequence) else [coefficients],
-            strict=True,
-        )
-        balancing = [BALANCING[kind] for kind, coefficient in pairs if coefficient and kind in BALANCING]
-        return [*balancing, *(["z_loss"] if self.config.moe_z_loss_coeff else [])]
+    def _num_layers(self) -> int:
+        layers = self.config.moe_layer_freq  # 1, or which of the layers have experts
+        return sum(layers) if isinstance(layers, list) else int(self.config.num_layers)
 
-    def begin(self, microbatches: Sequence[Microbatch]) -> float:
-        """Set Megatron's scale for a step; returns what the loss has to be divided by before its backward pass."""
-        if not self.names:
-            return 1.0
-        tokens = torch.tensor(float(sum(batch.packed.num_tokens for batch in microbatches)), device=torch.cuda.current_device())
-        dist.all_reduce(tokens, group=self.groups.data)
-        # Tensor and context ranks count a share of a microbatch's tokens each.
-        scale = self.layout.tensor * self.layout.context / float(tokens)
-        self.config.grad_scale_func = lambda loss: loss * scale
-        return scale
 
-    def metrics(self, num_microbatches: int) -> dict[str, float]:
-        """Mean over microbatches, layers and data-parallel ranks, without the coefficient; `load_balancing_loss` is 1.0 where
-        tokens are spread evenly."""
-        if not self.names:
-            return {}
-        found: dict[str, Any] = {}
-        tracker = get_moe_layer_wise_logging_tracker()
-        track_moe_metrics(
-            1.0 / num_microbatches,
-            0,
-            total_loss_dict=found,
-            force_initialize=True,
-            track_names=[name for name in self.names if name in tracker or self.layout.pipeline > 1],
-            num_layers=self.config.num_layers,
-            moe_layer_freq=self.config.moe_layer_freq,
-        )
-        return {name: float(value) for name, value in found.items()}
+def watch(parts: Sequence[Any]) -> None:
+    """Let routers know the sequences of the microbatches that a model's parts are called with."""
+    for part in parts:
+        for layer in part.decoder.layers:
+            router = getattr(layer.mlp, "router", None)
+            if router is not None and router.coefficients:
+                layer.register_forward_pre_hook(_setter(router), with_kwargs=True)
+
+
+def _setter(router: PolicyRouter) -> Callable[[Any, Any, dict[str, Any]], None]:
+    def set_sequences(layer: Any, _: Any, options: dict[str, Any]) -> None:
+        batch = options["packed_seq_params"]
+        assert isinstance(batch, PackedBatch)
+        assert batch.part is not None
+        sequences = batch.sequences
+        if layer.config.sequence_parallel:
+            group = layer.pg_collection.tp
+            sequences = sequences.chunk(group.size())[group.rank()]
+        router.sequences, router.num_sequences = sequences, batch.part.packed.num_sequences
+
+    return set_sequences
+
+
+def _added_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """In place, over the group's ranks."""
+    if group.size() > 1:
+        dist.all_reduce(values, group=group)
+    return values
+
+
+def _shares(counts: Tensor) -> Tensor:
+    """float32, of counts [..., E] in all of their row."""
+    return (counts / counts.sum(-1, keepdim=True).clamp(min=1.0)).float()
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

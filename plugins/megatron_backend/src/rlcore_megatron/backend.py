@@ -36,7 +36,7 @@ from rlcore.torchkit.losses import Totals
 from rlcore.torchkit.microbatch import move
 from rlcore.torchkit.models import load_config
 from rlcore.torchkit.routing_replay import check_routing
-from rlcore_megatron import checkpoint, parallel
+from rlcore_megatron import auxiliary_loss, checkpoint, parallel
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter
@@ -79,6 +79,7 @@ class MegatronBackend:
         architecture = Architecture.of(self._hf)
         policy = build(transformer, architecture, layout)
         attach(policy)
+        auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout)
         self._models = distribute(policy, config, transformer, self._device.type)
         self._optimizer = make_optimizer(self._models, context, config)

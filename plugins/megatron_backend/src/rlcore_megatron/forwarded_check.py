@@ -70,7 +70,7 @@ def _combinations(setting: "_Setting", shape: ModelShape | None) -> Iterator[Pro
     yield from _exchange_problems(setting, config.transformer)
     yield from _engine_problems(setting, config.transformer)
     yield from _recompute_problems(setting, config.transformer)
-    yield from _routing_problems(config.transformer, shape)
+    yield from _routing_problems(setting, config.transformer, shape)
     yield from _optimizer_problems(setting, config.optimizer)
     yield from _scheduler_problems(config.scheduler)
     yield from _ddp_problems(setting, config.ddp)
@@ -151,7 +151,7 @@ def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
             yield _problem("transformer", key, found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
 
 
-def _routing_problems(table: Mapping[str, Any], shape: ModelShape | None) -> Iterator[Problem]:
+def _routing_problems(setting: _Setting, table: Mapping[str, Any], shape: ModelShape | None) -> Iterator[Problem]:
     """What concerns mixture-of-experts layers."""
     if shape is not None and not shape.experts:
         for key in sorted(table):
@@ -172,6 +172,10 @@ def _routing_problems(table: Mapping[str, Any], shape: ModelShape | None) -> Ite
         found, missing = (found, missing) if weighted else (missing, found)
         remedy = "One without the other balances nothing"
         yield _value_problem("transformer", found, table[found], f"{missing} beside it", remedy)
+    if "moe" in _listed(table.get("recompute_modules")) and setting.has_stages and (weighted or table.get("moe_z_loss_coeff")):
+        expected = "other modules, with several stages and a loss of routers"
+        remedy = f'A router would take the tokens of a later microbatch for its own. Or set {SECTION}.recompute to "full"'
+        yield _value_problem("transformer", "recompute_modules", table["recompute_modules"], expected, remedy)
 
 
 def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:

@@ -32,6 +32,7 @@ OWNED: dict[str, dict[str, str]] = {
         "transformer_impl": _SET.format(f"{SECTION}.transformer_engine"),
         "fp8": _SET.format(f"{SECTION}.fp8"),
         "moe_enable_routing_replay": _SET.format("rollout.replay_routing"),
+        "moe_layer_recompute": f'Set {SECTION}.recompute to "selective", and transformer.recompute_modules',
         **_owned(
             _MODEL,
             "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels normalization "

@@ -94,12 +94,25 @@ def _model_problems(config: MegatronConfig, device: str, shape: ModelShape) -> I
             "true: Megatron's routers train on tokens that tensor ranks divide",
             "Leave it out, or set tensor_parallel to 1",
         )
-    elif device == "cpu" and config.expert_tensor_parallel > 1 and _size(config, "expert_parallel") > 1:
-        found = f"{config.expert_tensor_parallel} with expert_parallel {config.expert_parallel} on a CPU"
-        expected = "1: gloo gathers no parts of different sizes, as experts' tokens are"
-        yield _problem("expert_tensor_parallel", found, expected, "Leave it out")
+    elif device == "cpu":
+        yield from _gathering_problems(config)
     if config.fp8:
         yield from _float8_side_problems(config, shape)
+
+
+def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
+    """Of gloo: the ranks that share an expert gather the tokens of all of them, and have equally many only where they share
+    those of one microbatch and send none to other experts' ranks."""
+    shared, expert = config.expert_tensor_parallel, _size(config, "expert_parallel")
+    tensor, context = _size(config, "tensor_parallel"), _size(config, "context_parallel")
+    expected = "1: gloo gathers no parts of different sizes, as "
+    if shared > 1 and expert > 1:
+        found = f"{shared} with expert_parallel {expert} on a CPU"
+        yield _problem("expert_tensor_parallel", found, f"{expected}experts' tokens are", "Leave it out")
+    elif tensor * context % shared:
+        found = f"{shared} with tensor_parallel {tensor} x context_parallel {context} on a CPU"
+        remedy = f"Leave it out, or choose a divisor of {tensor * context}"
+        yield _problem("expert_tensor_parallel", found, f"{expected}the microbatches of data-parallel ranks are", remedy)
 
 
 def _quantities(config: MegatronConfig, shape: ModelShape) -> Iterator[_Quantity]:

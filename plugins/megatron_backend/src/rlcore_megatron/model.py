@@ -19,6 +19,7 @@ from rlcore.torchkit.context_parallel import part_logprobs
 from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
 from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
+from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import Architecture
 from rlcore_megatron.norm import PlainRMSNorm
@@ -134,8 +135,10 @@ def _mark_experts(parts: Sequence[PolicyModel], layout: ParallelLayout) -> None:
 
 
 def _adapt(spec: TransformerBlockSubmodules, fused: bool) -> None:
-    """Put our attention, and without TransformerEngine our norms, in place of Megatron's."""
+    """Put our attention, routers, and without TransformerEngine our norms, in place of Megatron's."""
     for layer in spec.layer_specs:
+        if hasattr(layer.submodules.mlp.submodules, "router"):
+            layer.submodules.mlp.submodules.router = PolicyRouter
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = FusedAttention if fused else PackedAttention
         if not fused:

@@ -1,6 +1,7 @@
 """A packed microbatch as Megatron's layers take it: this rank's tokens, where they belong, and the sequences' bounds."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -40,9 +41,19 @@ class PackedBatch(PackedSeqParams):
     routed: Tensor | None = None
     """int16 [L, K, S]: the experts that each token is sent to in each of all L layers; where it is -1, and everywhere if this
     is None, the router chooses."""
+    is_filler: bool = False
+    """Whether it only fills up the microbatches of an interleaved pipeline."""
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """int64 [S]: the number of each token's sequence in the microbatch; -1 for padding, and for all of a filler."""
+        assert self.part is not None
+        starts = self.part.packed.position_ids[0] == 0
+        numbers = self.part.split(starts.cumsum(0)) - 1
+        return torch.full_like(numbers, -1) if self.is_filler else numbers
 
 
-def pack(batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: Wanted) -> PackedBatch:
+def pack(batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: Wanted, *, is_filler: bool = False) -> PackedBatch:
     """This context rank's equal share of the tokens, a multiple of `multiple` in size, as sequence parallelism divides it."""
     part = ContextPart.of(batch.packed, group, multiple)
     routed = batch.token_columns.get(ROUTED_EXPERTS)
@@ -54,6 +65,7 @@ def pack(batch: Microbatch, group: dist.ProcessGroup, multiple: int, wanted: Wan
         positions=part.split(batch.packed.position_ids)[0],
         wanted=wanted,
         routed=None if routed is None else part.split(routed.permute(1, 2, 0) + 1) - 1,
+        is_filler=is_filler,
     )
 
 

@@ -16,7 +16,7 @@ from rlcore.spi.arrays import Float32Array
 from rlcore.torchkit.losses import Totals, evaluate, total
 from rlcore.torchkit.microbatch import Microbatch, move
 from rlcore.torchkit.routing_replay import RoutingReplay
-from rlcore_megatron.auxiliary_loss import AuxiliaryLoss
+from rlcore_megatron.auxiliary_loss import AuxiliaryLosses
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import FLOAT8_MULTIPLE
 from rlcore_megatron.model import unwrapped
@@ -41,8 +41,8 @@ class Passes:
         return replay_of(unwrapped(self.models))
 
     @property
-    def _auxiliary(self) -> AuxiliaryLoss:
-        return AuxiliaryLoss(config=self.models[0].config, layout=self.layout, groups=self.groups)
+    def _auxiliary(self) -> AuxiliaryLosses:
+        return AuxiliaryLosses.of(unwrapped(self.models), self.groups)
 
     def train(
         self, microbatches: Sequence[Microbatch], loss: LossSpec, counts: GlobalCounts, temperature: float
@@ -51,7 +51,7 @@ class Passes:
         the last stage, None before it."""
         wanted = Wanted(temperature=temperature, entropy=loss.entropy)
         outputs: list[LossOutput] = []
-        scale = self._auxiliary.begin(microbatches)
+        self._auxiliary.begin(microbatches)
         self._replay.begin()
 
         def reduce(batch: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -60,7 +60,7 @@ class Passes:
             entropy = result[1] if len(result) > 1 else None
             output = evaluate(loss, batch, result[0], entropy, counts)
             outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
-            return output.loss / scale, _no_tokens(), None
+            return output.loss, _no_tokens(), None
 
         self._run(microbatches, wanted, reduce, forward_only=False)
         return total(outputs) if outputs else None
@@ -68,7 +68,7 @@ class Passes:
     def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
         """After `train`, on every rank."""
         replay = self._replay.metrics(microbatches, self.device, self.layout.world_size)
-        return self._auxiliary.metrics(len(microbatches)) | replay
+        return self._auxiliary.metrics() | replay
 
     def logprobs(self, request: LogprobsRequest) -> tuple[tuple[Float32Array, ...], tuple[Float32Array, ...] | None]:
         """float32 [T] for each microbatch, and the entropies or None, on every rank."""
@@ -104,7 +104,7 @@ class Passes:
 
         def forward(batches: Iterator[tuple[Microbatch, bool]], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             batch, is_filler = next(batches)
-            packed = self._pack(batch, wanted)
+            packed = self._pack(batch, wanted, is_filler)
             output = model(packed.tokens, None, None, packed_seq_params=packed)
             return output, partial(reduce, batch, is_filler)
 
@@ -120,10 +120,11 @@ class Passes:
             forward_only=forward_only,
         )
 
-    def _pack(self, batch: Microbatch, wanted: Wanted) -> PackedBatch:
+    def _pack(self, batch: Microbatch, wanted: Wanted, is_filler: bool) -> PackedBatch:
         config = self.models[0].config
         divided = config.tensor_model_parallel_size if config.sequence_parallel else 1
-        return pack(batch, self.groups.context, divided * (FLOAT8_MULTIPLE if config.fp8 else 1), wanted)
+        multiple = divided * (FLOAT8_MULTIPLE if config.fp8 else 1)
+        return pack(batch, self.groups.context, multiple, wanted, is_filler=is_filler)
 
 
 def _no_tokens() -> Tensor:
