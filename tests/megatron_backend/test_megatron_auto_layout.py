@@ -287,6 +287,37 @@ def test_bytes_a_parameter_are_those_of_mixed_precision() -> None:
     assert parameters == pytest.approx(1.54e9, rel=0.01)
 
 
+def test_an_optimizers_step_takes_the_place_of_activations_in_the_peak() -> None:
+    """Float32 copies of what it updates at a time: at most 2**28 elements, or the largest tensor."""
+    shape, load = ModelShape.of(SMALL), load_of(SMALL, 1)
+    aware = {"use_precision_aware_optimizer": True}
+    moments = aware | {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
+    parameters = Parameters.of(shape, ONE).dense
+    for table, ddp, size in (
+        ({}, {}, 0),
+        (aware, {"grad_reduce_in_fp32": False}, 0),
+        (moments, {}, 8 * 2**28),
+        (moments | {"main_params_dtype": "float16"}, {}, 12 * 2**28),
+        ({}, {"grad_reduce_in_fp32": False}, 4 * parameters),
+        (
+            aware | {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75},
+            {"grad_reduce_in_fp32": False},
+            parameters,
+        ),
+    ):
+        found = estimate(shape, evolve(ONE, optimizer=table, ddp=ddp), load)
+        assert found.step == int(size)
+        held = found.weights + found.gradients + found.optimizer
+        assert found.total == held + max(found.activations + found.logits, found.step)
+    assert estimate(shape, evolve(ONE, optimizer=moments), load_of(SMALL, 16)).step == int(8 * parameters / 16)
+    assert estimate(shape, evolve(ONE, ddp={"grad_reduce_in_fp32": False}), evolve(load, dtype="float32")).step == 0
+    table = ModelShape.of(LARGE)
+    assert estimate(table, evolve(ONE, optimizer=moments), load).step == 8 * table.vocabulary * table.hidden
+    short = evolve(load, max_sequence_length=64)
+    largest = estimate(shape, evolve(ONE, optimizer=moments), short)
+    assert str(largest).endswith(f"optimizer {largest.optimizer / GIB:.1f} GiB, copies of the optimizer's step 2.0 GiB")
+
+
 def test_activations_are_near_those_measured() -> None:
     """One H200, forward and backward without an optimizer: 30.6 GB at the peak, of which 2.5 GB are logits in bfloat16 and as
     much again their gradient."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from rlcore.testing.models import make_model
 from rlcore.torchkit.residency import num_bytes
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.optimizer_state import MASTER, MOMENTS, divided, joined, read
+from rlcore_megatron.optimizer_state import MASTER, MOMENTS, divided, joined, optimizers_of, read
+from rlcore_megatron.partial_step import step_in_parts
 from rlcore_megatron.shards import shards_of
 
 gpu = pytest.mark.gpu
@@ -77,6 +79,73 @@ def test_weights_are_the_nearest(values: list[float]) -> None:
     masters = torch.tensor(values, dtype=torch.float32)
     nearest = (masters.bfloat16().double() - masters.double()).abs()
     assert torch.equal((divided(masters)[0].double() - masters.double()).abs(), nearest)
+
+
+class PlayedAdam(torch.optim.Optimizer):
+    """Steps as TransformerEngine's does: its groups count steps, and it copies all moments of a group before it computes."""
+
+    name_to_dtype_map: ClassVar = {"exp_avg": torch.bfloat16, "exp_avg_sq": torch.bfloat16, "master_param": torch.float32}
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8})
+        self.copied: list[int] = []
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            if not group["params"]:
+                continue
+            group["step"] = group.get("step", 0) + 1
+            for key in group["params"]:
+                if not self.state[key]:
+                    self.state[key] = {name: torch.zeros_like(key, dtype=torch.bfloat16) for name in MOMENTS}
+            used = [key for key in group["params"] if key.grad is not None]
+            copies = [[self.state[key][name].float() for name in MOMENTS] for key in used]
+            self.copied.append(sum(key.numel() for key in used))
+            for key, (mean, square) in zip(used, copies, strict=True):
+                mean.lerp_(key.grad, 1 - group["betas"][0])
+                square.lerp_(key.grad.square(), 1 - group["betas"][1])
+                first, second = (1 - beta ** group["step"] for beta in group["betas"])
+                key -= group["lr"] * (mean / first) / ((square / second).sqrt() + group["eps"])
+                for name, moment in zip(MOMENTS, (mean, square), strict=True):
+                    self.state[key][name].copy_(moment)
+
+
+def stepped(most_elements: int | None) -> tuple[list[Tensor], PlayedAdam]:
+    """The parameters after three steps, the second with another rate, and one of them without a gradient at times."""
+    random = torch.Generator().manual_seed(0)
+    sizes = [(5, 3, 40, 8), (), (6,)]
+    groups = [[torch.nn.Parameter(torch.randn(size, generator=random)) for size in group] for group in sizes]
+    optimizer = PlayedAdam([{"params": group} for group in groups])
+    if most_elements is not None:
+        step_in_parts(SimpleNamespace(optimizer=optimizer, is_stub_optimizer=False), most_elements)
+    parameters = [parameter for group in groups for parameter in group]
+    for number in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * (number + 1)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=random)
+        parameters[number].grad = None
+        optimizer.step()
+    return parameters, optimizer
+
+
+@pytest.mark.parametrize("most_elements", [1, 8, 16, 10**6])
+def test_a_step_in_parts_is_the_whole_step(most_elements: int) -> None:
+    (whole, plain), (parts, divided) = stepped(None), stepped(most_elements)
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+    assert max(plain.copied) == 53
+    assert max(divided.copied) == max(40, min(most_elements, 53))
+    assert [group.get("step") for group in divided.param_groups] == [group.get("step") for group in plain.param_groups]
+    assert [len(group["params"]) for group in divided.param_groups] == [4, 0, 1]
+
+
+def test_a_step_that_fails_leaves_the_groups_whole() -> None:
+    _, optimizer = stepped(8)
+    optimizer.state[optimizer.param_groups[0]["params"][1]]["exp_avg"] = None
+    with pytest.raises(AttributeError):
+        optimizer.step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4, 0, 1]
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +245,47 @@ def test_a_checkpoint_of_one_is_resumed_by_another(source: str, target: str, bac
     expected = masters(first)
     error = float((masters(second) - expected).norm() / (expected - before).norm())
     assert error < max(KINDS[kind].of_change for kind in (source, target))
+
+
+@gpu
+@needs_engine
+@pytest.mark.parametrize("kind", ["bfloat16 moments", "float16 masters"])
+def test_a_step_in_parts_is_the_engines_whole_step_and_takes_less_memory(kind: str, backend: MakeBackend) -> None:
+    whole, parts = backend(kind), backend(kind)
+    for one in optimizers_of(whole._optimizer):
+        del one.step
+    for one in optimizers_of(parts._optimizer):
+        del one.step
+    step_in_parts(parts._optimizer, PART)
+    assert all("step" not in vars(one) for one in optimizers_of(backend("plain")._optimizer)), "float32 is not copied"
+    copies, peaks = 8 if kind == "bfloat16 moments" else 4, []
+    for trainer in (whole, parts):
+        trainer._update = measured(trainer._update, found := [])
+        for version in range(3):
+            step(trainer, version)
+        peaks.append(found[-1])
+    assert_close(held(parts), held(whole), 0.0)
+    num_parameters = len(masters(whole))
+    assert num_parameters > 3 * PART
+    assert peaks[0] >= copies * num_parameters
+    # In a part too, what goes back is rounded in a tensor of its own.
+    assert peaks[1] <= (copies + 4) * PART + 2**17
+
+
+PART = 2**17
+"""Elements; the largest parameter of the model has three quarters of that."""
+
+
+def measured(update: Callable[[float], float], peaks: list[int]) -> Callable[[float], float]:
+    """`update`, that adds the most bytes that it had beyond those before it to `peaks`."""
+
+    def run(norm: float) -> float:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        rate = update(norm)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        return rate
+
+    return run

@@ -13,6 +13,7 @@ from rlcore.spi import CloseRequest, LogprobsRequest, SetResidencyRequest
 from rlcore.testing.models import make_model
 from rlcore.torchkit.residency import Discarded, num_bytes
 from rlcore_megatron.backend import MegatronBackend
+from rlcore_megatron.config import MegatronConfig
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -88,6 +89,16 @@ def test_masters_of_bfloat16_weights_are_state(backend: MakeBackend) -> None:
     num_weights = sum(tensor.numel() for tensor in exported(trainer).values())
     assert num_bytes(trainer._residency._state()) == 4 * num_weights
     assert 2 * 2 * num_weights <= move(trainer, STATE_ON_HOST) <= 2 * 2 * num_weights * 1.1
+
+
+def test_copies_of_gradients_are_freed_though_everything_stays(backend: MakeBackend) -> None:
+    trainer = backend(dtype="bfloat16", config=MegatronConfig(ddp={"grad_reduce_in_fp32": False}))
+    step(trainer, 0)
+    masters = [master for group in trainer._optimizer.param_groups for master in group["params"]]
+    assert all(master.grad is not None and master.grad.dtype == torch.float32 for master in masters)
+    move(trainer, ON_DEVICE)
+    assert all(master.grad is None for master in masters)
+    step(trainer, 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -23,6 +23,8 @@ LOGITS_ELEMENTS = 3 * 2**26
 """Logits that one chunk of `rlcore.torchkit` holds on CUDA."""
 LOGITS_BYTES = 8
 """A chunk's logits in float32, and their gradient in the compute dtype beside what a product needs."""
+STEP_ELEMENTS = 2**28
+"""Most elements, unless one parameter has more, that an optimizer's step makes float32 copies of at a time."""
 UNFUSED = 1.6
 """Without TransformerEngine, norms, rotary embeddings and gates keep what fused kernels do not."""
 
@@ -69,19 +71,19 @@ class Estimate:
     activations: int
     """Of the microbatches in flight."""
     logits: int
+    step: int
+    """Float32 copies that the optimizer's step makes of gradients and moments in less, when there are no activations."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return self.weights + self.gradients + self.optimizer + max(self.activations + self.logits, self.step)
 
     def __str__(self) -> str:
-        parts = {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits": self.logits,
-        }
+        parts = {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer}
+        if self.step > self.activations + self.logits:
+            parts["copies of the optimizer's step"] = self.step
+        else:
+            parts |= {"activations": self.activations, "logits": self.logits}
         return ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
 
 
@@ -120,12 +122,17 @@ def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estim
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
     state = 8 if item == 4 else _state_bytes(config.optimizer)  # float32 weights are their own masters
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
+    owned = parameters.dense / owners + parameters.expert / expert_owners
+    largest = min(owned, max(STEP_ELEMENTS, shape.vocabulary * shape.hidden / int(config.tensor_parallel)))
     return Estimate(
         weights=int(held * item * (2 if load.needs_reference else 1)),
         gradients=int(held * gradient),
-        optimizer=int(state * (parameters.dense / owners + parameters.expert / expert_owners)),
+        optimizer=int(state * owned),
         activations=int(_activation_elements(shape, config, load) * item),
         logits=min(LOGITS_ELEMENTS, load.tokens * shape.vocabulary // int(config.tensor_parallel)) * LOGITS_BYTES,
+        step=0
+        if item == 4
+        else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
     )
 
 
@@ -138,6 +145,25 @@ def _state_bytes(table: Mapping[str, Any]) -> float:
     moments = sum(ITEM_BYTES[table.get(name, "float32")] for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
     master = ITEM_BYTES[table.get("main_params_dtype", "float32")]
     return moments + (2 if table.get("store_param_remainders", True) else master)
+
+
+def _gradient_copy_bytes(table: Mapping[str, Any], gradient: int) -> float:
+    """A parameter, for the whole of the optimizer's step. With `use_precision_aware_optimizer` it reads gradients as they are,
+    unless it is Megatron's for the host, whose part on the device is another."""
+    if gradient == GRADIENT_BYTES:
+        return 0
+    if table.get("optimizer_cpu_offload"):
+        return GRADIENT_BYTES * (1 - float(table.get("optimizer_offload_fraction", 0.0)))
+    return 0 if table.get("use_precision_aware_optimizer") else GRADIENT_BYTES
+
+
+def _copied_bytes(table: Mapping[str, Any]) -> int:
+    """A parameter of those that TransformerEngine's Adam steps at a time: float32 copies of what it keeps in less. It joins
+    remainders to weights without one."""
+    if not table.get("use_precision_aware_optimizer") or table.get("optimizer_cpu_offload"):
+        return 0
+    kept = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
+    return sum(4 for name in kept if ITEM_BYTES[table.get(name, "float32")] < 4)
 
 
 def _activation_elements(shape: ModelShape, config: MegatronConfig, load: Workload) -> float:

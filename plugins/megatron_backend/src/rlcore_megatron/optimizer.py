@@ -14,6 +14,7 @@ from rlcore.spi import TrainerContext
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.model import PolicyModel
+from rlcore_megatron.partial_step import step_in_parts
 
 
 def distribute(models: Sequence[PolicyModel], config: MegatronConfig, transformer: TransformerConfig, device: str) -> list[Any]:
@@ -75,7 +76,10 @@ def make_optimizer(models: Sequence[Any], context: TrainerContext, config: Megat
         "use_distributed_optimizer": True,
         "overlap_param_gather": bool(config.ddp.get("overlap_param_gather", False)),
     }
-    return get_megatron_optimizer(OptimizerConfig(**values | converted(config.optimizer, OptimizerConfig)), list(models))
+    options = OptimizerConfig(**values | converted(config.optimizer, OptimizerConfig))
+    optimizer = get_megatron_optimizer(options, list(models))
+    step_in_parts(optimizer)
+    return optimizer
 
 
 def clip(optimizer: MegatronOptimizer, norm: float) -> None:

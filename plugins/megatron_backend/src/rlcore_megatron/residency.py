@@ -26,9 +26,7 @@ class MegatronResidency:
 
     def move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
-        if request.state == "host":
-            with cuda_or_cpu(self._device.type):
-                self._optimizer.zero_grad()  # those of the masters: copies, where they are not views of the buffers
+        self._drop_gradients()
         weights, state = self._weights(), self._state()
         self._residency.move(request, weights, state, scratch=self._gradients())
         return num_bytes([*weights, *state])
@@ -46,6 +44,16 @@ class MegatronResidency:
             yield
         finally:
             self.move(before)
+
+    def _drop_gradients(self) -> None:
+        """Those of the masters: float32 copies, where they are not views of the buffers."""
+        with cuda_or_cpu(self._device.type):
+            for optimizer in optimizers_of(self._optimizer):
+                # An optimizer on the host has memory for them there that it fills in each step.
+                if {master.device.type for group in optimizer.param_groups for master in group["params"]} == {
+                    self._device.type
+                }:
+                    optimizer.zero_grad()
 
     def _weights(self) -> list[Tensor]:
         return [parameter for model in (*self._models, *self._reference) for parameter in model.parameters()]
