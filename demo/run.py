@@ -16,6 +16,7 @@ from rlcore.cli.display import open_display
 from rlcore.run.setup import prepare
 from rlcore.run.train import train
 from rlcore.testing.models import make_model
+from rlcore.torchkit.transformers_import import import_transformers
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789+="
@@ -32,6 +33,7 @@ def main() -> None:
     start = time.perf_counter()
     root = arguments.directory / f"demo-seed{arguments.seed}"
     shutil.rmtree(root, ignore_errors=True)
+    import_transformers()
     model = make_model(
         root / "model",
         "qwen3",

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rlcore.spi.arrays import Int64Array, check_offsets
 from rlcore.spi.errors import ContractError
+from rlcore.torchkit.transformers_import import import_transformers
 
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
@@ -130,6 +131,7 @@ def register_packed_attention() -> str:
 
     No mask function is registered on purpose: transformers then builds no mask, and reads nothing back from the device.
     """
+    import_transformers()
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
+from rlcore.torchkit.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +47,10 @@ def architecture_of(config: Any) -> str:
 
 def load_config(spec: ModelSpec) -> Any:
     """The model's transformers config; ModelError where it cannot be had or its architecture is not supported."""
+    _raise_problems(check_model(spec.path))
+    import_transformers()
     from transformers import AutoConfig
 
-    _raise_problems(check_model(spec.path))
     with model_errors(spec.path), _quiet():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
     architecture_of(config)
@@ -60,12 +62,12 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
 
     On device "meta" it has shapes and names but no values. Nothing is printed. ModelError where it cannot be loaded.
     """
+    config = load_config(spec)
     import torch
     from transformers import AutoModelForCausalLM
 
     from rlcore.torchkit.attention import register_packed_attention
 
-    config = load_config(spec)
     options = {"dtype": dtype, "attn_implementation": register_packed_attention()}
     options["trust_remote_code"] = spec.trust_remote_code
     if torch.device(device).type == "meta":

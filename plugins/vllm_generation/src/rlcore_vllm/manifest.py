@@ -8,6 +8,7 @@ from typing import Any, get_args
 from attrs import frozen
 
 from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
+from rlcore.torchkit.transformers_import import import_transformers
 
 _MAX_NAMED = 5
 
@@ -71,6 +72,8 @@ def checkpoint_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tupl
     Taken from transformers' own model class rather than from vLLM, which skips names that it does not know.
     """
     import torch
+
+    import_transformers()
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 

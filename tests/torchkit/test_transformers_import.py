@@ -1,0 +1,37 @@
+"""What loading a model imports besides: nothing that no option asked for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rlcore.testing.models import make_model
+
+LOADS = """
+import sys
+import torch
+from rlcore.spi import ModelSpec
+from rlcore.torchkit.models import load_model
+
+load_model(ModelSpec(path=sys.argv[1], dtype="float32"), dtype=torch.float32, device="meta")
+print("torchao" in sys.modules)
+import torchao
+print(torchao.VALUE)
+"""
+
+
+def test_torchao_is_left_alone_and_can_still_be_imported(tmp_path: Path) -> None:
+    information = tmp_path / "site" / "torchao-9.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 9.0\n")
+    (information.parent / "torchao.py").write_text("VALUE = 'as before'\n")
+    path = os.pathsep.join([str(information.parent), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", LOADS, str(make_model(tmp_path / "model"))],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout.split("\n")[:2] == ["False", "as before"]
