@@ -223,6 +223,23 @@ def test_the_report_of_a_run() -> None:
     assert text.rstrip().endswith("run directory: runs/demo")
 
 
+def test_the_report_fits_a_narrow_terminal() -> None:
+    records = [{**STEP, "step": step, "reward_mean": step / 40} for step in range(1, 41)]
+    console = Console(width=60, file=io.StringIO())
+    console.print(run_report(SUMMARY, records, width=console.width))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    (ticks,) = (line for line in lines if line.split()[:1] == ["1"])
+    assert ticks.split()[-1] == "40", "the curve is cut off at its end"
+
+
+def test_the_report_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotext", None)
+    text = report_text(SUMMARY, [{"step": 1, **STEP}])
+    assert "no curve: plotext is not installed: pip install plotext" in text
+    assert text.rstrip().endswith("run directory: runs/demo")
+
+
 def test_the_report_of_a_run_that_measured_nothing() -> None:
     assert report_text({"run_directory": "runs/x"}, []).strip() == "run directory: runs/x"
 

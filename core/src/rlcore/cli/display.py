@@ -197,7 +197,7 @@ class LiveProgress:
     def show_report(self) -> None:
         """Print the report of a finished run."""
         if self._summary is not None:
-            self._console.print(run_report(self._summary, self._history.all_records()))
+            self._console.print(run_report(self._summary, self._history.all_records(), width=self._console.width))
 
     def _render(self) -> RenderableType:
         lines: list[RenderableType] = [self._bar]

@@ -7,16 +7,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.run.plots import main_panel, terminal_plot
+from rlcore.run.plots import Panel, main_panel, not_drawn, terminal_plot
 from rlcore.run.timing import STEP_PHASES
 
+WIDEST_CURVE = 80
+"""Columns; more make a curve no clearer."""
 
-def run_report(summary: Mapping[str, object], records: Sequence[Mapping[str, float]]) -> RenderableType:
-    """The report; `summary` as in summary.json, `records` as in metrics.jsonl."""
+
+def run_report(
+    summary: Mapping[str, object], records: Sequence[Mapping[str, float]], *, width: int = WIDEST_CURVE
+) -> RenderableType:
+    """The report; `summary` as in summary.json, `records` as in metrics.jsonl. The curve has `width` columns at most."""
     parts: list[RenderableType] = [Text()]
     panel = main_panel(records)
     if not panel.empty:
-        parts += [Text(terminal_plot(panel), no_wrap=True), Text()]
+        parts += [_curve(panel, min(width, WIDEST_CURVE)), Text()]
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if isinstance(before, float) and isinstance(after, float):
         gain = f" ({100 * (after - before):+.1f} points)"
@@ -27,6 +32,14 @@ def run_report(summary: Mapping[str, object], records: Sequence[Mapping[str, flo
     parts += [Text(line) for line in _whole(summary)]
     parts.append(Text.assemble("run directory: ", (str(summary.get("run_directory", "")), "bold")))
     return Group(*parts)
+
+
+def _curve(panel: Panel, width: int) -> Text:
+    """The curve, or why there is none: the run is over, and nothing of it depends on the library that draws."""
+    try:
+        return Text(terminal_plot(panel, width=width), no_wrap=True)
+    except Exception as error:
+        return Text(f"no curve: {not_drawn(error)}")
 
 
 def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:

@@ -108,6 +108,14 @@ def terminal_plot(panel: Panel, *, width: int = 80, height: int = 16) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def not_drawn(error: Exception) -> str:
+    """Why a plot is missing, with the remedy where a package is."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"{package} is not installed: pip install {package}"
+    return f"{type(error).__name__}: {error}"
+
+
 def _step_ticks(panel: Panel, most: int = 8) -> list[int]:
     """Round step numbers over the panel's range, both ends included."""
     steps = [int(x) for series in panel.series for x, _ in series.points]

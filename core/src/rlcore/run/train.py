@@ -1,6 +1,7 @@
 """`train` and `evaluate`: build what a prepared recipe chose, run it, and leave a run directory behind."""
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import field, frozen
@@ -15,7 +16,7 @@ from rlcore.run.inputs import Inputs, load_inputs
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop, LoopPosition
 from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogger
-from rlcore.run.plots import run_panels, save_png
+from rlcore.run.plots import not_drawn, run_panels, save_png
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
@@ -352,14 +353,24 @@ def _restore(loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
     position.unlogged = None if state.unlogged is None else dict(state.unlogged)
 
 
+def _draw_curve(directory: RunDirectory, records: Sequence[Mapping[str, float]], title: str, progress: Progress) -> None:
+    """Write curve.png. All that the run learned is saved by now, so a library that cannot draw is worth a note, not the run."""
+    with storage_errors("curve.png", directory.path):
+        try:
+            save_png(directory.path / "curve.png", run_panels(records), title=title)
+        except OSError:
+            raise
+        except Exception as error:
+            progress.note(f"curve.png is not drawn: {not_drawn(error)}")
+
+
 def _finish(loop: Loop, saver: RunSaver, prepared: Prepared, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model, the curve, summary.json."""
     recipe, directory = prepared.recipe, saver.directory
     model = saver.export_model() if recipe.checkpoint.export == "hf" else None
     records = directory.read_metrics()
     if recipe.logging.curve:
-        with storage_errors("curve.png", directory.path):
-            save_png(directory.path / "curve.png", run_panels(records), title=recipe.run.name)
+        _draw_curve(directory, records, recipe.run.name, loop.progress)
     summary = {
         "name": recipe.run.name,
         "run_directory": str(directory.path),
