@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,39 @@ def ray() -> Iterator[None]:
     """One Ray for the module's runs."""
     with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
         yield
+
+
+class Listeners(threading.Thread):
+    """Looks again and again for sockets that this process, and those below it, listen on."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.found: set[str] = set()
+        """Their addresses."""
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.2):
+            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, OSError):
+                    connections = process.net_connections(kind="inet")
+                    self.found |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.fixture(autouse=True)
+def nothing_listens_for_other_machines() -> Iterator[None]:
+    """Of all processes of a run: Ray's, the ranks and what brings them together, engines."""
+    listeners = Listeners()
+    listeners.start()
+    yield
+    listeners.end()
+    addresses = {ip_address(address.removeprefix("::ffff:")) for address in listeners.found}
+    assert addresses
+    assert [address for address in addresses if not address.is_loopback] == []
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,11 @@
 """Trainers of one process share a default group, which may be somebody else's."""
 
+import os
+import socket
 from collections.abc import Iterator
+from datetime import timedelta
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -38,3 +42,37 @@ def test_a_group_that_was_there_stays(others: dist.ProcessGroup) -> None:
 def test_a_group_of_another_size_is_refused() -> None:
     with pytest.raises(ContractError, match="found rank 0 of 1; expected rank 1 of 2, or none yet"):
         process_group.join(RankSpec(rank=1, world_size=2, rendezvous="env://"), 60.0)
+
+
+def listening() -> set[str]:
+    connections = psutil.Process().net_connections(kind="inet")
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_store_of_several_ranks_listens_on_its_own_address_alone(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    before = listening()
+    store = process_group.listening_store(host, port, 2, timedelta(seconds=30), wait_for_workers=False)
+    other = dist.TCPStore(host, port, 2, is_master=False, wait_for_workers=False)
+    other.set("key", "value")
+    assert store.get("key") == b"value"
+    assert listening() - before <= {host}
+
+
+def test_ranks_of_one_machine_connect_by_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    process_group.join(ONE, 60.0)
+    process_group.leave()
+    assert os.environ["GLOO_SOCKET_IFNAME"] in process_group.LOOPBACKS
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7", "the user's own choice"
+
+
+@pytest.mark.parametrize("rendezvous", ["tcp://127.0.0.1", "tcp://:29500"])
+def test_an_address_without_a_port_or_host_is_refused(rendezvous: str) -> None:
+    with pytest.raises(ContractError, match="expected an address such as tcp://host:port"):
+        process_group.join(RankSpec(world_size=2, rendezvous=rendezvous), 60.0)

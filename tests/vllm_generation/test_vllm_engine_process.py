@@ -207,9 +207,11 @@ def test_children_see_their_own_devices(two_models, monkeypatch):
     settings = evolve(engine_settings(two_models.context(CHANNEL), VllmConfig()), device="cuda", eager=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     environment = child_environment(settings, (2, 0))
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
     assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
     assert "TORCHDYNAMO_DISABLE" not in environment
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")

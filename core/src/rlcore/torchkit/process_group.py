@@ -1,12 +1,20 @@
 """The default process group of torch.distributed, shared by the trainers of one process and destroyed with the last."""
 
+import os
+import socket
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from rlcore.spi.context import RankSpec
 from rlcore.spi.errors import ContractError
+
+LOOPBACKS = ("lo", "lo0")
+"""What Linux and macOS call the interface."""
 
 _num_users = 0
 _is_ours = False
@@ -48,11 +56,66 @@ def _initialize(place: RankSpec, timeout_s: float) -> None:
         "timeout": timedelta(seconds=timeout_s),
     }
     if place.world_size == 1:
+        keep_on_loopback()
         store = dist.HashStore()  # type: ignore[attr-defined]  # no socket for a group of one
         dist.init_process_group(store=store, **options)
     elif place.rendezvous is None:
         raise ContractError(
             f"rendezvous: found None with {place.world_size} ranks; expected an address such as tcp://host:port"
         )
+    elif urlsplit(place.rendezvous).scheme == "tcp":
+        dist.init_process_group(store=_tcp_store(place, timedelta(seconds=timeout_s)), **options)
     else:
         dist.init_process_group(init_method=place.rendezvous, **options)
+
+
+def loopback_variables() -> dict[str, str]:
+    """Environment variables by which ranks that are all on this machine connect by its loopback interface: gloo and NCCL listen
+    on a network otherwise, and take everyone who connects for a rank."""
+    name = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), None)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+def keep_on_loopback() -> None:
+    """Set `loopback_variables` for this process and those that it starts, but where the user has named an interface."""
+    for variable, name in loopback_variables().items():
+        os.environ.setdefault(variable, name)
+
+
+def listening_store(host: str, port: int, world_size: int, timeout: timedelta, **options: Any) -> TCPStore:
+    """Rank 0's store, which listens on this one address; torch's own choice is every interface, for everyone."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+        store = TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=True,
+            timeout=timeout,
+            master_listen_fd=listening.fileno(),
+            **options,
+        )
+        listening.detach()  # the store's from now on
+        return store
+
+
+def _tcp_store(place: RankSpec, timeout: timedelta) -> TCPStore:
+    parts = urlsplit(place.rendezvous or "")
+    if parts.hostname is None or parts.port is None:
+        raise ContractError(f"rendezvous: found {place.rendezvous!r}; expected an address such as tcp://host:port")
+    if is_loopback(parts.hostname):
+        keep_on_loopback()
+    if place.rank == 0:
+        return listening_store(parts.hostname, parts.port, place.world_size, timeout)
+    return TCPStore(parts.hostname, parts.port, place.world_size, is_master=False, timeout=timeout)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, which no other one reaches."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

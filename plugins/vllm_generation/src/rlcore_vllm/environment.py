@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rlcore.spi import ContractError
+from rlcore.torchkit.process_group import loopback_variables
 from rlcore_vllm import versions
 from rlcore_vllm.settings import EngineSettings
 
@@ -52,7 +53,9 @@ def engine_variables(settings: EngineSettings) -> dict[str, str]:
 
 def child_environment(settings: EngineSettings, devices: tuple[int, ...]) -> dict[str, str]:
     """The environment of a process that hosts an engine on these CUDA devices, counted among those that this process sees."""
-    variables = {**os.environ, **engine_variables(settings)}
+    # All ranks of an engine are on this machine. By NCCL they may also meet a trainer that listens elsewhere.
+    by_loopback = {name: value for name, value in loopback_variables().items() if name.startswith("GLOO")}
+    variables = {**by_loopback, **os.environ, **engine_variables(settings)}
     if settings.eager:
         variables.setdefault("TORCHDYNAMO_DISABLE", "1")
     if settings.device == "cuda":

@@ -26,6 +26,7 @@ from rlcore.spi import (
     ServeRequest,
     WorkerError,
 )
+from rlcore.torchkit.process_group import loopback_variables
 from rlcore_vllm.check import SHORTER, check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.explain import SHORTER as SHORTER_TEXT
@@ -123,7 +124,7 @@ async def _run(arguments: Namespace) -> None:
 def _server_environment(settings: EngineSettings, config: VllmConfig) -> dict[str, str]:
     from rlcore_vllm.environment import child_environment
 
-    variables = child_environment(settings, replica_devices(config, own_device=0)[0])
+    variables = loopback_variables() | child_environment(settings, replica_devices(config, own_device=0)[0])
     del variables["VLLM_ENABLE_V1_MULTIPROCESSING"]
     return {**variables, "VLLM_SERVER_DEV_MODE": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
