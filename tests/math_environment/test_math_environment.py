@@ -1,6 +1,8 @@
 """The math environment: prompts, references, and verification that no response can hang."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -8,17 +10,33 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 from attrs import evolve
 
 from rlcore.run.episodes import EpisodeRunner
-from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, PluginError, Turn
+from rlcore.spi import (
+    CheckContext,
+    ConfigError,
+    DataError,
+    EnvironmentContext,
+    FinishReason,
+    ModelSpec,
+    PluginError,
+    RewardError,
+    Turn,
+)
+from rlcore_math.checks import check_math
 from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
 from rlcore_math.provider import MATH
 from rlcore_math.verifier import Verifier
+from rlcore_math.worker import Child, Limits
+from rlcore_math.worker import _ask as ask_child
 
 ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0)
+SYMBOLIC = "2^{10}"
+"""A reference that an answer need not be worked out for, so that it is computed, however long that takes."""
 ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
 
 
@@ -90,10 +108,12 @@ def test_responses_are_scored(math_runner):
 
 def test_an_endless_expression_is_wrong_counted_and_holds_up_no_other(math_runner):
     start = time.monotonic()
-    results = math_runner.step_all(["42"] * 4, [turn("\\boxed{42}"), turn(ENDLESS), turn("\\boxed{42}"), turn("\\boxed{7}")])
+    answers = ["\\boxed{42}", ENDLESS, "\\boxed{42}", "\\boxed{7}"]
+    results = math_runner.step_all(["42", SYMBOLIC, "42", "42"], [turn(answer) for answer in answers])
     assert time.monotonic() - start < 15.0
     assert [result.reward for result in results] == [1.0, 0.0, 1.0, 0.0]
-    assert [result.metrics["verification_failed"] for result in results] == [0.0, 1.0, 0.0, 0.0]
+    assert [result.metrics["verification_timed_out"] for result in results] == [0.0, 1.0, 0.0, 0.0]
+    assert not any(result.metrics["verification_failed"] for result in results)
 
 
 def test_a_reference_that_is_no_answer_is_an_error():
@@ -106,20 +126,117 @@ def test_a_verifier_serves_several_event_loops():
     assert [asyncio.run(shared.judge("1", "\\boxed{1}", require_boxed=False)) for _ in range(3)] == ["right"] * 3
 
 
-def test_a_worker_that_is_killed_costs_no_verdict():
+def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them():
+    """Two processes have 5 s of slow answers before them; each call has 4 s."""
+    config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.4)
+    made = MathEnvironment(EnvironmentContext(seed=0), config)
+    runner = EpisodeRunner(made, 60.0, max_concurrent=MATH.max_concurrent(config))
+    runner.step_all(["1"] * 2, [turn("1")] * 2)  # starts the processes
+    runner = EpisodeRunner(made, 4.0, max_concurrent=MATH.max_concurrent(config))
+    slow = [index % 5 != 4 for index in range(30)]
+    results = runner.step_all(
+        [SYMBOLIC if late else "42" for late in slow], [turn(ENDLESS if late else "\\boxed{42}") for late in slow]
+    )
+    assert [result.success for result in results] == [not late for late in slow]
+    assert [bool(result.metrics["verification_timed_out"]) for result in results] == slow
+    runner.close()
+
+
+def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    assert MATH.max_concurrent(MathConfig()) == 7
+    assert MATH.max_concurrent(MathConfig(num_processes=3)) == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
+    assert MATH.max_concurrent(MathConfig()) == 32
+
+
+@pytest.fixture
+def judged_by(monkeypatch):
+    """A child of a worker in which a function of the test judges."""
+    children = []
+
+    def make(judge, timeout_s=0.3):
+        monkeypatch.setattr("rlcore_math.answers.judge", lambda *_, **__: judge())
+        children.append(Child(Limits(timeout_s=timeout_s, max_memory_bytes=2**40)))
+        return children[-1]
+
+    yield make
+    for child in children:
+        with contextlib.suppress(ChildProcessError):
+            child.ended_by()
+
+
+REQUEST = json.dumps({"reference": "1", "response": "1", "require_boxed": False}) + "\n"
+
+
+def compute(seconds):
+    start = time.process_time()
+    while time.process_time() - start < seconds:
+        pass
+    return "right"
+
+
+def test_time_is_the_processors_so_that_a_busy_machine_makes_no_answer_slow(judged_by):
+    def wait():
+        time.sleep(1.0)
+        return "right"
+
+    assert json.loads(judged_by(wait).ask(REQUEST)) == {"verdict": "right"}
+    endless = judged_by(lambda: compute(60))
+    assert endless.ask(REQUEST) is None
+    assert endless.ended_by() == -signal.SIGPROF
+
+
+def test_a_costly_answer_leaves_nothing_behind(judged_by):
+    child = judged_by(lambda: compute(0.3), timeout_s=5.0)
+    assert json.loads(child.ask(REQUEST)) == {"verdict": "right"}
+    assert child.ask(REQUEST) is None
+    assert child.ended_by() == 0
+
+
+@pytest.mark.parametrize(
+    ("judge", "verdict"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed"),
+        (lambda: 1 // 0, "failed"),
+        (lambda: compute(60), "too_slow"),
+    ],
+)
+def test_what_ends_a_child_is_told_apart(judged_by, judge, verdict):
+    answer, child = ask_child(REQUEST, judged_by(judge), Limits(timeout_s=0.2, max_memory_bytes=2**40))
+    assert json.loads(answer) == {"verdict": verdict}
+    assert child is None
+
+
+@pytest.mark.parametrize("of", ["the worker", "its child"])
+def test_a_process_that_is_killed_costs_no_verdict(of):
     killed = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
     assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
     worker = killed._idle.get()
-    worker._process.kill()
+    process = psutil.Process(worker._process.pid)
+    (process if of == "the worker" else process.children()[0]).kill()
     killed._idle.put(worker)
     assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
+
+
+def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
+    made = environment()
+
+    async def killed(*_, **__):
+        return "killed"
+
+    monkeypatch.setattr(made._verifier, "judge", killed)
+    with pytest.raises(RewardError, match=r"killed from outside, again and again: look whether .* memory"):
+        asyncio.run(made.step("1", turn("1")))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads the limit from /proc")
 def test_memory_is_limited():
     limited = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=777)
     asyncio.run(limited.judge("1", "1", require_boxed=False))
-    with open(f"/proc/{limited._idle.get()._process.pid}/limits") as limits:
+    [child] = psutil.Process(limited._idle.get()._process.pid).children()
+    with open(f"/proc/{child.pid}/limits") as limits:
         assert f"Max data size             {777 * 2**20}" in limits.read()
 
 
@@ -136,6 +253,8 @@ def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
 SCRIPT = """
 import asyncio, sys
 from rlcore_math.verifier import Verifier
+from rlcore_math.worker import Child, Limits
+from rlcore_math.worker import _ask as ask_child
 verifier = Verifier(num_processes=1, timeout_s=2.0, max_memory_mib=1024)
 asyncio.run(verifier.judge("1", "1", require_boxed=False))
 print(verifier._idle.get()._process.pid, flush=True)
@@ -165,6 +284,8 @@ def test_workers_end_with_the_run(sent):
         ({"instruction": "Solve it."}, "instruction"),
         ({"prompt_format": "text", "system_prompt": "Be brief."}, "system_prompt"),
         ({"verification_timeout_s": 0.0}, "verification_timeout_s"),
+        ({"verification_timeout_s": float("inf")}, "verification_timeout_s"),
+        ({"verification_timeout_s": float("nan")}, "verification_timeout_s"),
         ({"num_processes": 0}, "num_processes"),
         ({"max_memory_mib": 1}, "max_memory_mib"),
     ],
@@ -172,6 +293,16 @@ def test_workers_end_with_the_run(sent):
 def test_impossible_options_are_named(options, option):
     with pytest.raises(ConfigError, match=rf"environment\.math\.{option}: found"):
         environment(**options)
+
+
+def test_a_slow_answer_must_be_found_wrong_before_its_call_fails():
+    context = CheckContext(
+        model=ModelSpec(path="m"), device="cpu", world_size=1, max_sequence_length=8, environment_timeout_s=3.0
+    )
+    assert check_math(context, MathConfig(verification_timeout_s=2.9)) == []
+    [problem] = check_math(context, MathConfig(verification_timeout_s=3.0))
+    assert (problem.path, problem.found) == ("environment.math.verification_timeout_s", "3.0")
+    assert problem.expected == "less than rollout.environment_timeout_s, which is 3"
 
 
 def test_the_provider_imports_nothing_heavy():

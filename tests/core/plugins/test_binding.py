@@ -14,6 +14,7 @@ from rlcore.plugins.binding import (
     build_generator,
     build_trainer,
     import_object,
+    max_concurrent,
     require_module,
     run_check,
 )
@@ -503,6 +504,22 @@ def test_an_environment_with_wrong_methods_is_refused_with_all_of_them(plain_ent
         "World.step: missing; expected async step(state, turn)",
         "World.rows: an async def; expected a plain def",
     ]
+
+
+@pytest.mark.parametrize("said", [None, 1, 64])
+def test_an_environments_provider_bounds_its_calls(make_provider, said):
+    provider = make_provider(max_concurrent=lambda config: said and config * said)
+    entry = Registry.from_providers({"environment": [provider]}).of("environment")[0]
+    assert max_concurrent(entry, 1) == said
+    plain = Registry.from_providers({"environment": [make_provider()]}).of("environment")[0]
+    assert max_concurrent(plain, 1) is None
+
+
+@pytest.mark.parametrize("said", [0, -1, 2.0, True, "2"])
+def test_a_bound_that_is_no_number_of_calls_is_refused(make_provider, said):
+    entry = Registry.from_providers({"environment": [make_provider(max_concurrent=lambda config: said)]}).of("environment")[0]
+    with pytest.raises(PluginError, match=r"environment 'fake' .*: max_concurrent returned .*; expected a number of calls"):
+        max_concurrent(entry, None)
 
 
 CHECK_CONTEXT = CheckContext(model=MODEL, device="cpu", world_size=1, max_sequence_length=8)

@@ -272,6 +272,23 @@ def test_time_begins_when_a_call_does(run, monkeypatch):
     assert rewards(run(slow, number=10, timeout_s=0.8)) == [float(index) for index in range(10)]
 
 
+def test_an_environment_may_bound_how_many_calls_are_at_work():
+    at_work = []
+
+    async def slow(state):
+        at_work.append(state)
+        most.append(len(at_work))
+        await asyncio.sleep(0.2)
+        at_work.remove(state)
+        return done(float(state))
+
+    most = []
+    runner = EpisodeRunner(StepEnvironment(slow), 0.8, max_concurrent=2)
+    assert rewards(runner.step_all(list(range(10)), [turn()] * 10)) == [float(index) for index in range(10)]
+    assert max(most) == 2
+    runner.close()
+
+
 def test_calls_that_never_wait_do_not_hold_up_the_others(run, monkeypatch):
     monkeypatch.setattr(episodes, "MAX_CONCURRENT", 4)
     order = []

@@ -108,6 +108,17 @@ def build_environment(entry: Entry, context: EnvironmentContext, config: object)
     return cast("Environment", _build(entry, "environment", context, config, problems))
 
 
+def max_concurrent(entry: Entry, config: object) -> int | None:
+    """How many calls of an environment can be at work at once, by its provider. PluginError where that is no such number."""
+    with attributed(f"raised by max_concurrent of {entry.label}"):
+        found = _provider(entry).max_concurrent(config)
+    if found is not None and (type(found) is not int or found < 1):
+        raise PluginError(
+            f"{entry.label}: max_concurrent returned {found!r:.60}; expected a number of calls, at least 1, or None"
+        )
+    return found
+
+
 def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem, ...]:
     """What the provider's own check finds wrong with a recipe before anything is allocated; empty where it has none."""
     path = _provider(entry).check

@@ -67,6 +67,9 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"without is {_kind(provider.without)}; expected a function of the config that returns capabilities"
     if not callable(provider.span):
         yield f"span is {_kind(provider.span)}; expected a function of the config that returns a number of devices"
+    if not callable(provider.max_concurrent):
+        found = _kind(provider.max_concurrent)
+        yield f"max_concurrent is {found}; expected a function of the config that returns a number of calls, or None"
     for field, path in (("backend", provider.backend), ("check", provider.check), ("serve", provider.serve)):
         if path is None and field != "backend":
             continue

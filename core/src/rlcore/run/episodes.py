@@ -66,12 +66,14 @@ class EpisodeRunner:
         timeout_s: float,
         on_error: Literal["error", "mask"] = "error",
         owner: str = "environment",
+        max_concurrent: int | None = None,
     ) -> None:
-        """`owner` is what messages call the environment."""
+        """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name."""
         self._environment = environment
         self._owner = owner
         self._timeout_s = timeout_s
         self._on_error = on_error
+        self._max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
         self._thread: LoopThread | None = None
 
     @property
@@ -118,7 +120,7 @@ class EpisodeRunner:
         num_stuck = 0
         while len(outcomes) < calls.number:
             todo = [index for index in range(calls.number) if index not in outcomes]
-            sweep = _Sweep(calls, todo, self._timeout_s, stop_at_first=self._on_error == "error")
+            sweep = _Sweep(calls, todo, self._timeout_s, self._max_concurrent, stop_at_first=self._on_error == "error")
             stuck = self._drive(sweep)
             outcomes |= sweep.outcomes
             outcomes |= stuck
@@ -190,7 +192,9 @@ class _Sweep(Generic[Result]):
     A lane a call would cost a task a call, and a timer each a heap operation; so lanes are tasks and one watch looks at all.
     """
 
-    def __init__(self, calls: _Calls[Result], todo: Sequence[int], timeout_s: float, *, stop_at_first: bool) -> None:
+    def __init__(
+        self, calls: _Calls[Result], todo: Sequence[int], timeout_s: float, max_concurrent: int, *, stop_at_first: bool
+    ) -> None:
         self.outcomes: dict[int, Result | Failure] = {}
         self.beats = 0
         """Grows while the event loop turns."""
@@ -200,7 +204,7 @@ class _Sweep(Generic[Result]):
         self._timeout_s = timeout_s
         self._stop_at_first = stop_at_first
         self._todo: Iterator[int] = iter(todo)
-        self._num_lanes = min(MAX_CONCURRENT, len(todo))
+        self._num_lanes = min(max_concurrent, len(todo))
         self._running: dict[asyncio.Task[None], tuple[int, float]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._yield_at = 0.0

@@ -7,6 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
+from rlcore.plugins.binding import max_concurrent
 from rlcore.run.data import PromptStream, Split, load_rows
 from rlcore.run.episodes import EpisodeRunner, Failure
 from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
@@ -41,8 +42,9 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
     episodes = None
     if environment is not None:
         rollout = recipe.rollout
-        owner = prepared.chosen["environment"].label
-        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error, owner)
+        entry = prepared.chosen["environment"]
+        limit = max_concurrent(entry, prepared.config("environment"))
+        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error, entry.label, limit)
     try:
         observe = _observer(prepared, episodes)
         train_rows = load_rows(recipe.data.train, "train", environment)

@@ -336,6 +336,7 @@ def _check(
         channel=channel,
         generator_devices=generator_devices(recipe, device, span),
         replays_routing=recipe.rollout.replay_routing,
+        environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
     )
     for entry in chosen.values():
         require_module(entry)

@@ -122,3 +122,5 @@ class CheckContext:
     """GeneratorContext.devices, as they will be on a node's first rank."""
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""
+    environment_timeout_s: float | None = None
+    """Most seconds for one call of the environment; None where there is none. Since SPI 1.3."""

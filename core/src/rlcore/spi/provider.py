@@ -21,6 +21,10 @@ def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Pr
     return frozenset()
 
 
+def _unlimited(config: object) -> int | None:  # noqa: ARG001 - the form of Provider.max_concurrent
+    return None
+
+
 def _one(config: object) -> int:  # noqa: ARG001 - the form of Provider.span
     return 1
 
@@ -58,6 +62,10 @@ class Provider:
     span: Callable[[Any], int] = _one
     """For generators: the devices that one spans with a section of the recipe. Where a cluster's ranks share their devices with
     generators, so many neighbours share one, which the first of them hosts. Since SPI 1.2."""
+    max_concurrent: Callable[[Any], int | None] = _unlimited
+    """For environments: the most calls that can be at work at once with a section of the recipe, such as one for each process
+    that computes; None for as many as the core likes. A call above it waits for its place before it begins, and its time limit
+    with it. Since SPI 1.3."""
     serve: str | None = None
     """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
     stopped."""

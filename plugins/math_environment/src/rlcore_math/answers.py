@@ -17,6 +17,11 @@ MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d{1,9}) +(\d{1,9})/([1-9]\d{0,8})(?![\
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
+def warm_up() -> None:
+    """Load the grammar and what else the first response would wait for."""
+    judge("\\frac{\\pi}{2}", "\\boxed{x^2}", require_boxed=False)
+
+
 def judge(reference: str, response: str, *, require_boxed: bool) -> Verdict:
     """Compare a response with the reference answer, which is written in any form that MathConfig.answer_field lists."""
     expected = _parse(_boxed(reference))

@@ -1,5 +1,7 @@
 """What can be wrong in this package's recipe sections, beyond types."""
 
+from math import inf, isfinite
+
 from rlcore.spi import CheckContext, Problem
 from rlcore_math.config import OPERATIONS, PROBLEM, ArithmeticConfig, MathConfig
 from rlcore_math.problems import MAX_SPACE, ProblemSpace
@@ -11,7 +13,7 @@ def check_arithmetic(_context: CheckContext | None, config: ArithmeticConfig) ->
     return problems or _check_space(config)
 
 
-def check_math(_context: CheckContext | None, config: MathConfig) -> list[Problem]:
+def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem]:
     """Problems of `[environment.math]`."""
     problems = []
     if PROBLEM not in config.instruction:
@@ -21,8 +23,14 @@ def check_math(_context: CheckContext | None, config: MathConfig) -> list[Proble
         remedy = 'Put it into the instruction, or set prompt_format = "chat"'
         problems.append(_problem("math.system_prompt", "a text", 'none where prompt_format = "text"', remedy))
     for name, least in (("verification_timeout_s", 0.1), ("num_processes", 1), ("max_memory_mib", 512)):
-        if getattr(config, name) < least:
-            problems.append(_problem(f"math.{name}", str(getattr(config, name)), f"at least {least}"))
+        value = getattr(config, name)
+        if value is not None and not (isfinite(value) and value >= least):
+            problems.append(_problem(f"math.{name}", str(value), f"a finite number, at least {least}"))
+    limit_s = None if context is None else context.environment_timeout_s
+    if limit_s is not None and limit_s <= config.verification_timeout_s < inf:
+        expected = f"less than rollout.environment_timeout_s, which is {limit_s:g}"
+        remedy = "A call of the environment that takes longer fails, instead of being wrong"
+        problems.append(_problem("math.verification_timeout_s", str(config.verification_timeout_s), expected, remedy))
     return problems
 
 

@@ -1,5 +1,6 @@
 """The recipe sections `[environment.arithmetic]` and `[environment.math]`."""
 
+import os
 from typing import Literal
 
 from attrs import frozen
@@ -7,6 +8,8 @@ from attrs import frozen
 OPERATIONS = ("+", "-", "*")
 PROBLEM = "{problem}"
 """What the instruction of `[environment.math]` is filled in at."""
+MAX_PROCESSES = 32
+"""Most processes that check responses where the recipe names no number."""
 
 
 @frozen(kw_only=True)
@@ -52,8 +55,17 @@ class MathConfig:
     require_boxed: bool = False
     """Only an answer within \\boxed{} counts; else the last expression of the response does too."""
     verification_timeout_s: float = 3.0
-    """Most seconds to check one response; one that takes longer is wrong and counted as `environment/verification_failed`."""
-    num_processes: int = 2
-    """Processes that check responses."""
+    """Most seconds of a processor's time to check one response, however busy the machine is; one that takes longer is wrong and
+    counted as `environment/verification_timed_out`."""
+    num_processes: int | None = None
+    """Processes that check responses, one response each at a time; none: one for each core that the run may use, at most 32."""
     max_memory_mib: int = 2048
     """Most memory of each, in MiB."""
+
+
+def num_processes(config: MathConfig) -> int:
+    """How many responses are checked at once."""
+    if config.num_processes is not None:
+        return config.num_processes
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(num_cores, MAX_PROCESSES)

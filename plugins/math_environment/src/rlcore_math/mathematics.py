@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.spi import ConfigError, DataError, EnvironmentContext, Message, Observation, ResetResult, Row, StepResult, Turn
+from rlcore.spi import (
+    ConfigError,
+    DataError,
+    EnvironmentContext,
+    Message,
+    Observation,
+    ResetResult,
+    RewardError,
+    Row,
+    StepResult,
+    Turn,
+)
 from rlcore_math.checks import check_math
-from rlcore_math.config import PROBLEM, MathConfig
+from rlcore_math.config import PROBLEM, MathConfig, num_processes
 from rlcore_math.verifier import Verifier
 
 
@@ -17,7 +28,7 @@ class MathEnvironment:
             raise ConfigError(problems)
         self._config = config
         self._verifier = Verifier(
-            num_processes=config.num_processes,
+            num_processes=num_processes(config),
             timeout_s=config.verification_timeout_s,
             max_memory_mib=config.max_memory_mib,
         )
@@ -33,13 +44,22 @@ class MathEnvironment:
         return ResetResult(observation=self._observation(row["prompt"]), state=self._reference(row))
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
-        """1.0 or 0.0. DataError where the reference is nothing that math-verify reads."""
+        """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
         verdict = await self._verifier.judge(state, turn.text, require_boxed=self._config.require_boxed)
         if verdict == "unreadable_reference":
             field = self._config.answer_field
             raise DataError(f"found the reference answer {state!r:.200} ({field}); expected a number, LaTeX, or one after ####")
+        if verdict == "killed":
+            raise RewardError(
+                "the process that checks the response was killed from outside, again and again: look whether the machine runs "
+                "out of memory, and lower environment.math.num_processes or max_memory_mib"
+            )
         right = verdict == "right"
-        metrics = {"answered": float(verdict in ("right", "wrong")), "verification_failed": float(verdict is None)}
+        metrics = {
+            "answered": float(verdict in ("right", "wrong")),
+            "verification_timed_out": float(verdict == "too_slow"),
+            "verification_failed": float(verdict == "failed"),
+        }
         return StepResult(reward=float(right), done=True, success=right, metrics=metrics)
 
     def _observation(self, prompt: Any) -> Observation:

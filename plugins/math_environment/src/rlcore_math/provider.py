@@ -1,7 +1,7 @@
 """What the entry points name. Nothing heavy is imported here."""
 
 from rlcore.spi import SPI_VERSION, Provider, capabilities
-from rlcore_math.config import ArithmeticConfig, MathConfig
+from rlcore_math.config import ArithmeticConfig, MathConfig, num_processes
 
 ARITHMETIC = Provider(
     name="arithmetic",
@@ -19,4 +19,5 @@ MATH = Provider(
     backend="rlcore_math.mathematics:MathEnvironment",
     capabilities={capabilities.CHEAP_RESET},
     check="rlcore_math.checks:check_math",
+    max_concurrent=num_processes,
 )
