@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replaces prepare, train and evaluate."""
     calls = Calls()
 
-    def prepare(path: Path, overrides: Any = ()) -> SimpleNamespace:
+    def prepare(path: Path, overrides: Any = (), *, evaluating: bool = False) -> SimpleNamespace:
         calls.prepared.append((path, list(overrides)))
         calls.on_prepare()
         return prepared()

@@ -91,16 +91,19 @@ def recipes(sections):
 @given(data=st.data())
 def test_what_is_dumped_loads_back(sections, tmp_path: Path, data: st.DataObject) -> None:
     recipe = data.draw(recipes(sections))
+    if recipe.data.evaluation is None:
+        recipe = attrs.evolve(recipe, evaluation=EvaluationConfig())
     path = tmp_path / "dumped.toml"
     path.write_bytes(dump_toml(recipe).encode())
     assert convert(read_raw(path, ()), sections) == recipe
 
 
 def test_every_key_is_there_and_none_is_a_comment(load) -> None:
-    text = dump_toml(load())
-    lines = text.splitlines()
-    assert "# revision = none" in lines
+    lines = dump_toml(load()).splitlines()
     assert "# evaluation = none" in lines
+    assert "[evaluation]" not in lines
+    lines = dump_toml(load("", "data.evaluation={}")).splitlines()
+    assert "# revision = none" in lines
     assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
         if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster"):

@@ -95,7 +95,9 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("optimizer.max_grad_norm=0.0", "optimizer.betas=[0.0, 0.0]"),
         ("schedule.decay=cosine", "schedule.min_learning_rate_ratio=1.0", "schedule.warmup_steps=1000"),
         ("rollout.top_k=1", "rollout.samples_per_prompt=1"),
-        ("evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
+        ("data.evaluation={}", "evaluation.samples_per_prompt=4", "evaluation.temperature=0.7"),
+        ("data.evaluation={}", "evaluation.at_start=true"),
+        ("evaluation.every_n_steps=0", "evaluation.at_start=false", "evaluation.at_end=false"),
         ("data.evaluation={}", "evaluation.every_n_steps=5"),
         ("data.train.source=jsonl", "data.train.path=x.jsonl"),
         ("data.train.source=jsonl", "data.train.path=rows.txt"),
@@ -119,7 +121,7 @@ def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
         (("data.evaluation.source=jsonl",), "data.evaluation.path", ""),
         (("data.train.source=jsonl", "data.train.path=x.parquet"), "data.train.source", 'source = "parquet", or rename'),
         (
-            ("evaluation.top_k=1", "evaluation.temperature=1", "evaluation.samples_per_prompt=2"),
+            ("data.evaluation={}", "evaluation.top_k=1", "evaluation.temperature=1", "evaluation.samples_per_prompt=2"),
             "evaluation.samples_per_prompt",
             "",
         ),
@@ -131,6 +133,14 @@ def test_combinations_that_cannot_work(problems, overrides: tuple[str, ...], pat
     found = problems("", *overrides)
     assert set(found) == {path}
     assert remedy in found[path].remedy
+
+
+@pytest.mark.parametrize("written", ["at_start=true", "at_end=true", "temperature=0.7", "temperature=0.0", "max_prompts=4"])
+def test_what_is_to_be_evaluated_needs_a_held_out_set(problems, written: str) -> None:
+    found = problems("", f"evaluation.{written}")
+    key = f"evaluation.{written.partition('=')[0]}"
+    assert set(found) == {key}
+    assert "without a [data.evaluation], in the command line" in found[key].found
 
 
 def test_without_an_environment_there_must_be_data_and_no_evaluation(tmp_path) -> None:

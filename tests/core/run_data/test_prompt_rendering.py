@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run import prompts
+from rlcore.run.data import load_rows
 from rlcore.run.prompts import demonstration_batch, encode_prompts, render_demonstrations, render_prompts
 from rlcore.spi import DataError, FinishReason, ModelError, Observation
 
@@ -85,6 +86,16 @@ def test_prompts_over_the_limit_are_an_error_that_names_both_remedies(tokenizer)
     assert "1 more of the 4 rows are over the limit" in message
     assert "Raise rollout.max_prompt_tokens" in message
     assert 'data.train.on_long_prompt = "drop"' in message
+
+
+def test_rows_of_a_jsonl_file_are_named_by_their_line(tokenizer, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1"}\n\n\n{"prompt": "1+1+1="}\n')
+    rows = load_rows(DatasetConfig(source="jsonl", path=str(path)), "train", None)
+    with pytest.raises(DataError, match=r"row 1 \(the first is 0; line 4 of the file\) has a prompt of 6 tokens"):
+        render(rows, tokenizer, limit=5)
+    with pytest.raises(DataError, match=r"row 0 \(the first is 0; line 1 of the file\): found no field 'completion'"):
+        demonstrate(rows, tokenizer)
 
 
 def test_an_environments_prompts_are_checked_where_given(tokenizer):

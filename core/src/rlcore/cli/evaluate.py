@@ -34,9 +34,8 @@ def eval_command(
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
-    extra = ["evaluation.at_start=true"]  # whatever the recipe says of a training, here something is to be generated
-    extra += [] if model is None else [as_override("model.path", str(model))]
-    prepared = prepare(recipe, [*overrides, *extra])
+    extra = [] if model is None else [as_override("model.path", str(model))]
+    prepared = prepare(recipe, [*overrides, *extra], evaluating=True)
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)
     if as_json:

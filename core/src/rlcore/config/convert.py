@@ -88,7 +88,9 @@ class _Conversion:
                 parts[name] = self._section(name, attribute.type)
         for name in self.raw.values.keys() - describe.fields(Recipe).keys():
             self.problems.append(unknown_key(name, list(describe.fields(Recipe)), self._section_of(name)))
-        self.problems.extend(find_problems(self._with_stand_ins(parts), self._broken()))
+        whole = self._with_stand_ins(parts)
+        self.problems.extend(find_problems(whole, self._broken()))
+        self.problems.extend(self._unheeded_evaluation(whole))
         return (None if self.problems else Recipe(**parts)), self.problems
 
     def _section(self, name: str, cls: Any) -> Any:
@@ -155,6 +157,25 @@ class _Conversion:
         if problem.found != "an unknown key" or problem.remedy:
             return problem
         return attrs.evolve(problem, remedy=self._section_of(name))
+
+    def _unheeded_evaluation(self, recipe: Recipe) -> Iterator[Problem]:
+        """Keys of [evaluation] that ask for something, defaults written out too, where nothing is held out to evaluate on."""
+        written, broken = self.raw.values.get("evaluation"), self._broken()
+        if (
+            recipe.data.evaluation is not None
+            or not isinstance(written, Mapping)
+            or any(key.startswith("data") for key in broken)
+        ):
+            return
+        for key, value in written.items():
+            turned_off = key in ("every_n_steps", "at_start", "at_end") and value in (0, False)
+            if f"evaluation.{key}" not in broken and not turned_off:
+                yield Problem(
+                    path=f"evaluation.{key}",
+                    found=f"{describe.toml_literal(value)}, without a [data.evaluation]",
+                    expected="a held-out set",
+                    remedy="Write [data.evaluation]; empty, it takes the environment's own held-out rows.",
+                )
 
     def _section_of(self, key: str) -> str:
         """A did-you-mean with the full path of every key, and of the section, of this name."""

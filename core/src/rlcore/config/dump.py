@@ -13,10 +13,12 @@ from rlcore.config.recipe import NamedPluginChoice, PluginChoice, Recipe
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None) -> str:
     """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments.
 
-    `chosen` maps roles to the plugin that fills each; the sections of the others are left out where they hold nothing but
-    defaults.
+    [evaluation] is left out where there is no held-out set. `chosen` maps roles to the plugin that fills each; the sections of
+    the others are left out where they hold nothing but defaults.
     """
     table = _table(recipe, chosen or {})
+    if recipe.data.evaluation is None:  # nothing heeds these keys, so that a recipe may not have them
+        del table["evaluation"]
     return "\n".join(_section((), table)).lstrip("\n") + "\n"
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
+from rlcore.run.jsonl_line import parse_line
 from rlcore.run.seeds import Stream
 from rlcore.spi import ContractError, DataError, Environment, Row
 from rlcore.spi.arrays import Int64Array
@@ -46,6 +47,12 @@ def load_rows(config: DatasetConfig, split: Split, environment: Environment | No
         limited = "" if config.limit is None else f" ({key}.limit is {config.limit})"
         raise DataError(f"{key}: found no rows in {where}{limited}; expected at least one")
     return rows
+
+
+def row_name(rows: Sequence[Row], number: int) -> str:
+    """How errors call a row: by its number, and by its line in a JSONL file."""
+    line = f"; line {rows.line(number)} of the file" if isinstance(rows, JsonlRows) else ""
+    return f"row {number} (the first is 0{line})"
 
 
 def prompt_fault(value: object) -> str | None:
@@ -130,6 +137,10 @@ class JsonlRows(Sequence[Row]):
         start, end = self._bounds[index].tolist()
         return _renamed(json.loads(self._lines[start:end]), self._config)
 
+    def line(self, index: int) -> int:
+        """The number of a row's line in the file, from 1."""
+        return self._lines.count(b"\n", 0, int(self._bounds[index, 0])) + 1
+
 
 def _renamed(row: dict[str, Any], config: DatasetConfig) -> Row:
     for name, own_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
@@ -158,11 +169,9 @@ def _jsonl_rows(config: DatasetConfig, key: str) -> JsonlRows:
 
 def _check_line(line: bytes, where: str, config: DatasetConfig, key: str) -> None:
     try:
-        row = json.loads(line)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise DataError(f"{key}.path: {where} is no JSON ({error}): {line[:60]!r}; expected one JSON object a line") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{key}.path: {where} holds a JSON {type(row).__name__}; expected one JSON object a line")
+        row = parse_line(line)
+    except ValueError as error:
+        raise DataError(f"{key}.path: {where} {error}") from error
     if config.prompt_field not in row:
         raise _no_such_field(key, where, config.prompt_field, list(row))
     if fault := prompt_fault(row[config.prompt_field]):

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data import COMPLETION, PROMPT, Split, prompt_fault
+from rlcore.run.data import COMPLETION, PROMPT, Split, prompt_fault, row_name
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import (
     GROUP_IDS,
@@ -83,11 +83,11 @@ def render_prompts(
     """The prompts of all rows as tokens, read in chunks. `observe` gives the prompts that an environment makes of the rows;
     without it they are the rows' own. DataError names a row without a prompt, or over the limit where that is an error."""
     key = f"data.{split}"
-    limits = _Limits(key, config)
+    limits = _Limits(key, config, rows)
     pieces = []
     for start, chunk in _chunks(rows):
         kept, numbers = [], []
-        for number, tokens in enumerate(_prompt_tokens(chunk, start, key, tokenizer, observe), start=start):
+        for number, tokens in enumerate(_prompt_tokens(rows, chunk, start, key, tokenizer, observe), start=start):
             if limits.admits(number, "prompt", len(tokens), "rollout.max_prompt_tokens", max_prompt_tokens):
                 kept.append(tokens)
                 numbers.append(number)
@@ -110,12 +110,12 @@ def render_demonstrations(
     a limit where that is an error (the end-of-sequence token counts as part of the completion)."""
     eos = _eos_token(tokenizer)
     key = f"data.{split}"
-    limits = _Limits(key, config)
+    limits = _Limits(key, config, rows)
     pieces, lengths = [], []
     for start, chunk in _chunks(rows):
         kept, numbers = [], []
-        prompts = _prompt_tokens(chunk, start, key, tokenizer, None)
-        completions = tokenizer.encode_batch([_completion(row, start + i, config, key) for i, row in enumerate(chunk)])
+        prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
+        completions = tokenizer.encode_batch([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), start=start):
             response = completion if completion[-1:] == [eos] else [*completion, eos]
             if limits.admits(number, "prompt", len(prompt), "rollout.max_prompt_tokens", max_prompt_tokens) and limits.admits(
@@ -185,19 +185,20 @@ class _Piece:
 class _Limits:
     """Counts the rows over a limit, and says so where the recipe makes that an error."""
 
-    def __init__(self, key: str, config: DatasetConfig) -> None:
-        self.key, self.config = key, config
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[Row]) -> None:
+        self.key, self.config, self.rows = key, config, rows
         self.num_over = 0
         self.first = ""
 
     def admits(self, row: int, part: str, num_tokens: int, option: str, limit: int) -> bool:
         if num_tokens == 0:
-            raise DataError(f"{self.key}: the {part} of row {row} (the first is 0) has no tokens; expected at least one")
+            raise DataError(f"{self.key}: the {part} of {row_name(self.rows, row)} has no tokens; expected at least one")
         if num_tokens <= limit:
             return True
         self.num_over += 1
         if not self.first:
-            self.first = f"row {row} (the first is 0) has a {part} of {num_tokens} tokens; expected at most {limit} ({option})"
+            found = f"{row_name(self.rows, row)} has a {part} of {num_tokens} tokens"
+            self.first = f"{found}; expected at most {limit} ({option})"
             self.remedy = f'Raise {option}, or leave such rows out with {self.key}.on_long_prompt = "drop"'
         return False
 
@@ -218,22 +219,22 @@ def _chunks(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
 
 
 def _prompt_tokens(
-    chunk: Sequence[Row], start: int, key: str, tokenizer: Tokenizer, observe: Observe | None
+    rows: Sequence[Row], chunk: Sequence[Row], start: int, key: str, tokenizer: Tokenizer, observe: Observe | None
 ) -> list[Sequence[int]]:
     if observe is not None:
         return encode_prompts(observe(chunk), tokenizer)
-    return encode_prompts([_row_prompt(row, start + i, key) for i, row in enumerate(chunk)], tokenizer)
+    return encode_prompts([_row_prompt(rows, row, start + i, key) for i, row in enumerate(chunk)], tokenizer)
 
 
-def _row_prompt(row: Row, number: int, key: str) -> Observation:
+def _row_prompt(rows: Sequence[Row], row: Row, number: int, key: str) -> Observation:
     prompt = row.get(PROMPT)
     if fault := prompt_fault(prompt):
         found = f"fields {', '.join(map(repr, row))}" if PROMPT not in row else fault
-        raise DataError(f"{key}: row {number} (the first is 0): found {found}; expected a prompt: text, or chat messages")
+        raise DataError(f"{key}: {row_name(rows, number)}: found {found}; expected a prompt: text, or chat messages")
     return Observation(text=prompt) if isinstance(prompt, str) else Observation(messages=prompt)
 
 
-def _completion(row: Row, number: int, config: DatasetConfig, key: str) -> str:
+def _completion(rows: Sequence[Row], row: Row, number: int, config: DatasetConfig, key: str) -> str:
     completion = row.get(COMPLETION)
     if isinstance(completion, str):
         return completion
@@ -241,7 +242,7 @@ def _completion(row: Row, number: int, config: DatasetConfig, key: str) -> str:
     listed = ", ".join(map(repr, row))
     found = f"no field {name!r}, only {listed}" if completion is None else f"{type(completion).__name__} {completion!r:.60}"
     raise DataError(
-        f"{key}: row {number} (the first is 0): found {found}; expected the completion to learn, as text. Name its field with "
+        f"{key}: {row_name(rows, number)}: found {found}; expected the completion to learn, as text. Name its field with "
         f"{key}.completion_field"
     )
 

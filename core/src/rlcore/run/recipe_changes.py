@@ -11,6 +11,7 @@ from attrs import frozen
 ANOTHER_RUN = (
     "run.seed",
     "model.chat_template",
+    "model.chat_template_kwargs",
     "algorithm.name",
     "environment.name",
     "data.train",

@@ -110,14 +110,20 @@ class Prepared:
         )
 
 
-def prepare(path: Path, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> Prepared:
+def prepare(
+    path: Path, overrides: Sequence[str] = (), *, evaluating: bool = False, registry: Registry | None = None
+) -> Prepared:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 
-    `registry` stands in for the installed plugins, in tests.
+    `evaluating`: the held-out set is measured, whatever the recipe says of a training. `registry` stands in for the installed
+    plugins, in tests.
     """
     raw = read_raw(path, overrides)
     registry = registry or discover(disabled_plugins(raw.values))
-    return prepare_recipe(convert(raw, sections(registry), unchecked(registry)), registry)
+    recipe = convert(raw, sections(registry), unchecked(registry))
+    if evaluating:
+        recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True))
+    return prepare_recipe(recipe, registry)
 
 
 def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
