@@ -1,5 +1,6 @@
 """Two small models of one architecture, and engines that several tests share."""
 
+import json
 import string
 from pathlib import Path
 
@@ -14,6 +15,17 @@ from rlcore_vllm.backend import VllmBackend
 from rlcore_vllm.config import VllmConfig
 
 MAX_SEQUENCE_LENGTH = 300
+ANOTHER_WAY_TO_SAMPLE = {
+    "do_sample": True,
+    "temperature": 0.3,
+    "top_k": 2,
+    "top_p": 0.5,
+    "repetition_penalty": 3.0,
+    "max_new_tokens": 4,
+    "eos_token_id": list(range(50)),
+    "bad_words_ids": [[token] for token in range(50, 80)],
+}
+"""A model's own defaults, which are not what the core asks for."""
 CONFIG = VllmConfig(cpu_kv_cache_gib=0.1, refit_timeout_s=60.0)
 
 
@@ -40,6 +52,8 @@ def two_models(tmp_path_factory):
     # vLLM's attention on CPU takes heads of at least 32.
     alphabet = string.printable + "é"  # a character of two tokens
     first, second = (make_model(base / str(seed), hidden_size=64, num_heads=2, alphabet=alphabet, seed=seed) for seed in (0, 1))
+    for directory in (first, second):
+        (directory / "generation_config.json").write_text(json.dumps(ANOTHER_WAY_TO_SAMPLE))
     return TwoModels(directories=(first, second))
 
 

@@ -79,6 +79,16 @@ def errors_of(result, reference, num_samples, prompts=PROMPTS):
     return np.concatenate(errors)
 
 
+def test_the_models_own_sampling_defaults_do_not_count(backend, references):
+    """Its directory names a temperature, a truncation, a penalty, words to avoid, and tokens to stop at."""
+    result = backend.generate(request_of(40, 12))
+    assert (np.diff(result.offsets) == 12).all()
+    assert (result.finish_reasons == FinishReason.LENGTH).all()
+    assert errors_of(result, references[0], 40).max() < 1e-4
+    assert np.isin(result.tokens, np.arange(50, 80)).any()
+    assert np.isin(result.tokens, np.arange(50)).any()
+
+
 def test_a_refit_in_flight_parts_each_sample_by_its_weights(backend, two_models, references):
     """Every token's log-probability is that of the weights that its version names, and by far not that of the others."""
     started = threading.Event()

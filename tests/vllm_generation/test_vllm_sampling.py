@@ -166,7 +166,12 @@ def arguments_of(device, length=100, **options):
 )
 def test_a_step_takes_as_many_tokens_as_the_section_says_and_one_of_each_sequence(device, options, expected):
     """vLLM's scheduler refuses fewer tokens than sequences, and without this would take 2,048 of them."""
-    assert arguments_of(device, **options)["max_num_batched_tokens"] == expected
+    from vllm.config import SchedulerConfig
+
+    arguments = arguments_of(device, **options)
+    assert arguments["max_num_batched_tokens"] == expected
+    lengths = {name: arguments[name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
+    SchedulerConfig(**lengths, is_encoder_decoder=False)  # which raises where it refuses them
 
 
 def test_on_a_cpu_a_step_takes_a_whole_prompt():

@@ -33,7 +33,8 @@ class VllmConfig:
     quantization: Literal["none", "fp8"] = "none"
     """"fp8" holds the linear layers' weights in 8 bits, quantised anew at each refit; only on CUDA."""
     start_timeout_s: float = 600.0
-    """Most seconds for an engine to start."""
+    """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
+    the trainer's process is waited for."""
     refit_timeout_s: float = 120.0
     """Most seconds that a refit may wait for an engine, or a request until an engine has it."""
     generate_timeout_s: float = 3600.0

@@ -36,7 +36,8 @@ def _no_cache(match: Match) -> str:
     del match
     return (
         "the model's weights and activations leave no memory for the KV cache. Raise generator.vllm.gpu_memory_utilization "
-        "(on CPU generator.vllm.cpu_kv_cache_gib), or spread the model with generator.vllm.tensor_parallel"
+        "(on CPU generator.vllm.cpu_kv_cache_gib), lower generator.vllm.max_num_batched_tokens or generator.vllm.max_num_seqs, "
+        "or spread the model with generator.vllm.tensor_parallel"
     )
 
 
@@ -77,8 +78,8 @@ def _out_of_memory(match: Match) -> str:
     del match
     return (
         "the device's memory ran out. Lower generator.vllm.gpu_memory_utilization where something else needs the device too, "
-        "set residency.offload_trainer where that is the trainer, lower generator.vllm.max_num_seqs, or spread the model "
-        "with generator.vllm.tensor_parallel"
+        "set residency.offload_trainer where that is the trainer, lower generator.vllm.max_num_seqs or "
+        "generator.vllm.max_num_batched_tokens, or spread the model with generator.vllm.tensor_parallel"
     )
 
 
