@@ -1,0 +1,135 @@
+"""The runs that the oracle judges: one recipe, and what varies in it."""
+
+import tomllib
+from typing import Literal
+
+from attrs import frozen
+
+from .reference_grpo import Options
+
+ALPHABET = "0123456789+="
+PARTIAL_CREDIT = 0.5
+MAX_MICROBATCH_TOKENS = 28
+NUM_STEPS = 3
+PROMPTS_PER_STEP = 6
+SAMPLES_PER_PROMPT = 6
+
+RECIPE = f"""
+[run]
+num_steps = {NUM_STEPS}
+seed = 5
+device = "cpu"
+[model]
+path = "{{model}}"
+dtype = "float32"
+[algorithm]
+name = "grpo"
+[algorithm.grpo]
+clip_low = 0.2
+clip_high = 0.3
+importance_maximum = 0.84
+advantage_epsilon = 0.01
+[environment]
+name = "arithmetic"
+[environment.arithmetic]
+max_operand = 99
+num_train = 60
+num_evaluation = 8
+partial_credit = {PARTIAL_CREDIT}
+[generator]
+name = "transformers"
+[rollout]
+samples_per_prompt = {SAMPLES_PER_PROMPT}
+max_prompt_tokens = 8
+max_response_tokens = 4
+temperature = 0.8
+[training]
+prompts_per_step = {PROMPTS_PER_STEP}
+max_tokens_per_microbatch = {MAX_MICROBATCH_TOKENS}
+max_token_mult_prob_error = 1e9
+warn_token_mult_prob_error = 1e9
+[optimizer]
+learning_rate = 0.05
+betas = [0.8, 0.95]
+eps = 2e-2
+weight_decay = 0.1
+[schedule]
+warmup_steps = 2
+decay = "linear"
+min_learning_rate_ratio = 0.1
+[logging]
+rollouts_every_n_steps = 1
+curve = false
+[checkpoint]
+at_end = false
+export = "hf"
+"""
+
+
+@frozen(kw_only=True)
+class Case:
+    """One run."""
+
+    trainer: Literal["fsdp2", "megatron"]
+    updates: int
+    previous: Literal["generation", "trainer"]
+    kl: bool
+    cut: bool
+    """Whether sampling is cut by top-p."""
+    ranks: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    by_sequence: bool = False
+    """Whether the loss is a mean over sequences instead of tokens."""
+
+    @property
+    def name(self) -> str:
+        parts = (
+            self.trainer,
+            f"{self.updates}-updates",
+            self.previous,
+            "kl" if self.kl else "no-kl",
+            "top-p" if self.cut else "whole",
+            *(["two-ranks"] if self.ranks == 2 else []),
+            *([self.dtype] if self.dtype != "float32" else []),
+            *(["by-sequence"] if self.by_sequence else []),
+        )
+        return "-".join(parts)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Of the recipe."""
+        values = {
+            "run.name": self.name,
+            "trainer.name": self.trainer,
+            "model.dtype": self.dtype,
+            "training.updates_per_step": self.updates,
+            "algorithm.grpo.previous_logprobs": self.previous,
+            "algorithm.grpo.kl_coefficient": self.options.kl_coefficient,
+            "algorithm.grpo.loss_normalisation": self.options.loss_normalisation,
+            "optimizer.max_grad_norm": self.options.max_grad_norm,
+            **({"rollout.top_p": self.options.top_p, "rollout.accept_truncation_bias": "true"} if self.cut else {}),
+            **({"cluster.gpus_per_node": self.ranks} if self.ranks > 1 else {}),
+        }
+        return [f"{key}={value}" for key, value in values.items()]
+
+    @property
+    def options(self) -> Options:
+        """For the reference: what the recipe and the case say."""
+        recipe = tomllib.loads(RECIPE)
+        grpo, optimizer, schedule = recipe["algorithm"]["grpo"], recipe["optimizer"], recipe["schedule"]
+        return Options(
+            seed=recipe["run"]["seed"],
+            num_steps=NUM_STEPS,
+            updates_per_step=self.updates,
+            temperature=recipe["rollout"]["temperature"],
+            top_p=0.8 if self.cut else 1.0,
+            previous=self.previous,
+            kl_coefficient=0.3 if self.kl else 0.0,
+            loss_normalisation="sequence" if self.by_sequence else "token",
+            # Binds in some updates, and not in others.
+            max_grad_norm=1.5 if self.updates > 1 else 1.05,
+            warmup_steps=schedule["warmup_steps"],
+            min_learning_rate_ratio=schedule["min_learning_rate_ratio"],
+            **{name: grpo[name] for name in ("clip_low", "clip_high", "importance_maximum", "advantage_epsilon")},
+            **{name: optimizer[name] for name in ("learning_rate", "betas", "eps", "weight_decay")},
+        )

@@ -1,0 +1,55 @@
+"""Runs as a user starts them, with an observer installed that writes down what trainers are asked to do."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlcore.cli.main import cli
+from rlcore.testing.models import make_model
+
+from .cases import ALPHABET, RECIPE, Case
+from .recorded import RecordedRun
+
+SITE = Path(__file__).parent / "site"
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The observer, as a distribution that this process and the ranks that it starts can find."""
+    folder = tmp_path_factory.mktemp("site")
+    information = folder / "oracle_recorder-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: oracle-recorder\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[rlcore.observers]\nrecorder = oracle_recorder:OBSERVER\n")
+    added = [str(folder), str(SITE)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([*added, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("NO_COLOR", "1")
+        patch.setattr(sys, "path", [*added, *sys.path])
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights; its tokens are the characters of sums."""
+    return make_model(tmp_path_factory.mktemp("oracle") / "model", "qwen3", seed=7, alphabet=ALPHABET, max_length=64)
+
+
+@pytest.fixture
+def run(recorder: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], RecordedRun]:
+    """Train a case by the command line, in this process and its ranks', and read what it left behind."""
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "oracle.toml"
+    recipe.write_text(RECIPE.format(model=model))
+
+    def train(case: Case) -> RecordedRun:
+        result = CliRunner().invoke(cli, ["train", str(recipe), *case.overrides])
+        assert result.exit_code == 0, f"{result.stdout}{result.stderr}"
+        return RecordedRun.read(tmp_path / "runs" / case.name, tmp_path / "train-steps")
+
+    return train

@@ -1,0 +1,183 @@
+"""A whole run once more in float64: from the initial weights and the samples that the run recorded to its last weights.
+
+The policy is transformers' own model. Sequences are neither packed nor padded: those of one length go through it side by side.
+What a step's updates read (advantages, minibatches, counts, log-probabilities at the start of the step and of the reference)
+comes from the samples and these weights, not from what the trainer was given.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from .recorded import Sample
+from .reference_grpo import (
+    AdamW,
+    Options,
+    TokenInputs,
+    advantages,
+    agreement,
+    figures,
+    learning_rate,
+    minibatch_groups,
+    token_terms,
+)
+
+
+class Policy:
+    """Log-probabilities of tokens under a model of float64 weights."""
+
+    def __init__(self, directory: Path, temperature: float) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+        for module in self.model.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                module.forward = _rms_norm(module)  # transformers' computes in float32 whatever it is given
+        self.temperature = temperature
+
+    def distributions(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """float64 [L, V] of each: log-probabilities of all tokens at each place, given those before; zeros at the first."""
+        found: dict[int, Tensor] = {}
+        for length in {len(own.tokens) for own in samples}:
+            members = [index for index, own in enumerate(samples) if len(own.tokens) == length]
+            tokens = torch.from_numpy(np.stack([samples[index].tokens for index in members]))
+            logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1] / self.temperature
+            found |= zip(members, nn.functional.pad(logits.log_softmax(-1), (0, 0, 1, 0)), strict=True)
+        return [found[index] for index in range(len(samples))]
+
+    def weights(self) -> dict[str, Tensor]:
+        """By name; tied ones once."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+
+@frozen(kw_only=True, eq=False)
+class ExpectedSample:
+    """What is right for a sample throughout its step; tensors are float64 [L]."""
+
+    sample: Sample
+    advantage: float
+    at_step_start: Tensor
+    drawn_from: Tensor
+    """Log-probabilities in the distribution that the sampler draws from: the one above, cut by top-p and renormalised."""
+    reference: Tensor
+
+
+@frozen(kw_only=True, eq=False)
+class ExpectedUpdate:
+    """What an update has to come to."""
+
+    samples: list[ExpectedSample]
+    is_first: bool
+    """Of its step."""
+    figures: Mapping[str, float]
+
+
+@frozen(kw_only=True, eq=False)
+class ExpectedStep:
+    """A step's samples, its updates, and the weight version before them."""
+
+    weight_version: int
+    samples: list[ExpectedSample]
+    updates: list[ExpectedUpdate]
+
+
+class ReferenceRun:
+    """Runs once; `weights` are then the last ones."""
+
+    def __init__(self, model: Path, options: Options) -> None:
+        self.options = options
+        self.policy, self.reference = Policy(model, options.temperature), Policy(model, options.temperature)
+        self.parameters = list(self.policy.model.parameters())
+        with torch.no_grad():
+            self.optimizer = AdamW([parameter.detach() for parameter in self.parameters], options)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """float64, by their names in Hugging Face's files."""
+        return self.policy.weights()
+
+    def steps(self, samples: Sequence[Sequence[Sample]]) -> list[ExpectedStep]:
+        """All steps, given the samples of each."""
+        return [self._step(number, own) for number, own in enumerate(samples, start=1)]
+
+    def _step(self, number: int, samples: Sequence[Sample]) -> ExpectedStep:
+        options, version = self.options, self.optimizer.count
+        values = advantages([own.reward for own in samples], [own.group for own in samples], options.advantage_epsilon)
+        expected = self._expected(samples, values)
+        updates: list[ExpectedUpdate] = []
+        # Where nothing pulls, AdamW would still move the weights by its moments: such an update is left out.
+        pulls = [bool(value) or options.kl_coefficient > 0 for value in values]
+        if any(values) or options.kl_coefficient:
+            for place, groups in enumerate(minibatch_groups(len({own.group for own in samples}), number, options)):
+                members = [index for index, own in enumerate(samples) if own.group in groups]
+                if not any(pulls[index] for index in members):
+                    continue
+                rate = learning_rate((number - 1) * options.updates_per_step + place, options)
+                updates.append(self._update([expected[index] for index in members], rate, is_first=not updates))
+        return ExpectedStep(weight_version=version, samples=expected, updates=updates)
+
+    def _expected(self, samples: Sequence[Sample], values: Sequence[float]) -> list[ExpectedSample]:
+        with torch.no_grad():
+            policy, reference = self.policy.distributions(samples), self.reference.distributions(samples)
+        return [
+            ExpectedSample(
+                sample=own,
+                advantage=value,
+                at_step_start=_of(whole, own.tokens),
+                drawn_from=_of(_nucleus(whole, self.options.top_p), own.tokens),
+                reference=_of(initial, own.tokens),
+            )
+            for own, value, whole, initial in zip(samples, values, policy, reference, strict=True)
+        ]
+
+    def _update(self, samples: list[ExpectedSample], rate: float, *, is_first: bool) -> ExpectedUpdate:
+        distributions = self.policy.distributions([own.sample for own in samples])
+        inputs = [self._inputs(own, whole) for own, whole in zip(samples, distributions, strict=True)]
+        terms = [token_terms(own, self.options) for own in inputs]
+        if self.options.loss_normalisation == "token":
+            loss = torch.cat([own.loss for own in terms]).mean()
+        else:
+            loss = torch.stack([own.loss.mean() for own in terms]).mean()
+        gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            norm = self.optimizer.step(gradients, rate)
+        found = {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate, **figures(inputs, terms, self.options)}
+        if is_first and self.options.top_p == 1.0:
+            found |= agreement(inputs)
+        return ExpectedUpdate(samples=samples, is_first=is_first, figures=found)
+
+    def _inputs(self, expected: ExpectedSample, distribution: Tensor) -> TokenInputs:
+        sample = expected.sample
+        mask = torch.from_numpy(sample.loss_mask)
+        entropy = -(distribution.detach().exp() * distribution.detach()).sum(-1)
+        return TokenInputs(
+            current=_of(distribution, sample.tokens)[mask],
+            generation=torch.from_numpy(sample.generation_logprobs).double()[mask],
+            at_step_start=expected.at_step_start[mask],
+            reference=expected.reference[mask] if self.options.kl_coefficient else None,
+            entropy=entropy[mask],
+            advantage=expected.advantage,
+        )
+
+
+def _rms_norm(module: nn.Module) -> object:
+    def forward(hidden: Tensor) -> Tensor:
+        return module.weight * (hidden * (hidden.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt())
+
+    return forward
+
+
+def _of(distributions: Tensor, tokens: NDArray[np.int64]) -> Tensor:
+    return distributions.gather(1, torch.from_numpy(tokens)[:, None])[:, 0]
+
+
+def _nucleus(distributions: Tensor, top_p: float) -> Tensor:
+    """Log-probabilities [L, V] within the smallest set of tokens whose probability reaches `top_p`; -inf outside."""
+    ordered, tokens = distributions.exp().sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = torch.where(before < top_p, ordered, 0.0)
+    return torch.zeros_like(kept).scatter(1, tokens, kept / kept.sum(-1, keepdim=True)).log()

@@ -1,0 +1,129 @@
+"""Whole runs against an independent GRPO in float64: recipe, loop, generator, environment, trainer, exported weights.
+
+A run is started as a user starts it. `reference_run` computes it once more from the samples that it recorded, and `judging`
+holds against that what the samples are, what the trainer was asked to do, every update's figures and the last weights. One rank
+goes through all combinations of the options; two ranks through a selection in which every pair of options meets.
+
+A few seconds by itself: `pytest "tests/oracle/test_grpo_oracle.py::test_one_rank[fsdp2-4-updates-trainer-kl-whole]"`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.cluster.ray_session import ray_session
+from rlcore_grpo import loss
+
+from .cases import NUM_STEPS, PROMPTS_PER_STEP, Case
+from .judging import differences
+from .recorded import RecordedRun
+from .reference_run import ExpectedStep, ReferenceRun
+
+ONE_RANK = [
+    Case(trainer=trainer, updates=updates, previous=previous, kl=kl, cut=cut)
+    for trainer, updates, previous, kl, cut in product(
+        ("fsdp2", "megatron"), (1, 4), ("generation", "trainer"), (False, True), (False, True)
+    )
+]
+TWO_RANKS = [
+    Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=False, ranks=2, by_sequence=True),
+    Case(trainer="fsdp2", updates=4, previous="generation", kl=False, cut=True, ranks=2),
+    Case(trainer="fsdp2", updates=1, previous="trainer", kl=False, cut=True, ranks=2),
+    Case(trainer="megatron", updates=4, previous="trainer", kl=False, cut=True, ranks=2),
+    Case(trainer="megatron", updates=1, previous="generation", kl=True, cut=True, ranks=2, by_sequence=True),
+    Case(trainer="megatron", updates=1, previous="generation", kl=False, cut=False, ranks=2),
+]
+NARROW = [
+    Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
+    Case(trainer="megatron", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
+]
+MAX_LINES = 30
+Run = Callable[[Case], RecordedRun]
+
+
+@pytest.fixture(scope="module")
+def local_ray(recorder: None) -> Iterator[None]:
+    """One Ray for all runs on two ranks."""
+    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+        yield
+
+
+def named(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+@named(ONE_RANK)
+def test_one_rank(case: Case, run: Run, model: Path) -> None:
+    judge(case, run(case), model)
+
+
+def test_two_ranks_meet_every_pair_of_options() -> None:
+    def pairs(cases: Sequence[Case]) -> set[tuple[object, ...]]:
+        options = ("trainer", "updates", "previous", "kl", "cut")
+        return {
+            (one, getattr(case, one), other, getattr(case, other)) for case in cases for one, other in combinations(options, 2)
+        }
+
+    assert pairs(TWO_RANKS) == pairs(ONE_RANK)
+
+
+@pytest.mark.usefixtures("local_ray")
+@named(TWO_RANKS)
+def test_two_ranks(case: Case, run: Run, model: Path) -> None:
+    judge(case, run(case), model)
+
+
+@named(NARROW)
+def test_bfloat16_moves_the_policy_as_far(case: Case, run: Run, model: Path) -> None:
+    """Ratios and clipped shares, update by update; the weights themselves are rounded too coarsely to be compared."""
+    recorded = run(case)
+    updates = [update for step in ReferenceRun(model, case.options).steps(recorded.samples) for update in step.updates]
+    assert len(recorded.updates) == len(updates)
+    for (part,), update in zip(recorded.updates, updates, strict=True):
+        names = ("ratio_mean", "clip_fraction", "clip_fraction_low", "clip_fraction_high")
+        assert [part.figures[name] for name in names] == [pytest.approx(update.figures[name], abs=0.05) for name in names]
+
+
+def test_a_run_whose_later_updates_compare_the_policy_with_itself_fails(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part of it is right by itself, and no figure is suspicious by itself."""
+    objective = loss.clipped_objective
+    monkeypatch.setattr(
+        loss, "clipped_objective", lambda current, _, *rest, **bounds: objective(current, current.detach(), *rest, **bounds)
+    )
+    case = Case(trainer="fsdp2", updates=4, previous="trainer", kl=False, cut=False)
+    recorded = run(case)
+    assert recorded.updates[1][0].figures["ratio_max"] == 1.0
+    reference = ReferenceRun(model, case.options)
+    found = differences(case, recorded, reference, reference.steps(recorded.samples))
+    assert any(line.startswith("update 1: ratio_max is 1.0; expected ") for line in found)
+
+
+def judge(case: Case, recorded: RecordedRun, model: Path) -> None:
+    reference = ReferenceRun(model, case.options)
+    steps = reference.steps(recorded.samples)
+    found = differences(case, recorded, reference, steps)
+    assert not found, "\n".join(found[:MAX_LINES])
+    assert_telling(case, recorded, steps)
+
+
+def assert_telling(case: Case, recorded: RecordedRun, steps: Sequence[ExpectedStep]) -> None:
+    """That the run, if it is right, exercises what it is to prove."""
+    updates = [update for step in steps for update in step.updates]
+    assert len({len(own.tokens) for own in recorded.samples[0]}) > 1
+    assert max(len(part.microbatches) for parts in recorded.updates for part in parts) > 1
+    pulled = [len({own.sample.group for own in step.samples if own.advantage}) for step in steps]
+    assert any(0 < number < PROMPTS_PER_STEP for number in pulled), "groups that pull, and one of equal rewards"
+    if case.updates > 1:
+        norms = [update.figures["grad_norm"] for update in updates]
+        assert min(norms) < case.options.max_grad_norm < max(norms)
+        later = [update.figures for update in updates if not update.is_first]
+        assert max(figures["ratio_max"] for figures in later) > 1.3
+        assert max(figures["clip_fraction"] for figures in later) > 0
+        assert case.kl or len(updates) < NUM_STEPS * case.updates, "an update that has nothing to learn from"
+    if case.cut and case.previous == "trainer":
+        assert any(0 < update.figures["importance_truncated"] < 1 for update in updates)
