@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from markdown_blocks import ROOT, write_files
 
 from rlcore.cli.main import cli
+from rlcore.testing.models import make_model
 
 PACKAGE = Path(tempfile.mkdtemp(prefix="rlcore-acme-"))
 atexit.register(shutil.rmtree, PACKAGE, ignore_errors=True)
@@ -47,7 +48,9 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_the_page_holds_the_whole_package():
-    modules = {f"src/acme/{name}.py" for name in ("longest", "reinforce", "slowest", "provider", "trainer", "generator")}
+    modules = {
+        f"src/acme/{name}.py" for name in ("longest", "reinforce", "moving", "slowest", "provider", "trainer", "generator")
+    }
     assert {"pyproject.toml", "recipe.toml", "tests/test_acme.py", "tests/test_training.py", *modules} == WRITTEN
 
 
@@ -58,6 +61,7 @@ def test_every_plugin_is_found_and_usable():
     assert set(found) == {
         ("environment", "longest"),
         ("algorithm", "reinforce"),
+        ("algorithm", "moving"),
         ("trainer", "plain"),
         ("generator", "plain"),
     }
@@ -75,6 +79,26 @@ def test_a_run_with_every_plugin(tmp_path):
 @pytest.mark.usefixtures("installed")
 def test_the_environments_check_refuses_its_options():
     training.test_too_many_words_are_refused()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_with_the_moving_baseline_goes_on_with_it(tmp_path):
+    """In a second process the mean moves on from where the first one left it."""
+    model = make_model(tmp_path / "model")
+    own = [f"model.path={model}", f"run.directory={tmp_path}", "algorithm.name=moving", "run.name=moving"]
+    arguments = ["train", str(PACKAGE / "recipe.toml"), *own]
+    for steps, more in (("1", []), ("2", ["--resume"])):
+        result = CliRunner().invoke(cli, [*arguments, f"run.num_steps={steps}", *more])
+        assert result.exit_code == 0, result.output
+    states = [
+        json.loads((tmp_path / "moving" / "checkpoints" / f"step-{step:06d}" / "algorithm" / "state.json").read_text())
+        for step in (1, 2)
+    ]
+    records = [json.loads(line) for line in (tmp_path / "moving" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [record["reward_mean"] for record in records if record["step"] > 0]
+    baselines = [state["numbers"]["baseline"] for state in states]
+    assert baselines[0] == pytest.approx(0.9 * 0.5 + 0.1 * rewards[-2], abs=1e-6)
+    assert baselines[1] == pytest.approx(0.9 * baselines[0] + 0.1 * rewards[-1], abs=1e-6)
 
 
 def test_the_observer_notices_a_slow_call(capsys, monkeypatch):

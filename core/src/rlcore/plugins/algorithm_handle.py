@@ -1,7 +1,7 @@
 """The handle of an algorithm: one call, whose mistakes are found before anything is trained on."""
 
-from collections.abc import Sequence
-from typing import get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, get_args, get_type_hints
 
 import numpy as np
 from attrs import evolve
@@ -9,11 +9,14 @@ from attrs import evolve
 from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_record
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.exits import attributed
-from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, TrainingBatch
+from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.arrays import AnyArray, check_array
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.loss import LossSpec
+
+AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
+"""What an algorithm keeps between steps."""
 
 
 class AlgorithmHandle:
@@ -26,6 +29,28 @@ class AlgorithmHandle:
         self._algorithm = algorithm
         _check_needs(self.needs)
 
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it keeps something between steps."""
+        return isinstance(self._algorithm, StatefulAlgorithm)
+
+    def save_state(self) -> AlgorithmState | None:
+        """A copy of what it keeps between steps; None where it keeps nothing. ContractError where that is no state."""
+        if not isinstance(self._algorithm, StatefulAlgorithm):
+            return None
+        with attributed(f"raised in save_state of {self.entry.label}"):
+            state = self._algorithm.save_state()
+        try:
+            return _copied(state)
+        except ContractError as error:
+            raise ContractError(f"{self.entry.label}: save_state returned what it must not: {error}") from error
+
+    def load_state(self, state: AlgorithmState) -> None:
+        """Go back to a state, of which the algorithm gets a copy."""
+        assert isinstance(self._algorithm, StatefulAlgorithm)
+        with attributed(f"raised in load_state of {self.entry.label}"):
+            self._algorithm.load_state(_copied(state))
+
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
         with attributed(f"raised in build_batch of {self.entry.label}"):
@@ -36,6 +61,27 @@ class AlgorithmHandle:
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
         return batch
+
+
+def _copied(state: object) -> AlgorithmState:
+    if not isinstance(state, Mapping):
+        raise ContractError(f"found a {type(state).__name__}; expected a mapping from names to numbers and numpy arrays")
+    return {_checked_name(name): _copied_value(name, value) for name, value in state.items()}
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ContractError(f"found the key {name!r}; expected a string")
+    return name
+
+
+def _copied_value(name: str, value: object) -> AnyArray | float:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.copy()
+    if isinstance(value, int | float) and type(value) in (int, float):
+        return value
+    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"{value!r:.60} of type {type(value).__name__}"
+    raise ContractError(f"{name!r}: found {kind}; expected an int, a float, or a numpy array of numbers or truth values")
 
 
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:

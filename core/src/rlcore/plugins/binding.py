@@ -19,7 +19,7 @@ from rlcore.plugins.generator_handle import GeneratorHandle
 from rlcore.plugins.observers import CallRecord, guarded, recorded
 from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
 from rlcore.plugins.trainer_handle import TrainerHandle
-from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds
+from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
 from rlcore.spi.environment import Environment
 from rlcore.spi.errors import ContractError, PluginError, Problem
@@ -28,6 +28,8 @@ from rlcore.spi.hooks import PROJECT
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 
+STATE_METHODS = ("save_state", "load_state")
+"""An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
 
 
@@ -91,7 +93,10 @@ def build_generator(
 
 def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
     """Build an algorithm, a plain object whose method is called directly."""
-    problems = list(method_problems(_import_backend(entry), Algorithm, ["build_batch"]))
+    cls = _import_backend(entry)
+    problems = list(method_problems(cls, Algorithm, ["build_batch"]))
+    if any(hasattr(cls, name) for name in STATE_METHODS):
+        problems += method_problems(cls, StatefulAlgorithm, STATE_METHODS)
     backend = _build(entry, "algorithm", context, config, problems)
     needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
+from rlcore.plugins.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.agreement import Agreement, DisagreementWriter
 from rlcore.run.groups import TrainerGroup
 from rlcore.run.interrupt import InterruptGuard
@@ -28,7 +29,6 @@ from rlcore.spi import (
     GROUP_IDS,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
-    Algorithm,
     ContractError,
     LossSpec,
     RewardError,
@@ -82,6 +82,8 @@ class LoopPosition:
     """The version that `step` ended with: behind weight_version while updates of the next step are done."""
     unlogged: dict[str, float] | None = None
     """Metrics of `step` while its evaluation and its line in metrics.jsonl are still to come."""
+    algorithm_state: AlgorithmState | None = None
+    """What the algorithm kept when `step` was done; None where it keeps nothing. Its own is ahead of that within a step."""
     saved_step: int = -1
     """Step of the newest checkpoint that this process wrote or read; -1 where there is none."""
 
@@ -96,7 +98,7 @@ class Loop:
     """One process; everything it calls may stand for many."""
 
     recipe: Recipe
-    algorithm: Algorithm
+    algorithm: AlgorithmHandle
     trainer: TrainerGroup
     source: Source
     refitter: Refitter | None
@@ -126,6 +128,7 @@ class Loop:
     def run(self) -> None:
         """From the present position to the last step."""
         recipe, position = self.recipe, self.position
+        position.algorithm_state = self.algorithm.save_state()
         if position.step == 0 and recipe.evaluation.at_start and self.evaluator is not None:
             self._log(0, self._evaluate())
         if position.unlogged is not None:  # saved after the step's updates, before its end
@@ -138,6 +141,7 @@ class Loop:
             with self.guard.deferred():
                 position.unlogged = self._update(position.step + 1, samples, collected)
                 position.step, position.step_version = position.step + 1, position.weight_version
+                position.algorithm_state = self.algorithm.save_state()
                 self._end_step(position.unlogged)
 
     def save(self, *, prune: bool = True) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.config.dump import dump_toml
+from rlcore.run.algorithm_state import state_for
 from rlcore.run.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.progress import Progress
 from rlcore.run.recipe_changes import Change, recipe_changes
@@ -42,6 +43,9 @@ def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progr
         progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
     else:
         check_trainer(prepared, checkpoint, state)
+        _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
+        if text:
+            progress.note(text)
     _check_changes(prepared, directory, state, progress, allow_changes)
     num_steps = prepared.recipe.run.num_steps
     if state is not None and state.step > num_steps:
@@ -79,7 +83,7 @@ def _check_changes(
         lines = "".join(f"\n  - {change}" for change in refused)
         raise CheckpointError(
             f"{directory.path} holds another run; this recipe differs from its {directory.recipe_file.name} in what a run "
-            f"cannot change:{lines}\nResume with the values before, begin another run.name, or add --allow-changes to go "
+            f"cannot change:{lines}\nResume with the values before, choose another run.name, or add --allow-changes to go "
             "on all the same"
         )
     said = changes if other_model is None else [*changes, other_model]

@@ -2,10 +2,13 @@
 
 import hashlib
 import shutil
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
 
+from rlcore.plugins.algorithm_handle import AlgorithmState
+from rlcore.run.algorithm_state import write_state
 from rlcore.run.checkpoint import LoopState, save_checkpoint
 from rlcore.run.disagreement import WorstSamples, save_disagreement
 from rlcore.run.groups import GeneratorGroup, TrainerGroup
@@ -49,6 +52,7 @@ class RunSaver:
     model: str
     """`model_digest` of the recipe's model."""
     trainer_name: str
+    algorithm_name: str
     keep: int
 
     def save(self, position: LoopPosition, *, prune: bool) -> None:
@@ -60,7 +64,8 @@ class RunSaver:
             trainer=self.trainer_name,
             unlogged=position.unlogged,
         )
-        save_checkpoint(self.directory.checkpoints, state, self._write, keep=self.keep if prune else None)
+        write = partial(self._write, position.algorithm_state)
+        save_checkpoint(self.directory.checkpoints, state, write, keep=self.keep if prune else None)
         self.directory.note_saved(position.step)
 
     @property
@@ -99,9 +104,11 @@ class RunSaver:
             shutil.rmtree(partial, ignore_errors=True)
         return final
 
-    def _write(self, partial: Path) -> None:
-        (partial / "trainer").mkdir()
-        self.trainer.save_state(SaveStateRequest(directory=partial / "trainer", kind="resume"))
+    def _write(self, algorithm_state: AlgorithmState | None, checkpoint: Path) -> None:
+        (checkpoint / "trainer").mkdir()
+        self.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
         if self.generator is not None:
-            (partial / "generator").mkdir()
-            self.generator.save_state(SaveStateRequest(directory=partial / "generator", kind="resume"))
+            (checkpoint / "generator").mkdir()
+            self.generator.save_state(SaveStateRequest(directory=checkpoint / "generator", kind="resume"))
+        if algorithm_state is not None:
+            write_state(checkpoint, self.algorithm_name, algorithm_state)

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
+from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
@@ -49,7 +50,7 @@ class Prepared:
     """The plugin of each role that the recipe uses."""
     device: Device
     model: ModelSpec
-    algorithm: Algorithm
+    algorithm: AlgorithmHandle
     environment: Environment | None
     channel: RefitChannel | None
     """How weights travel; None where nothing generates."""
@@ -303,7 +304,7 @@ def _generator(recipe: Recipe, registry: Registry, device: Device) -> Entry | Pl
         return error
 
 
-def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: DtypeName) -> Algorithm:
+def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: DtypeName) -> AlgorithmHandle:
     truncated = recipe.rollout.truncates
     exact = (
         generator is not None

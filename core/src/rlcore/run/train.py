@@ -6,6 +6,8 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from rlcore.plugins.algorithm_handle import AlgorithmState
+from rlcore.run.algorithm_state import state_for
 from rlcore.run.checkpoint import LoopState, find_damage, read_loop_state
 from rlcore.run.data import Split
 from rlcore.run.ending import run_to_end
@@ -56,7 +58,14 @@ def train(
     """
     start = time.perf_counter()
     directory = RunDirectory.of(prepared.recipe.run)
-    run = _Run(prepared=prepared, directory=directory, progress=progress, start=start, allow_changes=allow_changes)
+    run = _Run(
+        prepared=prepared,
+        directory=directory,
+        progress=progress,
+        start=start,
+        allow_changes=allow_changes,
+        initial_state=prepared.algorithm.save_state(),
+    )
     _ = _find_checkpoint(run, resume, SilentProgress())  # before anything is made there
     with (
         ended_by_sigterm(),
@@ -84,6 +93,8 @@ class _Run:
     """When it began, by time.perf_counter."""
     allow_changes: bool
     """Whether a recipe that makes another run may be resumed with."""
+    initial_state: AlgorithmState | None
+    """What the algorithm keeps before the first step; None where it keeps nothing."""
     guard: InterruptGuard = field(factory=InterruptGuard)
 
 
@@ -119,7 +130,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
     saver = _saver(prepared, inputs, backends, directory)
     loop = _build_loop(run, inputs, backends, saver)
     if resume:
-        _restore(loop, saver, checkpoint)
+        _restore(run, loop, saver, checkpoint)
         _begin(prepared, directory, loop.position.step)
     loop.clock.totals["setup"] = time.perf_counter() - run.start
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
@@ -332,12 +343,16 @@ def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: Ru
         tokenizer=inputs.tokenizer,
         model=model_digest(prepared.recipe.model.path, prepared.recipe.model.revision),
         trainer_name=prepared.chosen["trainer"].name,
+        algorithm_name=prepared.chosen["algorithm"].name,
         keep=prepared.recipe.checkpoint.keep,
     )
 
 
-def _restore(loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
+def _restore(run: _Run, loop: Loop, saver: RunSaver, checkpoint: Path | None) -> None:
     """Go back to a checkpoint, or to the beginning where there is none."""
+    kept = None if checkpoint is None else state_for(loop.algorithm, checkpoint, allow_changes=run.allow_changes)[0]
+    if (algorithm_state := run.initial_state if kept is None else kept) is not None:
+        loop.algorithm.load_state(algorithm_state)
     if checkpoint is None:
         saver.directory.rewind(-1, last_rollouts=-1)
         return

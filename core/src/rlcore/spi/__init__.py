@@ -1,7 +1,7 @@
 """The service-provider interface: all that a plugin imports from rlcore, besides `rlcore.torchkit`."""
 
 from rlcore.spi import capabilities
-from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, TrainingBatch
+from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.batch import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
@@ -149,6 +149,7 @@ __all__ = [
     "ServeRequest",
     "SetResidencyRequest",
     "SetResidencyResult",
+    "StatefulAlgorithm",
     "StepResult",
     "StorageError",
     "TensorSpec",

@@ -1,12 +1,12 @@
 """What an algorithm is: driver-side numpy that turns rollouts into a training batch, and the name of a loss."""
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array, UInt8Array, check_array
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, UInt8Array, check_array
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
@@ -81,7 +81,8 @@ class TrainingBatch:
 
 
 class Algorithm(Protocol):
-    """An algorithm backend, built as Class(AlgorithmContext, config). It keeps no state between steps."""
+    """An algorithm backend, built as Class(AlgorithmContext, config). It keeps no state between steps, unless it is a
+    StatefulAlgorithm."""
 
     @property
     def needs(self) -> AlgorithmNeeds:
@@ -89,3 +90,18 @@ class Algorithm(Protocol):
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """Advantages, filters and batch columns of one step. The samples' rewards and ids are read-only."""
+
+
+@runtime_checkable
+class StatefulAlgorithm(Algorithm, Protocol):
+    """An algorithm that keeps something between steps, such as a moving baseline, and so has these two methods.
+
+    Its state is saved in every checkpoint and given back on a resumption, to the last bit. Since SPI 1.3.
+    """
+
+    def save_state(self) -> Mapping[str, AnyArray | float]:
+        """Everything that later calls of build_batch depend on, by name: numbers, and numpy arrays of numbers or truth values.
+        Called before the first step and after each; the arrays are copied at once."""
+
+    def load_state(self, state: Mapping[str, AnyArray | float]) -> None:
+        """Go back to what save_state returned, maybe in an earlier process. Its arrays are the algorithm's own from then on."""
