@@ -1,6 +1,7 @@
 # make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
 # make test   lint and every test
 # make lint   formatting, types, import directions, dependencies
+# make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md and the interface's snapshot anew
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PACKAGES := core plugins/fsdp2_backend plugins/megatron_backend plugins/transfor
 EDITABLE := -e core[torch,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs setup setup-dev clean
+.PHONY: demo test lint mutants docs setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -52,6 +53,10 @@ lint: setup-dev
 	$(BIN)/mypy core/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
+
+# A table each: backends that the conformance kit has to fail, and faults planted in the loop.
+mutants: setup-dev
+	$(BIN)/python tests/core/testing/mutant_outcomes.py
 
 docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md

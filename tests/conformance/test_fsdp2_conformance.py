@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from rlcore.spi import ModelSpec
 from rlcore.testing import TrainerConformance
-from rlcore.testing.models import make_model
+from rlcore.testing.conformance.fixtures import tiny_model
 from rlcore_fsdp2.provider import PROVIDER
 
 
@@ -24,10 +23,7 @@ class TestFsdp2MixtureOfExperts(Fsdp2Conformance):
 
     @pytest.fixture
     def model(self, tmp_path_factory):
-        directory = tmp_path_factory.getbasetemp() / "conformance-mixture-of-experts"
-        if not directory.exists():
-            make_model(directory, "qwen3_moe", tied=False)
-        return ModelSpec(path=str(directory))
+        return tiny_model(tmp_path_factory, seed=0, architecture="qwen3_moe", tied=False)
 
 
 @pytest.mark.gpu

@@ -5,9 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from rlcore.spi import ModelSpec
 from rlcore.testing import TrainerConformance
-from rlcore.testing.models import make_model
+from rlcore.testing.conformance.fixtures import tiny_model
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.provider import PROVIDER
 
@@ -31,10 +30,7 @@ class TestMegatronMixtureOfExperts(MegatronConformance):
 
     @pytest.fixture
     def model(self, tmp_path_factory):
-        directory = tmp_path_factory.getbasetemp() / "conformance-megatron-mixture-of-experts"
-        if not directory.exists():
-            make_model(directory, "qwen3_moe", tied=False)
-        return ModelSpec(path=str(directory))
+        return tiny_model(tmp_path_factory, seed=0, architecture="qwen3_moe", tied=False)
 
 
 @pytest.mark.gpu

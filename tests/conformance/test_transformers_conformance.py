@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from rlcore.spi import ModelSpec
 from rlcore.testing import GeneratorConformance
-from rlcore.testing.models import make_model
+from rlcore.testing.conformance.fixtures import tiny_model
 from rlcore_transformers.provider import PROVIDER
 
 
@@ -24,11 +23,11 @@ class TestTransformersMixtureOfExperts(TransformersConformance):
 
     @pytest.fixture
     def model(self, tmp_path_factory):
-        return ModelSpec(path=str(_mixture_of_experts(tmp_path_factory, 0)))
+        return tiny_model(tmp_path_factory, seed=0, architecture="qwen3_moe", tied=False)
 
     @pytest.fixture
     def other_model(self, tmp_path_factory):
-        return ModelSpec(path=str(_mixture_of_experts(tmp_path_factory, 1)))
+        return tiny_model(tmp_path_factory, seed=1, architecture="qwen3_moe", tied=False)
 
 
 @pytest.mark.gpu
@@ -37,8 +36,3 @@ class TestTransformersCuda(TransformersConformance):
     @pytest.fixture
     def device(self):
         return "cuda"
-
-
-def _mixture_of_experts(tmp_path_factory, seed):
-    directory = tmp_path_factory.getbasetemp() / f"conformance-mixture-of-experts-{seed}"
-    return directory if directory.exists() else make_model(directory, "qwen3_moe", tied=False, seed=seed)

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from rlcore.plugins.binding import build_generator
-from rlcore.spi import GeneratorContext, ModelSpec, RankSpec, SetResidencyRequest
+from rlcore.spi import GeneratorContext, RankSpec, SetResidencyRequest
 from rlcore.testing import GeneratorConformance
-from rlcore.testing.conformance.fixtures import entry_of
+from rlcore.testing.conformance.fixtures import entry_of, tiny_model
 from rlcore.testing.conformance.generator_fixtures import MAX_SEQUENCE_LENGTH, GeneratorUnderTest
-from rlcore.testing.models import make_model
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER
 
@@ -50,12 +49,9 @@ class VllmConformance(GeneratorConformance):
         return self.make_model(tmp_path_factory, 2, "qwen3_moe")
 
     def make_model(self, tmp_path_factory, seed, architecture=None):
-        architecture = architecture or self.architecture
-        directory = tmp_path_factory.getbasetemp() / f"conformance-vllm-{architecture}-{seed}"
-        if not directory.exists():
-            # vLLM's attention on CPU takes heads of at least 32.
-            make_model(directory, architecture, hidden_size=64, num_heads=2, tied=self.tied, seed=seed)
-        return ModelSpec(path=str(directory))
+        # vLLM's attention on CPU takes heads of at least 32.
+        options = {"hidden_size": 64, "num_heads": 2, "tied": self.tied}
+        return tiny_model(tmp_path_factory, seed, architecture or self.architecture, **options)
 
     @pytest.fixture
     def open_generator(self, provider, config, model, device, channel, kept):

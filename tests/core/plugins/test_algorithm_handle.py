@@ -14,6 +14,7 @@ from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,
     ContractError,
+    DataError,
     LossSpec,
     NonFiniteError,
     PluginError,
@@ -23,7 +24,7 @@ from rlcore.spi import (
 )
 
 NEEDS = AlgorithmNeeds(source="rollouts")
-LOSS = LossSpec(path="some.module:loss", config=None)
+LOSS = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=None)
 BATCH = TokenBatch(
     tokens=np.arange(4, dtype=np.int32),
     offsets=np.asarray([0, 2, 4], np.int64),
@@ -47,7 +48,7 @@ CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=2, updates_per_step=1, tem
 def make_algorithm(backends, make_provider):
     """An algorithm that needs and returns what is given; a function is called with the rollouts."""
 
-    def make(returned=GOOD, needs=NEEDS):
+    def make(returned=GOOD, needs=NEEDS, vocabulary_size=10):
         class Algorithm:
             def __init__(self, context, config):
                 self.needs = needs
@@ -58,7 +59,7 @@ def make_algorithm(backends, make_provider):
         backends.Algorithm = Algorithm
         provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
         (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
-        return build_algorithm(entry, CONTEXT, provider.config())
+        return build_algorithm(entry, CONTEXT, provider.config(), vocabulary_size)
 
     return make
 
@@ -77,6 +78,26 @@ def test_what_is_right_passes_as_it_is(make_algorithm):
         (attrs.evolve(GOOD, batch=None), ContractError, "batch: found a NoneType; expected a TokenBatch"),
         (attrs.evolve(GOOD, loss=None), ContractError, "loss: found a NoneType; expected a LossSpec"),
         (attrs.evolve(GOOD, loss=attrs.evolve(LOSS, path="loss")), ContractError, "loss.path: found 'loss'; expected 'package"),
+        (
+            attrs.evolve(GOOD, loss=attrs.evolve(LOSS, path="nowhere.at_all:loss")),
+            ContractError,
+            "loss.path: found 'nowhere.at_all:loss', but there is no module 'nowhere.at_all'; expected one",
+        ),
+        (
+            attrs.evolve(GOOD, batch=BATCH.with_token_column("advantages", np.asarray([0, math.nan, 0, 0], np.float32))),
+            NonFiniteError,
+            "batch.token_columns['advantages']: found nan at token 1; expected finite numbers",
+        ),
+        (
+            attrs.evolve(GOOD, batch=attrs.evolve(BATCH, sequence_columns={"weight": np.asarray([1, math.inf])})),
+            NonFiniteError,
+            "batch.sequence_columns['weight']: found inf at token 1",
+        ),
+        (
+            attrs.evolve(GOOD, batch=attrs.evolve(BATCH, tokens=np.asarray([0, 9, 10, 3], np.int32))),
+            ContractError,
+            "batch.tokens: found 10 at token 2; expected at most 9",
+        ),
         (
             attrs.evolve(GOOD, loss=attrs.evolve(LOSS, token_columns="advantages")),
             ContractError,
@@ -102,6 +123,12 @@ def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, ret
         make_algorithm(returned).build_batch(ROLLOUTS)
     assert str(raised.value).startswith(f"{LABEL}: build_batch returned what it must not: ")
     assert text in str(raised.value)
+
+
+def test_tokens_that_come_to_it_beyond_the_vocabulary_are_not_its_mistake(make_algorithm):
+    with pytest.raises(DataError, match="the samples hold the token 3; expected tokens below 3") as raised:
+        make_algorithm(vocabulary_size=3).build_batch(ROLLOUTS)
+    assert LABEL not in str(raised.value)
 
 
 def test_what_it_raises_passes_with_a_note(make_algorithm):

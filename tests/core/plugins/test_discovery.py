@@ -138,6 +138,7 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
         ({"check": "x.y"}, "check is 'x.y'"),
         ({"devices": ["tpu"]}, "devices are ['tpu']; expected some of ['cpu', 'cuda']"),
         ({"devices": []}, "devices are []"),
+        ({"dtypes": ["float8"]}, "dtypes are ['float8']; expected some of ['bfloat16', 'float16', 'float32']"),
         ({"priority": "high"}, "priority is 'high'; expected an integer"),
         ({"priority": True}, "priority is True"),
         ({"spi": (1, 0, 0)}, "spi is (1, 0, 0)"),
@@ -148,6 +149,12 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
 def test_a_wrong_description_is_an_error(make_provider, options, text):
     registry = Registry.from_providers({"trainer": [make_provider(**options)]})
     assert text in only(registry).error
+
+
+@pytest.mark.parametrize(("field", "found"), [("capabilities", "refit.in_process"), ("devices", "cpu"), ("dtypes", "float32")])
+def test_a_string_in_place_of_a_set_is_one_error(make_provider, field, found):
+    error = only(Registry.from_providers({"trainer": [make_provider(**{field: found})]})).error
+    assert error == f"{field} are the string {found!r}; expected a set of names, such as {{{found!r}}}"
 
 
 def test_a_name_that_differs_from_the_entry_points_is_an_error(installer):

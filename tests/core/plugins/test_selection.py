@@ -8,15 +8,15 @@ import pytest
 
 from rlcore.plugins.discovery import Registry, discover
 from rlcore.plugins.selection import ChosenPlugin, auto_error, explain, load_chosen, passed_over, select
-from rlcore.spi import SPI_VERSION, PluginError
+from rlcore.spi import SPI_VERSION, PluginError, capabilities
 
 
 def registry_of(*providers, role="trainer"):
     return Registry.from_providers({role: list(providers)})
 
 
-def chosen(registry, name="auto", device="cpu", needs=None, role="trainer"):
-    return select(registry, role, name, device=device, needs=needs or {}).name
+def chosen(registry, name="auto", device="cpu", needs=None, role="trainer", dtype=None):
+    return select(registry, role, name, device=device, needs=needs or {}, dtype=dtype).name
 
 
 def refusal(registry, name="auto", device="cpu", needs=None, role="trainer"):
@@ -40,6 +40,32 @@ def test_auto_passes_over_what_is_unavailable(make_provider):
 def test_auto_passes_over_what_lacks_a_capability(make_provider):
     bare = make_provider("high", priority=30, capabilities=())
     assert chosen(registry_of(bare, make_provider("low")), needs={"entropy": "the loss has an entropy bonus"}) == "low"
+
+
+def test_a_dtype_that_a_plugin_does_not_have_is_refused(make_provider):
+    registry = registry_of(make_provider("numpy", priority=30, dtypes={"float32", "float16"}), make_provider("low"))
+    assert chosen(registry, dtype="float16") == "numpy"
+    assert chosen(registry, dtype="bfloat16") == "low"
+    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
+        select(registry, "trainer", "numpy", device="cpu", needs={}, dtype="bfloat16")
+    taken = select(registry, "trainer", "auto", device="cpu", needs={}, dtype="bfloat16")
+    (told,) = passed_over(registry, taken, device="cpu", needs={}, dtype="bfloat16")
+    assert told.endswith(
+        "as 'numpy' (priority 30) cannot be: does not compute in bfloat16 (model.dtype), only in float16, float32"
+    )
+
+
+def test_several_ranks_are_asked_of_those_alone_that_could_declare_them(make_provider):
+    needs = {capabilities.MULTI_RANK: "[cluster] has 2 ranks"}
+    registry = registry_of(
+        make_provider("old", priority=10, capabilities=(), spi=(1, 2)),
+        make_provider("single", priority=30, capabilities=(), spi=(1, 3)),
+        make_provider("several", priority=20, capabilities={capabilities.MULTI_RANK}, spi=(1, 3)),
+    )
+    assert chosen(registry, needs=needs) == "several"
+    assert chosen(registry, "old", needs=needs) == "old"
+    with pytest.raises(PluginError, match="lacks the capability 'multi_rank' \\(\\[cluster\\] has 2 ranks\\)"):
+        select(registry, "trainer", "single", device="cpu", needs=needs)
 
 
 def test_what_auto_could_not_take_is_told_with_the_reason_highest_first(make_provider):

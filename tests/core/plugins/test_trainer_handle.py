@@ -23,7 +23,7 @@ from rlcore.spi import (
     capabilities,
 )
 
-LOSS = LossSpec(path="some.module:loss", config=None, token_columns=())
+LOSS = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=None, token_columns=())
 GOOD = TrainStepResult(weight_version=1, loss=0.5, grad_norm=1.0, learning_rate=1e-3)
 
 
@@ -88,7 +88,7 @@ def test_a_wrong_step_result_is_refused_and_fails_the_trainer(make_trainer, batc
         ({"temperature": 0.0}, "a positive temperature; found 0.0"),
         (
             {"loss": attrs.evolve(LOSS, token_columns=("advantages",))},
-            "microbatch 0 lacks advantages, which the loss some.module:loss reads",
+            "microbatch 0 lacks advantages, which the loss rlcore.testing.fakes.loss:fake_likelihood reads",
         ),
     ],
 )
@@ -103,6 +103,26 @@ def test_a_wrong_step_request_never_reaches_the_backend(make_trainer, batch, cha
 def test_another_records_request_never_reaches_the_backend(make_trainer, batch):
     with pytest.raises(ContractError, match="train_step takes a TrainStepRequest; found a LogprobsRequest"):
         make_trainer().train_step(logprobs_request(batch))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (
+            "nowhere.at_all:loss",
+            "the loss 'nowhere.at_all:loss', which the algorithm names, cannot be imported: No module",
+        ),
+        ("rlcore.testing.fakes.loss:nothing", "has no attribute 'nothing'"),
+        ("rlcore.testing.fakes.loss:ADVANTAGES", "which the algorithm names, is a str; expected a function"),
+    ],
+)
+def test_a_loss_that_is_not_there_is_the_algorithms_and_never_reaches_the_backend(make_trainer, batch, path, text):
+    trainer = make_trainer()
+    with pytest.raises(ContractError) as raised:
+        trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, path=path)))
+    assert text in str(raised.value)
+    assert trainer.weight_version is None
+    trainer.train_step(step_request(batch))
 
 
 def test_previous_logprobs_are_there_where_they_are_declared(make_trainer, batch):

@@ -19,6 +19,7 @@ from rlcore.spi import (
     CheckpointError,
     DataError,
     InterruptedRun,
+    PluginError,
     RefitError,
     RewardError,
     StorageError,
@@ -208,6 +209,17 @@ def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path)
     assert [record["updates"] for record in records[1:]] == [0, 0]
     assert records[-1]["weight_version"] == 0
     assert len([note for note in notes if "nothing to learn from" in note]) == 2
+
+
+def test_a_dtype_that_a_backend_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
+        run("model.dtype=bfloat16", "run.num_steps=1")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_trainer_of_one_rank_is_refused_for_several(run: Run) -> None:
+    with pytest.raises(PluginError, match=r"lacks the capability 'multi_rank' \(\[cluster\] has 2 ranks\)"):
+        run("cluster.gpus_per_node=2", "run.num_steps=1")
 
 
 def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:

@@ -10,6 +10,7 @@ from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.policy import log_softmax
 
 LOGPROBS = "test_logprobs_are_those_of_the_distribution_sampled_from"
+MANY = "test_many_tokens_are_those_of_the_distribution"
 
 
 class ChangedModule(FakeGenerator):
@@ -410,3 +411,135 @@ class HandsOutUnderAnotherNumber(ChangedRequest):
             return request
         last = len(request.seeds) - 1
         return evolve(request, on_finished=lambda sample, result: request.on_finished(last - sample, result))
+
+
+class ChangedChoice(ChangedModule):
+    """Reports the log-probabilities of the distribution asked for, and takes tokens from another."""
+
+    def my_choose(self, values, sampling, uniform):
+        if sampling.temperature == 0.0:
+            return self.original["choose"](values, sampling, uniform)
+        asked = log_softmax(fake.truncate(values / sampling.temperature, sampling))
+        chosen, _ = self.original["choose"](*self.changed(values, asked, sampling), uniform)
+        return chosen, asked[np.arange(len(chosen)), chosen]
+
+
+@killed_by(MANY)
+class SamplesAtSevenTenthsOfTheTemperature(ChangedChoice):
+    share = 0.7
+
+    def changed(self, values, asked, sampling):
+        return values, evolve(sampling, temperature=self.share * sampling.temperature)
+
+
+@killed_by(MANY)
+class SamplesAtNineTenthsOfTheTemperature(SamplesAtSevenTenthsOfTheTemperature):
+    share = 0.9
+
+
+@killed_by(MANY)
+class SamplesThreeHundredthsTooCool(SamplesAtSevenTenthsOfTheTemperature):
+    share = 0.97
+
+
+@killed_by(MANY)
+class CoolSamplesTooCool(SamplesAtSevenTenthsOfTheTemperature):
+    def changed(self, values, asked, sampling):
+        return values, sampling if sampling.temperature >= 1.0 else evolve(sampling, temperature=0.9 * sampling.temperature)
+
+
+@killed_by(MANY)
+class LastTokenNeverSampled(ChangedChoice):
+    num_lost = 1
+
+    def changed(self, values, asked, sampling):
+        lost = values.copy()
+        lost[:, -self.num_lost :] = -1e9
+        return lost, sampling
+
+
+@killed_by(MANY)
+class LastThreeTokensNeverSampled(LastTokenNeverSampled):
+    num_lost = 3
+
+
+@killed_by(MANY)
+class ImprobableTokensNeverSampled(ChangedChoice):
+    """As by a top_p of its own."""
+
+    def changed(self, values, asked, sampling):
+        cut = fake.truncate(values / sampling.temperature, evolve(sampling, top_p=min(sampling.top_p, 0.93)))
+        return np.where(np.isfinite(cut), values, -1e9), sampling
+
+
+@killed_by(MANY)
+class RepetitionPenaltyHidden(ChangedChoice):
+    """Tokens that a sample holds already are made less probable; how much so is not said."""
+
+    penalty = 1.1
+
+    def sample(self, request, limits):
+        self.number, self.seen = 0, np.zeros((len(limits), len(self.weights[fake.TRANSITION])), np.bool_)
+        self.length = limits.copy()
+        return super().sample(request, limits)
+
+    def my_choose(self, values, sampling, uniform):
+        self.running = np.flatnonzero(self.length > self.number)
+        chosen, logprobs = super().my_choose(values, sampling, uniform)
+        if len(self.running) == len(chosen):
+            self.seen[self.running, chosen] = True
+        self.number += 1
+        return chosen, logprobs
+
+    def changed(self, values, asked, sampling):
+        if len(self.running) != len(values):
+            return values, sampling
+        penalised = np.where(values > 0, values / self.penalty, values * self.penalty)
+        return np.where(self.seen[self.running], penalised, values), sampling
+
+
+@killed_by(LOGPROBS)
+class TopKOfOneIgnored(ChangedModule):
+    def my_truncate(self, values, sampling):
+        return self.original["truncate"](values, evolve(sampling, top_k=0) if sampling.top_k == 1 else sampling)
+
+
+class TextAroundTheSample(FakeGenerator):
+    """Looks for stop strings in another text than that of the sample: `text` of its prompt's and its own."""
+
+    def sample(self, request, limits):
+        parts = []
+        for index, limit in enumerate(limits):
+            prompt = request.prompts.sequence(index // request.num_samples)
+            self.prompt = self.tokenizer.decode(prompt)
+            one = RaggedTokens.from_lists([prompt.tolist()])
+            own = slice(index, index + 1)
+            alone = evolve(request, prompts=one, num_samples=1, seeds=request.seeds[own], max_tokens=request.max_tokens[own])
+            parts.append(super().sample(alone, np.array([limit])))
+        longest = max(part[0].shape[1] for part in parts)
+        padded = [[np.pad(part[number], ((0, 0), (0, longest - part[number].shape[1]))) for part in parts] for number in (0, 1)]
+        return *map(np.concatenate, padded), *(np.concatenate([part[number] for part in parts]) for number in (2, 3))
+
+    def stopped(self, tokens, sampling):
+        stopped = np.isin(tokens[:, -1], sampling.stop_token_ids)
+        texts = [self.text(self.prompt, self.tokenizer.decode(row)) for row in tokens]
+        return stopped | np.array([any(stop in text for stop in sampling.stop_strings) for text in texts], np.bool_)
+
+
+@killed_by("test_stop_strings_are_of_generated_text_alone")
+class StopStringsBeginInThePrompt(TextAroundTheSample):
+    def text(self, prompt, response):
+        return prompt[-3:] + response
+
+
+@killed_by("test_stop_strings_are_of_generated_text_alone")
+class StopStringsNotAtTheBeginning(TextAroundTheSample):
+    def text(self, prompt, response):
+        return response[1:]
+
+
+@killed_by("test_resident_state_is_accepted_and_measured")
+class NothingHeld(FakeGenerator):
+    @hookimpl
+    def set_residency(self, request):
+        return evolve(super().set_residency(request), device_bytes=0)

@@ -208,3 +208,89 @@ class AlwaysOfTheNorm(FakeTrainer):
     def apply_gradients(self, grads, norm):
         scale = (self.context.optimizer.max_grad_norm or norm) / norm
         super().apply_gradients({name: scale * grad for name, grad in grads.items()}, 0.0)
+
+
+@killed_by("test_gradients_are_scaled_down_to_the_global_norm")
+class EachMicrobatchClipped(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, _ = super().accumulate(request)
+        limit, total = self.context.optimizer.max_grad_norm or np.inf, {}
+        for batch in request.microbatches:
+            grads = super().accumulate(evolve(request, microbatches=(batch,)))[2]
+            norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
+            for name, grad in grads.items():
+                total[name] = total.get(name, 0.0) + grad * min(1.0, limit / max(norm, 1e-30))
+        return loss, metrics, total
+
+
+@killed_by("test_gradients_are_scaled_down_to_the_global_norm")
+class ClippedInOneMicrobatchAlone(FakeTrainer):
+    def accumulate(self, request):
+        self.num_microbatches = len(request.microbatches)
+        return super().accumulate(request)
+
+    def apply_gradients(self, grads, norm):
+        super().apply_gradients(grads, norm if self.num_microbatches == 1 else 0.0)
+
+
+@killed_by("test_weight_decay_is_of_matrices_and_apart_from_the_gradient")
+class DecayAtThePeakRate(OtherContextInUpdates):
+    """The gradient's part is at the scheduled one."""
+
+    def changed(self, context):
+        spec = context.optimizer
+        decay = spec.weight_decay * spec.learning_rate / self.learning_rate()
+        return evolve(context, optimizer=evolve(spec, weight_decay=decay))
+
+
+def in_bfloat16(values):
+    words = values.astype(np.float32).view(np.uint32)
+    return ((words + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+class MomentsRounded(FakeTrainer):
+    def apply_gradients(self, grads, norm):
+        super().apply_gradients(grads, norm)
+        self.moments = {name: self.rounded(*moments) for name, moments in self.moments.items()}
+
+
+@killed_by("test_moments_are_kept_in_float32")
+class FirstMomentInBfloat16(MomentsRounded):
+    def rounded(self, first, second):
+        return in_bfloat16(first), second
+
+
+@killed_by("test_moments_are_kept_in_float32")
+class SecondMomentInBfloat16(MomentsRounded):
+    def rounded(self, first, second):
+        return first, in_bfloat16(second)
+
+
+@killed_by("test_gradients_keep_their_precision_however_small")
+class GradientsThroughFloat16(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        return loss, metrics, {name: grad.astype(np.float16).astype(np.float64) for name, grad in grads.items()}
+
+
+@killed_by("test_gradients_keep_their_precision_however_small")
+class OneGradientThroughFloat16(FakeTrainer):
+    """The others keep their precision."""
+
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        return loss, metrics, {**grads, POSITION: grads[POSITION].astype(np.float16).astype(np.float64)}
+
+
+@killed_by("test_learning_rate_is_read_at_the_schedules_step")
+class ScheduleStepIgnored(FakeTrainer):
+    def learning_rate(self):
+        return self.context.learning_rate(self.weight_version)
+
+
+@killed_by("test_learning_rate_is_read_at_the_schedules_step")
+class ScheduleStepReportedAlone(FakeTrainer):
+    def apply_gradients(self, grads, norm):
+        kept, self.schedule_step = self.schedule_step, self.weight_version
+        super().apply_gradients(grads, norm)
+        self.schedule_step = kept

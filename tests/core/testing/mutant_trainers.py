@@ -17,6 +17,10 @@ def firsts_zeroed(values, batch):
     return values
 
 
+def position_of_tokens(batch):
+    return np.arange(batch.num_tokens) - np.repeat(batch.offsets[:-1], batch.lengths)
+
+
 @killed_by("test_logprobs_equal_the_reference")
 class ShiftedLogprobs(FakeTrainer):
     def evaluate(self, weights, batch, temperature):
@@ -61,6 +65,37 @@ class PositionsRunOnOverSequences(FakeTrainer):
         return Forward.of(weights, separate, temperature)
 
 
+@killed_by("test_long_sequences_equal_the_reference")
+class LogprobsEndAtToken48(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        logprobs, entropy = super().evaluate(weights, batch, temperature)
+        return np.where(position_of_tokens(batch) < 48, logprobs, 0.0), entropy
+
+
+@killed_by("test_long_sequences_equal_the_reference")
+class PositionsRestartAtToken33(FakeTrainer):
+    def forward(self, weights, batch, temperature):
+        position = position_of_tokens(batch)
+        later = np.flatnonzero(position > 0)
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        separate = evolve(
+            contexts,
+            which=np.arange(len(later)),
+            first=batch.tokens[later - position[later]].astype(np.int64),
+            previous=batch.tokens[later - 1].astype(np.int64),
+            position=position[later] % 33,
+        )
+        return Forward.of(weights, separate, temperature)
+
+
+@killed_by("test_long_sequences_equal_the_reference")
+class LossEndsAtToken64(FakeTrainer):
+    """In training alone."""
+
+    def call_loss(self, request, batch, forward):
+        return super().call_loss(request, evolve(batch, loss_mask=batch.loss_mask & (position_of_tokens(batch) < 64)), forward)
+
+
 @killed_by("test_entropy_equals_the_reference")
 class EntropyInBits(FakeTrainer):
     def evaluate(self, weights, batch, temperature):
@@ -89,6 +124,13 @@ class TemperatureIgnoredInTraining(ChangedRequest):
 class SwallowedMicrobatch(ChangedRequest):
     def changed(self, request):
         return evolve(request, microbatches=request.microbatches[:-1] or request.microbatches)
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
+class MicrobatchOfOneSequenceLeftOut(ChangedRequest):
+    def changed(self, request):
+        kept = tuple(batch for batch in request.microbatches if batch.num_sequences > 1)
+        return evolve(request, microbatches=kept or request.microbatches)
 
 
 @killed_by("test_update_does_not_depend_on_the_microbatches")
@@ -162,6 +204,13 @@ class MaximaOfTheLastMicrobatch(FakeTrainer):
 
 
 @killed_by("test_loss_and_metrics_equal_the_reference")
+class MaximaStartAtZero(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        return loss, {name: max(value, 0.0) if "surprise" in name else value for name, value in metrics.items()}, grads
+
+
+@killed_by("test_loss_and_metrics_equal_the_reference")
 class MetricsDropped(FakeTrainer):
     def accumulate(self, request):
         loss, metrics, grads = super().accumulate(request)
@@ -186,6 +235,32 @@ class GradNormAfterClipping(FakeTrainer):
     def train_step(self, request):
         result = super().train_step(request)
         return evolve(result, grad_norm=min(result.grad_norm, 0.1))
+
+
+class ChangedLoss(FakeTrainer):
+    def call_loss(self, request, batch, forward):
+        return super().call_loss(evolve(request, loss=self.changed(request.loss)), batch, forward)
+
+
+@killed_by("test_previous_logprobs_are_those_declared")
+class PreviousLogprobsDropped(ChangedLoss):
+    def changed(self, loss):
+        return evolve(loss, previous_logprobs="absent")
+
+
+@killed_by("test_previous_logprobs_are_those_declared")
+class PreviousLogprobsAreTheCurrentOnes(ChangedLoss):
+    def changed(self, loss):
+        return evolve(loss, previous_logprobs="absent" if loss.previous_logprobs == "absent" else "unchanged")
+
+
+@killed_by("test_previous_logprobs_are_those_declared")
+class PreviousLogprobsOfTheColumnAlways(FakeTrainer):
+    """Wherever there is one."""
+
+    def call_loss(self, request, batch, forward):
+        declared = "given" if "previous_logprobs" in batch.token_columns else request.loss.previous_logprobs
+        return super().call_loss(evolve(request, loss=evolve(request.loss, previous_logprobs=declared)), batch, forward)
 
 
 @killed_by("test_learning_rate_is_the_one_used")
@@ -324,6 +399,20 @@ class ReferenceMovesAlong(FakeTrainer):
     def __init__(self, context, config):
         super().__init__(context, config)
         self.reference = self.weights
+
+
+@killed_by("test_reference_stays_through_sleep_and_steps")
+class ReferenceOfThePolicyAfterSleep(FakeTrainer):
+    """It shares the policy's memory from the first time that it wakes."""
+
+    has_slept = False
+
+    @hookimpl
+    def set_residency(self, request):
+        if self.has_slept and request.weights == "device" and self.reference is not None:
+            self.reference = self.weights
+        self.has_slept |= request.weights == "host"
+        return super().set_residency(request)
 
 
 @killed_by("test_reference_is_the_initial_policy_after_loading")
@@ -492,7 +581,7 @@ class WeightsNarrowedOnTheHost(FakeTrainer):
         return super().set_residency(request)
 
 
-@killed_by("test_resident_state_is_accepted")
+@killed_by("test_resident_state_is_accepted_and_measured")
 class ResidencyRefused(FakeTrainer):
     @hookimpl
     def set_residency(self, request):
@@ -506,3 +595,10 @@ class AnotherModelEachTime(FakeTrainer):
     def __init__(self, context, config):
         type(self).num_built += 1
         super().__init__(evolve(context, seed=context.seed + self.num_built), config)
+
+
+@killed_by("test_resident_state_is_accepted_and_measured")
+class NothingHeld(FakeTrainer):
+    @hookimpl
+    def set_residency(self, request):
+        return evolve(super().set_residency(request), device_bytes=0)

@@ -5,7 +5,7 @@ from attrs import evolve
 
 from rlcore.spi import OptimizerSpec, capabilities
 from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
-from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_RANKED_TRAINER, FAKE_TRAINER
 
 
 class TestFakeTrainer(FakeTrainerConformance):
@@ -18,6 +18,14 @@ class TestFakeTrainerOptimizer(FakeTrainerConformance):
     @pytest.fixture
     def optimizer(self):
         return OptimizerSpec(learning_rate=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=0.05)
+
+
+class TestFakeTrainerOfSeveralRanks(FakeTrainerConformance):
+    """Two processes."""
+
+    @pytest.fixture
+    def provider(self):
+        return FAKE_RANKED_TRAINER
 
 
 class TestFakeTrainerThatDeclaresNothing(FakeTrainerConformance):

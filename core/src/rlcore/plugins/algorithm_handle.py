@@ -1,18 +1,20 @@
 """The handle of an algorithm: one call, whose mistakes are found before anything is trained on."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, get_args, get_type_hints
 
 import numpy as np
 from attrs import evolve
 
-from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_record
+from rlcore.plugins.checks import check_figures, check_int, check_own_names, check_range, check_record
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.exits import attributed
+from rlcore.plugins.losses import check_loss_path
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.arrays import AnyArray, check_array
 from rlcore.spi.batch import TokenBatch
-from rlcore.spi.errors import ContractError, RlcoreError
+from rlcore.spi.errors import ContractError, DataError, RlcoreError
 from rlcore.spi.loss import LossSpec
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
@@ -22,11 +24,13 @@ AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 class AlgorithmHandle:
     """An algorithm, bound. Its own exception passes through with a note that names it."""
 
-    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds) -> None:
-        """`needs` is what the algorithm says, read once; ContractError where it needs what there is not."""
+    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds, vocabulary_size: int | None = None) -> None:
+        """`needs` is what the algorithm says, read once; ContractError where it needs what there is not. Its tokens are below
+        `vocabulary_size`, where that is known."""
         self.entry = entry
         self.needs = needs
         self._algorithm = algorithm
+        self._vocabulary_size = vocabulary_size
         _check_needs(self.needs)
 
     @property
@@ -53,11 +57,12 @@ class AlgorithmHandle:
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
+        _check_origin(rollouts.batch, self._vocabulary_size)
         with attributed(f"raised in build_batch of {self.entry.label}"):
             returned = self._algorithm.build_batch(_protected(rollouts))
         try:
             batch = check_record(returned, TrainingBatch)
-            _check_batch(batch)
+            _check_batch(batch, self._vocabulary_size)
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
         return batch
@@ -108,14 +113,14 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
 
-def _check_batch(training: TrainingBatch) -> None:
+def _check_batch(training: TrainingBatch, vocabulary_size: int | None) -> None:
     if not isinstance(training.batch, TokenBatch):
         raise ContractError(f"batch: found a {type(training.batch).__name__}; expected a TokenBatch")
+    _check_values(training.batch, vocabulary_size)
     loss = training.loss
     if not isinstance(loss, LossSpec):
         raise ContractError(f"loss: found a {type(loss).__name__}; expected a LossSpec")
-    if not isinstance(loss.path, str) or not all(loss.path.partition(":")):
-        raise ContractError(f"loss.path: found {loss.path!r}; expected 'package.module:function'")
+    check_loss_path(loss.path)
     columns = loss.token_columns
     if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
         raise ContractError(f"loss.token_columns: found {columns!r}; expected a tuple of names")
@@ -127,6 +132,24 @@ def _check_batch(training: TrainingBatch) -> None:
         check_array("has_signal", training.has_signal, np.bool_, training.batch.num_sequences)
     check_figures("metrics", training.metrics)
     check_own_names("metrics", training.metrics)
+
+
+def _check_origin(batch: TokenBatch, vocabulary_size: int | None) -> None:
+    """What comes to the algorithm with a token that the model does not have is not the algorithm's mistake."""
+    if vocabulary_size is not None and batch.tokens.max(initial=0) >= vocabulary_size:
+        found = f"the samples hold the token {batch.tokens.max()}"
+        expected = f"tokens below {vocabulary_size}, the model's vocabulary. Its tokenizer is of another model"
+        raise DataError(f"{found}; expected {expected}, or its vocab_size is too small")
+
+
+def _check_values(batch: TokenBatch, vocabulary_size: int | None) -> None:
+    """Tokens that the model has, and finite numbers: a trainer could only fail on others, and would be blamed for them."""
+    upper = math.inf if vocabulary_size is None else vocabulary_size - 1
+    check_range("batch.tokens", batch.tokens, lower=0, upper=upper)
+    for kind, columns in (("token_columns", batch.token_columns), ("sequence_columns", batch.sequence_columns)):
+        for name, column in columns.items():
+            if column.dtype.kind == "f" and column.ndim == 1:
+                check_range(f"batch.{kind}[{name!r}]", column)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:

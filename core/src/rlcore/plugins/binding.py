@@ -91,8 +91,10 @@ def build_generator(
     return GeneratorHandle(entry, manager.hook, record, max_sequence_length=context.max_sequence_length)
 
 
-def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
-    """Build an algorithm, a plain object whose method is called directly."""
+def build_algorithm(
+    entry: Entry, context: AlgorithmContext, config: object, vocabulary_size: int | None = None
+) -> AlgorithmHandle:
+    """Build an algorithm, a plain object whose method is called directly. `vocabulary_size` is the model's, where known."""
     cls = _import_backend(entry)
     problems = list(method_problems(cls, Algorithm, ["build_batch"]))
     if any(hasattr(cls, name) for name in STATE_METHODS):
@@ -102,7 +104,7 @@ def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> 
     if not isinstance(needs, AlgorithmNeeds):
         _raise_for(entry, "does not fit its role", [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
     try:
-        return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs))
+        return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs), vocabulary_size)
     except ContractError as error:
         raise PluginError(f"{entry.label} does not fit its role: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 import attrs
 
@@ -13,8 +14,10 @@ from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider
 from rlcore.spi.trainer import TrainerSpec
 from rlcore.spi.version import SPI_VERSION
+from rlcore.spi.weights import DtypeName
 
 DEVICES = frozenset({"cpu", "cuda"})
+DTYPES = frozenset(get_args(DtypeName))
 RESERVED = {"name": "a key of each role's section", "auto": "what a recipe writes to have a plugin chosen"}
 """Names that a recipe could not use for a plugin."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -61,8 +64,8 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"priority is {provider.priority!r}; expected an integer"
     if not callable(provider.unavailable):
         yield f"unavailable is {_kind(provider.unavailable)}; expected a function that returns a reason or None"
-    if not provider.devices or not provider.devices <= DEVICES:
-        yield f"devices are {sorted(map(str, provider.devices))}; expected some of {sorted(DEVICES)}"
+    yield from _choice_problems("devices", provider.devices, DEVICES)
+    yield from _choice_problems("dtypes", provider.dtypes, DTYPES)
     if not callable(provider.without):
         yield f"without is {_kind(provider.without)}; expected a function of the config that returns capabilities"
     if not callable(provider.span):
@@ -79,7 +82,21 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
     yield from _config_problems(provider.config)
 
 
+def _choice_problems(name: str, found: frozenset[str], choices: frozenset[str]) -> Iterator[str]:
+    if isinstance(found, str):
+        yield _bare_string(name, found)
+    elif not found or not found <= choices:
+        yield f"{name} are {sorted(map(str, found))}; expected some of {sorted(choices)}"
+
+
+def _bare_string(name: str, found: str) -> str:
+    return f"{name} are the string {found!r}; expected a set of names, such as {{{found!r}}}"
+
+
 def _capability_problems(capabilities: frozenset[str]) -> Iterator[str]:
+    if isinstance(capabilities, str):
+        yield _bare_string("capabilities", capabilities)
+        return
     for capability in sorted(capabilities, key=str):
         if not isinstance(capability, str):
             yield f"capability {capability!r} is not a string"

@@ -11,8 +11,10 @@ from rlcore.plugins.discovery import Entry, Registry, load_entry
 from rlcore.plugins.exits import is_outside
 from rlcore.plugins.installed import distribution_of, installed_entry_points
 from rlcore.plugins.suggestions import did_you_mean
+from rlcore.spi.capabilities import PRESUMED_BEFORE
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
+from rlcore.spi.weights import DtypeName
 
 AUTO = "auto"
 AUTO_ROLES: tuple[Role, ...] = ("trainer", "generator")
@@ -64,25 +66,32 @@ def select(
     *,
     device: Literal["cpu", "cuda"],
     needs: Mapping[str, str],
+    dtype: DtypeName | None = None,
 ) -> Entry:
-    """The plugin of a role. `needs` maps capabilities that the recipe needs to the reason why.
+    """The plugin of a role. `needs` maps capabilities that the recipe needs to the reason why; `dtype` is the one that it
+    computes in, where that matters.
 
     PluginError lists every installed plugin of the role with the reason why it was not taken.
     """
-    verdicts = [_judge(entry, needs) for entry in registry.of(role)]
+    verdicts = [_judge(entry, needs, dtype) for entry in registry.of(role)]
     if name == AUTO:
         return _select_auto(role, verdicts, device)
     return _select_named(role, name, verdicts)
 
 
 def passed_over(
-    registry: Registry, taken: Entry, *, device: Literal["cpu", "cuda"], needs: Mapping[str, str]
+    registry: Registry,
+    taken: Entry,
+    *,
+    device: Literal["cpu", "cuda"],
+    needs: Mapping[str, str],
+    dtype: DtypeName | None = None,
 ) -> tuple[str, ...]:
     """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher: a sentence
     for each. What the user has disabled is left out."""
     role = taken.role
     higher = [entry for entry in registry.of(role) if not entry.disabled and _priority(entry) > _priority(taken)]
-    verdicts = [_judge(entry, needs) for entry in higher if _wrong_device(entry, device) is None]
+    verdicts = [_judge(entry, needs, dtype) for entry in higher if _wrong_device(entry, device) is None]
     return tuple(
         f"{role} {taken.name!r} (priority {_priority(taken)}) is taken, as {verdict.entry.name!r} "
         f"(priority {_priority(verdict.entry)}) cannot be: {verdict.reason}"
@@ -139,7 +148,7 @@ def load_chosen(chosen: ChosenPlugin) -> Entry:
     return entry
 
 
-def _judge(entry: Entry, needs: Mapping[str, str]) -> _Verdict:
+def _judge(entry: Entry, needs: Mapping[str, str], dtype: DtypeName | None = None) -> _Verdict:
     if entry.disabled:
         return _Verdict(entry=entry, reason="disabled")
     if entry.error is not None or entry.provider is None:
@@ -147,8 +156,16 @@ def _judge(entry: Entry, needs: Mapping[str, str]) -> _Verdict:
     reason, broken = _probe(entry.provider)
     if reason is not None:
         return _Verdict(entry=entry, reason=reason, broken=broken)
-    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in entry.provider.capabilities]
-    return _Verdict(entry=entry, reason=f"lacks the capability {', '.join(missing)}" if missing else None)
+    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if not _declares(entry.provider, capability)]
+    reasons = [f"lacks the capability {', '.join(missing)}"] if missing else []
+    if dtype is not None and dtype not in entry.provider.dtypes:
+        reasons.append(f"does not compute in {dtype} (model.dtype), only in {', '.join(sorted(entry.provider.dtypes))}")
+    return _Verdict(entry=entry, reason="; ".join(reasons) or None)
+
+
+def _declares(provider: Provider, capability: str) -> bool:
+    """Whether it does, or was written before there was anything to declare."""
+    return capability in provider.capabilities or provider.spi < PRESUMED_BEFORE.get(capability, (0, 0))
 
 
 def _probe(provider: Provider) -> tuple[str | None, bool]:

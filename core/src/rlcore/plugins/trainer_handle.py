@@ -13,6 +13,7 @@ from rlcore.plugins.checks import (
 )
 from rlcore.plugins.discovery import Entry
 from rlcore.plugins.handle import BackendHandle
+from rlcore.plugins.losses import require_loss
 from rlcore.plugins.observers import CallRecord
 from rlcore.plugins.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
@@ -52,6 +53,7 @@ class TrainerHandle(BackendHandle):
         if request.schedule_step != request.weight_version:
             self._require_capability("train_step", capabilities.SCHEDULE_STEP)
         self._require_columns(request)
+        require_loss(request.loss.path)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
         self._state.weight_version = result.weight_version
         return result

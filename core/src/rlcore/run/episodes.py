@@ -67,13 +67,16 @@ class EpisodeRunner:
         on_error: Literal["error", "mask"] = "error",
         owner: str = "environment",
         max_concurrent: int | None = None,
+        vocabulary_size: int | None = None,
     ) -> None:
-        """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name."""
+        """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name. Its
+        tokens are below `vocabulary_size`, where that is known."""
         self._environment = environment
         self._owner = owner
         self._timeout_s = timeout_s
         self._on_error = on_error
         self._max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
+        self._vocabulary_size = vocabulary_size
         self._thread: LoopThread | None = None
 
     @property
@@ -91,7 +94,7 @@ class EpisodeRunner:
             function="reset",
             number=len(rows),
             start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
-            check=_check_reset,
+            check=lambda result: _check_reset(result, self._vocabulary_size),
             describe=lambda index: f"row {rows[index]!r:.160}",
         )
         return self._run(calls)
@@ -104,7 +107,7 @@ class EpisodeRunner:
             function="step",
             number=len(turns),
             start=lambda index: self._environment.step(states[index], turns[index]),
-            check=_check_step,
+            check=lambda result: _check_step(result, self._vocabulary_size),
             describe=lambda index: f"response {turns[index].text!r:.120} to the task with state {states[index]!r:.120}",
         )
         return self._run(calls)
@@ -298,14 +301,14 @@ def _awaitable(value: Any) -> Awaitable[Any]:
     return awaitable
 
 
-def _check_reset(result: Any) -> ResetResult:
+def _check_reset(result: Any, vocabulary_size: int | None) -> ResetResult:
     if not isinstance(result, ResetResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
-    _check_observation(result.observation)
+    _check_observation(result.observation, vocabulary_size)
     return result
 
 
-def _check_step(result: Any) -> StepResult:
+def _check_step(result: Any, vocabulary_size: int | None) -> StepResult:
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_figure("the reward", result.reward)
@@ -315,7 +318,7 @@ def _check_step(result: Any) -> StepResult:
         given = "an observation" if result.done else "no observation"
         raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
     if result.observation is not None:
-        _check_observation(result.observation)
+        _check_observation(result.observation, vocabulary_size)
     if not isinstance(result.metrics, Mapping):
         raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
     for name, value in result.metrics.items():
@@ -333,7 +336,7 @@ def _check_figure(name: str, value: object) -> None:
         raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
 
 
-def _check_observation(observation: Any) -> None:
+def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
     if not isinstance(observation, Observation):
         raise ContractError(f"returned the observation {type(observation).__name__}; expected rlcore.spi.Observation")
     given = [name for name in ("messages", "text", "tokens") if getattr(observation, name) is not None]
@@ -351,3 +354,8 @@ def _check_observation(observation: Any) -> None:
     if not len(observation.tokens) or observation.tokens.min() < 0:
         found = f"the token {observation.tokens.min()}" if len(observation.tokens) else "no tokens"
         raise ContractError(f"returned an observation with {found}; expected at least one, none below 0")
+    if vocabulary_size is not None and observation.tokens.max() >= vocabulary_size:
+        found = f"the token {observation.tokens.max()}"
+        raise ContractError(
+            f"returned an observation with {found}; expected tokens below {vocabulary_size}, the model's vocabulary"
+        )

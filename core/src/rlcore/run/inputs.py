@@ -10,6 +10,7 @@ from rlcore.config.recipe import DatasetConfig
 from rlcore.plugins.binding import max_concurrent
 from rlcore.run.data import PromptStream, Split, load_rows
 from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.model_config import config_number
 from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.setup import Prepared
 from rlcore.run.tokenizer import Tokenizer, load_tokenizer
@@ -43,8 +44,14 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
     if environment is not None:
         rollout = recipe.rollout
         entry = prepared.chosen["environment"]
-        limit = max_concurrent(entry, prepared.config("environment"))
-        episodes = EpisodeRunner(environment, rollout.environment_timeout_s, rollout.on_environment_error, entry.label, limit)
+        episodes = EpisodeRunner(
+            environment,
+            rollout.environment_timeout_s,
+            rollout.on_environment_error,
+            entry.label,
+            max_concurrent(entry, prepared.config("environment")),
+            config_number(recipe.model.path, "vocab_size"),
+        )
     try:
         observe = _observer(prepared, episodes)
         train_rows = load_rows(recipe.data.train, "train", environment)

@@ -5,14 +5,13 @@ decoder of width h a layer takes about 24·h² FLOPs a token in its linear maps 
 """
 
 import heapq
-import json
 from bisect import bisect_left, insort
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore.run.model_config import config_number
 from rlcore.spi.arrays import Int64Array
 
 Costs: TypeAlias = NDArray[np.float64]
@@ -25,12 +24,7 @@ MAX_WAITING = 0.02
 
 def model_width(model_path: str) -> int:
     """The hidden size that a local model's config.json states, a multimodal one's for its text; WIDTH where there is none."""
-    try:
-        config = json.loads((Path(model_path).expanduser() / "config.json").read_text(encoding="utf-8"))
-        width = config.get("text_config", config).get("hidden_size")
-    except (OSError, ValueError, AttributeError):  # a model on the Hub; what is wrong with a file is for its readers to say
-        return WIDTH
-    return width if isinstance(width, int) and width > 0 else WIDTH
+    return config_number(model_path, "hidden_size") or WIDTH
 
 
 def sequence_costs(lengths: Int64Array, width: int = WIDTH) -> Costs:

@@ -17,6 +17,7 @@ from rlcore.plugins.exits import is_outside
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
+from rlcore.run.model_config import config_number
 from rlcore.run.refit import choose_channel
 from rlcore.spi import (
     ROLES,
@@ -148,7 +149,8 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
             raise generator
         chosen["generator"] = generator
     needs = {"generator": generator_needs(recipe), "trainer": trainer_needs(recipe, algorithm)}
-    chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=needs["trainer"])
+    dtype = dtype_of(recipe, device)
+    chosen["trainer"] = select(registry, "trainer", recipe.trainer.name, device=device, needs=needs["trainer"], dtype=dtype)
     channel = choose_channel(recipe, chosen, device, declared)
     model = model_spec(recipe, device)
     span = generator_span(recipe, chosen)
@@ -171,7 +173,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
             note
             for role in AUTO_ROLES
             if role in chosen and getattr(recipe, role).name == AUTO
-            for note in passed_over(registry, chosen[role], device=device, needs=needs[role])
+            for note in passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
         ),
     )
 
@@ -250,6 +252,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
     if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
         needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
+    if recipe.cluster is not None and recipe.cluster.world_size > 1:
+        needs[capabilities.MULTI_RANK] = f"[cluster] has {recipe.cluster.world_size} ranks"
     if algorithm.needs.entropy:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
     if recipe.checkpoint.export == "hf":
@@ -299,7 +303,8 @@ def _generator(recipe: Recipe, registry: Registry, device: Device) -> Entry | Pl
     if recipe.environment is None:
         return None
     try:
-        return select(registry, "generator", recipe.generator.name, device=device, needs=generator_needs(recipe))
+        needs, dtype = generator_needs(recipe), dtype_of(recipe, device)
+        return select(registry, "generator", recipe.generator.name, device=device, needs=needs, dtype=dtype)
     except PluginError as error:
         return error
 
@@ -319,7 +324,8 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
         generation_logprobs_exact=exact and dtype == "float32" and not truncated,
         truncated_sampling=truncated,
     )
-    return build_algorithm(entry, context, plugin_config(recipe, entry))
+    vocabulary_size = config_number(recipe.model.path, "vocab_size")
+    return build_algorithm(entry, context, plugin_config(recipe, entry), vocabulary_size)
 
 
 def _check(

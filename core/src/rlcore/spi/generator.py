@@ -56,7 +56,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Any of these ends a sample and is its last token."""
     stop_strings: tuple[str, ...] = ()
-    """A sample ends with the token that completes one of these in its decoded text."""
+    """A sample ends with the token that completes one of these in the decoded text of its generated tokens. The prompt takes no
+    part: a string that begins in it does not end a sample."""
 
 
 @frozen(kw_only=True, eq=False)

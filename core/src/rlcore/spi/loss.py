@@ -33,8 +33,8 @@ class LossSpec:
     previous_logprobs: Literal["unchanged", "given", "absent"] = "absent"
     """What a trainer puts into LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights
     are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
-    changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS. "absent": the weights have changed, and
-    nobody computed them. Needs the capability `previous_logprobs`. Since SPI 1.3."""
+    changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS, which token_columns names. "absent": the
+    weights have changed, and nobody computed them. Needs the capability `previous_logprobs`. Since SPI 1.3."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
         """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""

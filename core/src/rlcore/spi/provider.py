@@ -5,6 +5,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
 
+from rlcore.spi.weights import DtypeName
+
 Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -14,7 +16,8 @@ OBSERVER_GROUP = "rlcore.observers"
 
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(names)
+    # A bare string is not taken apart into letters: it stays what it is, and is reported as a whole with everything else.
+    return names if isinstance(names, str) else frozenset(names)  # type: ignore[return-value]
 
 
 def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.without
@@ -55,6 +58,8 @@ class Provider:
     """Names from rlcore.spi.capabilities."""
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
+    dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=_frozen)
+    """For trainers and generators: those of `model.dtype` that it computes in. Since SPI 1.3."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     without: Callable[[Any], frozenset[str]] = _nothing

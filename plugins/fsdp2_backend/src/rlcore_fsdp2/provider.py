@@ -15,6 +15,7 @@ PROVIDER = Provider(
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,
         capabilities.SCHEDULE_STEP,
+        capabilities.MULTI_RANK,
         capabilities.ROUTING_REPLAY,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,

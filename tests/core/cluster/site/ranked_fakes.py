@@ -26,6 +26,7 @@ from rlcore.spi import (
     TrainStepRequest,
     WeightBucket,
     WorkerError,
+    capabilities,
     hookimpl,
 )
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -300,7 +301,13 @@ class JudgedEnvironment(FakeEnvironment):
         return await super().step(state, turn)
 
 
-TRAINER = evolve(FAKE_TRAINER, name="ranked", config=RankedTrainerConfig, backend="ranked_fakes:RankedTrainer")
+TRAINER = evolve(
+    FAKE_TRAINER,
+    name="ranked",
+    config=RankedTrainerConfig,
+    backend="ranked_fakes:RankedTrainer",
+    capabilities=FAKE_TRAINER.capabilities | {capabilities.MULTI_RANK},
+)
 GENERATOR = evolve(
     FAKE_GENERATOR,
     name="ranked",

@@ -8,15 +8,18 @@ undeclared one are skipped.
 import pytest
 
 _CHECKS = (
+    "generator_distribution",
     "generator_fixtures",
     "generator_routing",
     "generator_sampling",
+    "generator_streaming",
     "generator_weights",
     "huggingface_reference",
     "trainer_fixtures",
     "trainer_lifecycle",
     "trainer_numerics",
     "trainer_optimizer",
+    "trainer_ranks",
     "trainer_routing",
     "trainer_weights",
 )

@@ -5,15 +5,17 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rlcore.spi import ADVANTAGES, TokenBatch
+from rlcore.spi import ADVANTAGES, PREVIOUS_LOGPROBS, GlobalCounts, TokenBatch
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.conformance.probe import PROBE_WEIGHT
 
 LENGTHS = (1, 2, 9, 5, 13, 7)
 """Tokens of the sequences; the first has no log-probability at all."""
-MAX_SEQUENCE_LENGTH = 64
+LONG_LENGTHS = (3, 270, 61)
+"""Longer than tables and caches that a backend may have sized too small: 32, 48, 64, 128, 256."""
+MAX_SEQUENCE_LENGTH = 288
 
-Arrangement: TypeAlias = Literal["together", "apart", "reversed", "two_uneven"]
+Arrangement: TypeAlias = Literal["together", "apart", "reversed", "uneven"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
@@ -36,8 +38,22 @@ def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS
     )
 
 
+def with_previous_logprobs(batch: TokenBatch) -> TokenBatch:
+    """With random log-probabilities at the start of the step."""
+    random = np.random.default_rng(9)
+    column = np.where(batch.loss_mask, -random.exponential(3.0, batch.num_tokens), 0.0).astype(np.float32)
+    return batch.with_token_column(PREVIOUS_LOGPROBS, column)
+
+
+def manifold(batch: TokenBatch, factor: int) -> GlobalCounts:
+    """A batch's own counts, `factor` times."""
+    own = batch.counts()
+    return GlobalCounts(num_loss_tokens=factor * own.num_loss_tokens, num_loss_sequences=factor * own.num_loss_sequences)
+
+
 def arrange(batch: TokenBatch, arrangement: Arrangement) -> tuple[TokenBatch, ...]:
-    """The same sequences in one microbatch, each in its own, in reversed order in three, or in two of unequal size."""
+    """The same sequences in one microbatch, each in its own, in reversed order in three, or in three of unequal size, of
+    which the first and last hold one."""
     return tuple(batch.select(indices) for indices in arranged_indices(batch, arrangement))
 
 
@@ -48,5 +64,5 @@ def arranged_indices(batch: TokenBatch, arrangement: Arrangement) -> list[Int64A
         "together": [indices],
         "apart": np.split(indices, batch.num_sequences),
         "reversed": np.array_split(indices[::-1], 3),
-        "two_uneven": [indices[:1], indices[1:]],
+        "uneven": [indices[4:5], np.delete(indices, [2, 4]), indices[2:3]],
     }[arrangement]

@@ -13,6 +13,8 @@ from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.models import Architecture, make_model
 
 Device = Literal["cpu", "cuda"]
+INITIALIZER_RANGE = 0.35
+"""Standard deviation of the kit's models' weights."""
 
 
 class BackendFixtures:
@@ -65,11 +67,19 @@ class BackendFixtures:
         return 1e-4
 
 
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: Architecture = "qwen3") -> ModelSpec:
-    """A tiny model with random weights in float32, made once a session."""
-    directory = tmp_path_factory.getbasetemp() / f"conformance-model-{seed}"
+def tiny_model(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: Architecture = "qwen3", **options: Any
+) -> ModelSpec:
+    """A tiny model with random weights in float32, made once a session; `options` are those of `make_model`.
+
+    Its weights are drawn so wide that a token is as surprising as it can be, by about 1.5 nats more or less than its
+    distribution's entropy: the narrower or the wider, the less a sampler's mistakes show.
+    """
+    options = {"initializer_range": INITIALIZER_RANGE, **options}
+    shown = "-".join(f"{name}={value}" for name, value in sorted(options.items()))
+    directory = tmp_path_factory.getbasetemp() / f"conformance-{architecture}-{seed}-{shown}"
     if not directory.exists():
-        make_model(directory, architecture, seed=seed)
+        make_model(directory, architecture, seed=seed, **options)
     return ModelSpec(path=str(directory), dtype="float32")
 
 

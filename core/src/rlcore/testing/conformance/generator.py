@@ -1,12 +1,13 @@
 """The generator's half of the conformance kit."""
 
+from rlcore.testing.conformance.generator_distribution import GeneratorDistribution
 from rlcore.testing.conformance.generator_routing import GeneratorRouting
 from rlcore.testing.conformance.generator_sampling import GeneratorSampling
 from rlcore.testing.conformance.generator_streaming import GeneratorStreaming
 from rlcore.testing.conformance.generator_weights import GeneratorWeights
 
 
-class GeneratorConformance(GeneratorSampling, GeneratorWeights, GeneratorStreaming, GeneratorRouting):
+class GeneratorConformance(GeneratorSampling, GeneratorDistribution, GeneratorWeights, GeneratorStreaming, GeneratorRouting):
     """What every generator has to pass::
 
         class TestMine(GeneratorConformance):

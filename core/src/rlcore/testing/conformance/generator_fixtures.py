@@ -249,6 +249,18 @@ def make_question(vocabulary_size: int) -> Question:
     )
 
 
+def make_long_question(vocabulary_size: int, num_samples: int) -> Question:
+    """Samples of 80 tokens, of ten prompts, `num_samples` each."""
+    random, num_prompts = np.random.default_rng(11), 10
+    prompts = random.integers(0, vocabulary_size, (num_prompts, 6))
+    return Question(
+        prompts=RaggedTokens.from_lists(prompts.tolist()),
+        num_samples=num_samples,
+        seeds=random.integers(0, 2**62, num_prompts * num_samples),
+        max_tokens=np.full(num_prompts * num_samples, 80, np.int32),
+    )
+
+
 def load_reference(reference: Reference, weights: Mapping[str, Any]) -> ReferencePolicy:
     """The reference with given weights."""
     return reference.load({name: values_of(value) for name, value in weights.items()})

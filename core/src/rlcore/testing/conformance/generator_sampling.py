@@ -16,6 +16,7 @@ from rlcore.testing.conformance.generator_fixtures import (
     Question,
     assert_same_samples,
     logprob_errors,
+    make_long_question,
     samples_of,
 )
 from rlcore.testing.conformance.reference import Float64Array, Reference, ReferencePolicy, sampling_distribution
@@ -26,9 +27,11 @@ SAMPLINGS = {
     "hot": (SamplingParams(temperature=1.7), ()),
     "greedy": (SamplingParams(temperature=0.0), ()),
     "top_k": (SamplingParams(temperature=0.8, top_k=3), (capabilities.TOP_K,)),
+    "top_k_1": (SamplingParams(top_k=1), (capabilities.TOP_K,)),
     "top_p": (SamplingParams(temperature=1.3, top_p=0.7), (capabilities.TOP_P,)),
     "top_k_top_p": (SamplingParams(temperature=1.3, top_k=5, top_p=0.8), (capabilities.TOP_K, capabilities.TOP_P)),
 }
+GREEDY = SamplingParams(temperature=0.0)
 NUM_DRAWS = 300
 
 
@@ -64,7 +67,7 @@ class GeneratorSampling(GeneratorFixtures):
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
     ) -> None:
         """Whatever the seed."""
-        result = generator.generate(question, 0, SamplingParams(temperature=0.0))
+        result = generator.generate(question, 0, GREEDY)
         for index, response in enumerate(samples_of(result)):
             prompt = question.prompts.sequence(index // question.num_samples)
             logits = policy.logits(np.concatenate([prompt, response]))[len(prompt) - 1 : -1]
@@ -129,11 +132,14 @@ class GeneratorSampling(GeneratorFixtures):
             found = generator.generate(question.ungrouped(order))
             assert_same_samples(found, expected, order, tolerance)
 
-    def test_a_limit_cuts_exactly_and_is_called_one(self, generator: GeneratorUnderTest, question: Question) -> None:
+    def test_a_limit_cuts_exactly_and_is_called_one(
+        self, generator: GeneratorUnderTest, reference: Reference, question: Question
+    ) -> None:
         """Without stop tokens every sample is as long as its own max_tokens, the model's end-of-text token included."""
-        result = generator.generate(question)
-        assert np.diff(result.offsets).tolist() == question.max_tokens.tolist()
-        assert (result.finish_reasons == FinishReason.LENGTH).all()
+        for asked in (question, make_long_question(reference.vocabulary_size, 2)):
+            result = generator.generate(asked)
+            assert np.diff(result.offsets).tolist() == asked.max_tokens.tolist()
+            assert (result.finish_reasons == FinishReason.LENGTH).all()
 
     def test_the_sequence_limit_cuts(self, generator: GeneratorUnderTest, reference: Reference) -> None:
         """Prompt and response together hold at most max_sequence_length tokens."""
@@ -187,6 +193,34 @@ class GeneratorSampling(GeneratorFixtures):
         if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
             assert stopped[free.index(longest)], "the same seed without the stop string came past it"
             assert not stopped.all()
+
+    def test_stop_strings_are_of_generated_text_alone(
+        self, provider: Provider, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
+    ) -> None:
+        """One that the prompt begins and the response completes does not end a sample; its second half does. Greedily, so that
+        no seed is needed."""
+        require(provider, capabilities.STOP_STRINGS)
+        free = samples_of(generator.generate(question, 0, GREEDY))
+        num_told = 0
+        for index, sample in enumerate(free):
+            prompt = decode(question.prompts.sequence(index // question.num_samples))
+            completed = decode(sample[:2])
+            string = prompt[-3:] + completed
+            if not prompt or not completed or string in decode(sample):
+                continue
+            num_told += 1
+            one = question.ungrouped([index])
+            for stop, expected in ((string, sample), (completed, first_with(completed, sample, decode))):
+                (found,) = samples_of(generator.generate(one, 0, evolve(GREEDY, stop_strings=(stop,))))
+                assert found.tolist() == expected.tolist(), (
+                    f"stop string {stop!r} after prompt …{prompt[-5:]!r}: found {len(found)} tokens; expected {len(expected)}"
+                )
+        assert num_told > 0, "the tokenizer decodes no prompt, or no sample, to a text"
+
+
+def first_with(string: str, sample: Int32Array, decode: Callable[[Int32Array], str]) -> Int32Array:
+    """The tokens of a sample up to the one that completes a string in its text."""
+    return next(sample[:end] for end in range(1, len(sample) + 1) if string in decode(sample[:end]))
 
 
 def undecided_prompt(policy: ReferencePolicy, vocabulary_size: int, sampling: SamplingParams) -> Int32Array:

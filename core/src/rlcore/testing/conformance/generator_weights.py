@@ -18,7 +18,7 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray
-from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.fixtures import Device, require
 from rlcore.testing.conformance.generator_fixtures import (
     GeneratorFixtures,
     GeneratorUnderTest,
@@ -136,13 +136,30 @@ class GeneratorWeights(GeneratorFixtures):
         for array, copy in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, copy)
 
-    def test_moving_to_the_host_and_back_changes_nothing(
-        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, tolerance: float
+    def test_resident_state_is_accepted_and_measured(
+        self, generator: GeneratorUnderTest, weights: WeightSets, question: Question
     ) -> None:
-        """The weights come back, and may be refitted while the cache is away."""
+        """By every generator, whatever it declares; it holds the weights at the least."""
+        found = generator.handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes
+        least = sum(value.nbytes for value in weights[0].values())
+        assert found >= least, f"device_bytes: found {found}; expected at least {least}, the size of the weights"
+        generator.generate(question)
+
+    def test_moving_to_the_host_and_back_changes_nothing(
+        self,
+        provider: Provider,
+        generator: GeneratorUnderTest,
+        policy: ReferencePolicy,
+        question: Question,
+        device: Device,
+        tolerance: float,
+    ) -> None:
+        """The weights come back, and may be refitted while the cache is away. What is said to be left on a device shrinks."""
         require(provider, capabilities.RESIDENCY)
         before = generator.generate(question)
-        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host"))
+        resident = generator.handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes
+        moved = generator.handle.set_residency(SetResidencyRequest(weights="host", state="host")).device_bytes
+        assert device == "cpu" or moved < resident / 2, f"on the host it still holds {moved} of {resident} bytes"
         generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
         after = generator.generate(question)
         assert logprob_errors(policy, question, after, PLAIN).max() <= tolerance

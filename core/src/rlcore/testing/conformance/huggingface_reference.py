@@ -98,13 +98,15 @@ class HuggingFacePolicy:
             zero = table.new_zeros(1)
             logprobs += [zero, table.gather(1, targets[:, None])[:, 0]]
             entropies += [zero, -(table.exp() * table).sum(-1)]
-        entropy = torch.cat(entropies)
+        entropy, current = torch.cat(entropies), torch.cat(logprobs)
+        columns = {name: torch.from_numpy(column) for name, column in batch.token_columns.items()}
         inputs = LossInputs(
-            logprobs=torch.cat(logprobs),
+            logprobs=current,
+            previous_logprobs=loss.previous_of(columns, current.detach()),
             entropy={"none": None, "metric": entropy.detach(), "loss": entropy}[loss.entropy],
             loss_mask=torch.from_numpy(batch.loss_mask),
             offsets=torch.from_numpy(batch.offsets),
-            token_columns={name: torch.from_numpy(column) for name, column in batch.token_columns.items()},
+            token_columns=columns,
             sequence_columns={name: torch.from_numpy(column) for name, column in batch.sequence_columns.items()},
             counts=batch.counts(),
         )

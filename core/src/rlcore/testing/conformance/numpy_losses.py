@@ -9,8 +9,11 @@ from rlcore.testing.conformance.probe import (
     LARGEST_SURPRISE,
     MEAN_ENTROPY,
     MEAN_LOGPROB,
+    MEAN_PREVIOUS_LOGPROB,
+    PREVIOUS_COEFFICIENT,
     PROBE_WEIGHT,
     SEQUENCE_SHARE,
+    SURPRISE_BELOW_100,
     TOKEN_SHARE,
     ProbeConfig,
 )
@@ -27,12 +30,17 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
     token_weights = mask / counts.num_loss_tokens
     grads = np.repeat(arrays.sequence_columns[PROBE_WEIGHT], np.diff(offsets)) * shares
     grads = grads - token_weights * arrays.token_columns[ADVANTAGES]
+    previous = arrays.previous_logprobs
+    if previous is not None:
+        grads = grads + PREVIOUS_COEFFICIENT * token_weights * previous
     value = float((grads * logprobs).sum())
     sums = {
         MEAN_LOGPROB: float((token_weights * logprobs).sum()),
         TOKEN_SHARE: float(token_weights.sum()),
         SEQUENCE_SHARE: float(np.count_nonzero(per_sequence) / counts.num_loss_sequences),
     }
+    if previous is not None:
+        sums[MEAN_PREVIOUS_LOGPROB] = float((token_weights * previous).sum())
     entropy_grads = None
     if arrays.entropy is not None:
         sums[MEAN_ENTROPY] = float((token_weights * arrays.entropy).sum())
@@ -40,9 +48,10 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
         entropy_grads = -config.entropy_coefficient * token_weights
     if config.poison_gradient:
         grads = grads + np.inf
+    largest = float((-mask * logprobs).max())
     fields: dict[str, Any] = {
         "loss": FakeLoss(value=value, logprob_grads=grads, entropy_grads=entropy_grads),
         "sums": sums,
-        "maxima": {LARGEST_SURPRISE: float((-mask * logprobs).max())},
+        "maxima": {LARGEST_SURPRISE: largest, SURPRISE_BELOW_100: largest - 100.0},
     }
     return LossOutput(**fields)

@@ -1,6 +1,9 @@
 """The loss that the kit trains with: it reads everything that a loss is given, so that a wrong piece of it shows.
 
-Σ_t m_t · (−A_t · logprob_t − c · entropy_t) / loss tokens + Σ_n w_n · mean of the masked logprobs of n / loss sequences
+Σ_t m_t · (−A_t · logprob_t − c · entropy_t + b · previous_t · logprob_t) / loss tokens
++ Σ_n w_n · mean of the masked logprobs of n / loss sequences
+
+where b is 0 without log-probabilities at the start of the step.
 """
 
 import numpy as np
@@ -13,9 +16,16 @@ PROBE_WEIGHT = "probe_weight"
 """float32 [N], the sequence column w."""
 MEAN_LOGPROB = "probe/mean_logprob"
 MEAN_ENTROPY = "probe/mean_entropy"
+MEAN_PREVIOUS_LOGPROB = "probe/mean_previous_logprob"
 TOKEN_SHARE = "probe/token_share"
 SEQUENCE_SHARE = "probe/sequence_share"
 LARGEST_SURPRISE = "probe/largest_surprise"
+SURPRISE_BELOW_100 = "probe/surprise_below_100"
+"""The largest surprise less 100: a maximum that is negative."""
+
+
+PREVIOUS_COEFFICIENT = 0.2
+"""The b of the formula."""
 
 
 @frozen(kw_only=True)
@@ -29,9 +39,14 @@ class ProbeConfig:
 
 
 def expected_probe(
-    batch: TokenBatch, logprobs: Float64Array, entropy: Float64Array | None, config: ProbeConfig
+    batch: TokenBatch,
+    logprobs: Float64Array,
+    entropy: Float64Array | None,
+    config: ProbeConfig,
+    previous: Float64Array | None = None,
 ) -> tuple[float, dict[str, float]]:
-    """Loss and metrics of a whole optimizer step in one batch, in float64, from log-probabilities and entropies [T]."""
+    """Loss and metrics of a whole optimizer step in one batch, in float64, from log-probabilities and entropies [T], and those
+    at the start of the step."""
     counts, mask = batch.counts(), batch.loss_mask.astype(np.float64)
     num_tokens = counts.num_loss_tokens
     loss = -(mask * batch.token_columns[ADVANTAGES] * logprobs).sum() / num_tokens
@@ -43,8 +58,12 @@ def expected_probe(
         TOKEN_SHARE: 1.0,
         SEQUENCE_SHARE: 1.0,
         LARGEST_SURPRISE: float((-mask * logprobs).max()),
+        SURPRISE_BELOW_100: float((-mask * logprobs).max()) - 100.0,
     }
     if entropy is not None:
         loss -= config.entropy_coefficient * (mask * entropy).sum() / num_tokens
         metrics[MEAN_ENTROPY] = float((mask * entropy).sum() / num_tokens)
+    if previous is not None:
+        loss += PREVIOUS_COEFFICIENT * (mask * previous * logprobs).sum() / num_tokens
+        metrics[MEAN_PREVIOUS_LOGPROB] = float((mask * previous).sum() / num_tokens)
     return float(loss), metrics

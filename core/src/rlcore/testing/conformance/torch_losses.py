@@ -7,8 +7,11 @@ from rlcore.testing.conformance.probe import (
     LARGEST_SURPRISE,
     MEAN_ENTROPY,
     MEAN_LOGPROB,
+    MEAN_PREVIOUS_LOGPROB,
+    PREVIOUS_COEFFICIENT,
     PROBE_WEIGHT,
     SEQUENCE_SHARE,
+    SURPRISE_BELOW_100,
     TOKEN_SHARE,
     ProbeConfig,
 )
@@ -33,7 +36,12 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
         mean_entropy = (mask * inputs.entropy).sum() / counts.num_loss_tokens
         loss = loss - config.entropy_coefficient * mean_entropy
         sums[MEAN_ENTROPY] = mean_entropy.detach()
+    if inputs.previous_logprobs is not None:
+        previous = mask * inputs.previous_logprobs
+        loss = loss + PREVIOUS_COEFFICIENT * (previous * logprobs).sum() / counts.num_loss_tokens
+        sums[MEAN_PREVIOUS_LOGPROB] = previous.sum().detach() / counts.num_loss_tokens
     if config.poison_gradient:
         # Zero, but the derivative of the root is infinite there.
         loss = loss + torch.sqrt(logprobs.sum() - logprobs.sum().detach())
-    return LossOutput(loss=loss, sums=sums, maxima={LARGEST_SURPRISE: (-mask * logprobs).max().detach()})
+    largest = (-mask * logprobs).max().detach()
+    return LossOutput(loss=loss, sums=sums, maxima={LARGEST_SURPRISE: largest, SURPRISE_BELOW_100: largest - 100.0})

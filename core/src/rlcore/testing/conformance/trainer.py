@@ -3,19 +3,22 @@
 from rlcore.testing.conformance.trainer_lifecycle import TrainerLifecycle
 from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
 from rlcore.testing.conformance.trainer_optimizer import TrainerOptimizer
+from rlcore.testing.conformance.trainer_ranks import TrainerRanks
 from rlcore.testing.conformance.trainer_routing import TrainerRouting
 from rlcore.testing.conformance.trainer_weights import TrainerWeights
 
 
-class TrainerConformance(TrainerNumerics, TrainerOptimizer, TrainerWeights, TrainerLifecycle, TrainerRouting):
+class TrainerConformance(TrainerNumerics, TrainerOptimizer, TrainerWeights, TrainerLifecycle, TrainerRouting, TrainerRanks):
     """What every trainer has to pass::
 
         class TestMine(TrainerConformance):
             @pytest.fixture
             def provider(self): return PROVIDER
 
-    Fixtures to override where the default does not fit: `config` (the provider's defaults), `device` ("cpu"), `model` (a tiny
-    Qwen3 in float32), `optimizer` (AdamW with a learning rate of 1e-3, which makes updates well visible), `tolerance` (1e-4
-    nats), `loss_path` (the probe loss in torch), `narrow_dtype` ("bfloat16"), `reference` (`transformers` on the CPU),
-    `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
+    One that declares several ranks is launched on two, in processes of their own, on one machine.
+
+    Fixtures to override where the default does not fit: `config` (the provider's defaults), `rank_config` (the same), `device`
+    ("cpu"), `model` (a tiny Qwen3 in float32), `optimizer` (AdamW with a learning rate of 1e-3, which makes updates well
+    visible), `tolerance` (1e-4 nats), `loss_path` (the probe loss in torch), `narrow_dtype` (one that it declares), `reference`
+    (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
     """

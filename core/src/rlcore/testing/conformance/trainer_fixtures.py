@@ -1,6 +1,6 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
@@ -12,6 +12,7 @@ from rlcore.plugins.binding import build_trainer
 from rlcore.plugins.handles import TrainerHandle
 from rlcore.spi import (
     ADVANTAGES,
+    PREVIOUS_LOGPROBS,
     DtypeName,
     ExportWeightsRequest,
     GlobalCounts,
@@ -35,6 +36,7 @@ from rlcore.testing.conformance.reference import Reference
 from rlcore.testing.conformance.tensors import Values, collect
 
 ENTROPY_COEFFICIENT = 0.3
+NARROW_DTYPES: tuple[DtypeName, ...] = ("bfloat16", "float16")
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,9 +62,9 @@ class TrainerUnderTest:
         temperature: float = 1.0,
         loss: LossSpec | None = None,
         counts: GlobalCounts | None = None,
-        bounds: Mapping[str, float] | None = None,
+        **options: Any,
     ) -> TrainStepResult:
-        """One update; the counts are those of the batches unless given."""
+        """One update; the counts are those of the batches unless given. `options` are further fields of the request."""
         found = [batch.counts() for batch in batches]
         of_batches = GlobalCounts(
             num_loss_tokens=sum(part.num_loss_tokens for part in found),
@@ -75,7 +77,7 @@ class TrainerUnderTest:
                 loss=loss or self.loss,
                 temperature=temperature,
                 weight_version=weight_version,
-                bounds=bounds or {},
+                **options,
             )
         )
 
@@ -137,9 +139,12 @@ class TrainerFixtures(BackendFixtures):
         return "rlcore.testing.conformance.torch_losses:probe_loss"
 
     @pytest.fixture
-    def narrow_dtype(self) -> DtypeName:
-        """A dtype narrower than float32 that weights can be exported in."""
-        return "bfloat16"
+    def narrow_dtype(self, provider: Provider) -> DtypeName:
+        """A dtype narrower than float32 that weights can be exported in: of those declared."""
+        for dtype in NARROW_DTYPES:
+            if dtype in provider.dtypes:
+                return dtype
+        pytest.skip(f"{provider.name} declares no dtype narrower than float32")
 
     @pytest.fixture
     def optimizer(self) -> OptimizerSpec:
@@ -158,11 +163,14 @@ class TrainerFixtures(BackendFixtures):
         )
 
     @pytest.fixture
-    def open_trainer(
-        self, provider: Provider, config: Any, model: ModelSpec, device: Device, optimizer: OptimizerSpec, loss: LossSpec
-    ) -> OpenTrainer:
-        """Opens a fresh trainer; only one is open at a time."""
-        context = TrainerContext(
+    def rank_config(self, config: Any) -> Any:
+        """The options with which it runs on two ranks: those of one."""
+        return config
+
+    @pytest.fixture
+    def trainer_context(self, provider: Provider, model: ModelSpec, device: Device, optimizer: OptimizerSpec) -> TrainerContext:
+        """What it is built with, as one rank."""
+        return TrainerContext(
             model=model,
             place=RankSpec(device=device),
             seed=0,
@@ -172,9 +180,15 @@ class TrainerFixtures(BackendFixtures):
             optimizer=optimizer,
         )
 
+    @pytest.fixture
+    def open_trainer(
+        self, provider: Provider, config: Any, trainer_context: TrainerContext, device: Device, loss: LossSpec
+    ) -> OpenTrainer:
+        """Opens a fresh trainer; only one is open at a time."""
+
         @contextmanager
         def opened(**changes: Any) -> Iterator[TrainerUnderTest]:
-            handle = build_trainer(entry_of("trainer", provider, device), evolve(context, **changes), config)
+            handle = build_trainer(entry_of("trainer", provider, device), evolve(trainer_context, **changes), config)
             try:
                 yield TrainerUnderTest(handle=handle, loss=loss)
             finally:
@@ -224,9 +238,19 @@ def distance(one: Values, other: Values) -> float:
 
 
 def with_loss(
-    loss: LossSpec, *, entropy: Literal["none", "metric", "loss"] | None = None, poison_gradient: bool = False
+    loss: LossSpec,
+    *,
+    entropy: Literal["none", "metric", "loss"] | None = None,
+    poison_gradient: bool = False,
+    previous_logprobs: Literal["unchanged", "given", "absent"] | None = None,
 ) -> LossSpec:
-    """The probe loss, changed."""
+    """The probe loss, changed; with log-probabilities at the start of the step as declared, and their column named."""
     assert isinstance(loss.config, ProbeConfig)
-    config = evolve(loss.config, poison_gradient=poison_gradient)
-    return evolve(loss, config=config, entropy=loss.entropy if entropy is None else entropy)
+    changed = evolve(
+        loss,
+        config=evolve(loss.config, poison_gradient=poison_gradient),
+        entropy=loss.entropy if entropy is None else entropy,
+    )
+    if previous_logprobs is None:
+        return changed
+    return evolve(changed, previous_logprobs=previous_logprobs, token_columns=(*loss.token_columns, PREVIOUS_LOGPROBS))

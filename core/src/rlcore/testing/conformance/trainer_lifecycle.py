@@ -213,10 +213,30 @@ class TrainerLifecycle(TrainerFixtures):
             np.testing.assert_array_equal(trainer.logprobs((other_batch,), 1)[0], logprobs)
             assert_same_step(trainer.outcome((other_batch,), 1), undisturbed[1], before)
 
-    def test_resident_state_is_accepted(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
-        """By every trainer, whatever it declares."""
+    def test_reference_stays_through_sleep_and_steps(
+        self, provider: Provider, trainer: TrainerUnderTest, batch: TokenBatch
+    ) -> None:
+        """In whatever order it sleeps, wakes and trains."""
+        require(provider, capabilities.REFERENCE_POLICY)
+        require(provider, capabilities.RESIDENCY)
+        (initial,) = trainer.logprobs((batch,), 0, model="reference")
+        for version in range(2):
+            for place in (ON_HOST, ON_DEVICE):
+                trainer.handle.set_residency(place)
+            found = [trainer.logprobs((batch,), version, model="reference")[0]]
+            trainer.step((batch,), version)
+            found += trainer.logprobs((batch,), version + 1, model="reference")
+            trainer.handle.set_residency(STATE_ON_HOST)
+            found += trainer.logprobs((batch,), version + 1, model="reference")
+            for when, logprobs in zip(("waking", "a step", "sending its state away"), found, strict=True):
+                np.testing.assert_array_equal(logprobs, initial, err_msg=f"after {when} the reference is another")
+
+    def test_resident_state_is_accepted_and_measured(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
+        """By every trainer, whatever it declares; it holds the weights at the least."""
         (before,) = trainer.logprobs((batch,))
-        trainer.handle.set_residency(ON_DEVICE)
+        found = trainer.handle.set_residency(ON_DEVICE).device_bytes
+        least = sum(value.nbytes for value in trainer.weights().values())
+        assert found >= least, f"device_bytes: found {found}; expected at least {least}, the size of the weights"
         np.testing.assert_array_equal(trainer.logprobs((batch,))[0], before)
 
     def test_closed_trainer_leaves_room_for_another(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GlobalCounts, LossSpec, Provider, TokenBatch, capabilities
-from rlcore.testing.conformance.batches import ARRANGEMENTS, Arrangement, arrange, arranged_indices, make_batch
+from rlcore.spi import PREVIOUS_LOGPROBS, LossSpec, Provider, TokenBatch, capabilities
+from rlcore.testing.conformance.batches import (
+    ARRANGEMENTS,
+    LONG_LENGTHS,
+    Arrangement,
+    arrange,
+    arranged_indices,
+    make_batch,
+    manifold,
+    with_previous_logprobs,
+)
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
@@ -50,6 +59,22 @@ class TrainerNumerics(TrainerFixtures):
         require(provider, capabilities.ENTROPY)
         _, expected = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
         np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=tolerance)
+
+    def test_long_sequences_equal_the_reference(
+        self, provider: Provider, trainer: TrainerUnderTest, reference: Reference, loss: LossSpec, tolerance: float
+    ) -> None:
+        """Log-probabilities, entropies, loss and gradient of sequences of 61 and 270 tokens."""
+        policy = reference.load(trainer.weights())
+        batch = make_batch(reference.vocabulary_size, seed=4, lengths=LONG_LENGTHS)
+        logprobs, entropy = reference_logprobs(policy, batch, 1.0)
+        np.testing.assert_allclose(trainer.logprobs((batch,))[0], logprobs, rtol=0, atol=tolerance)
+        if capabilities.ENTROPY in provider.capabilities:
+            np.testing.assert_allclose(trainer.entropy(batch, 0, 1.0), entropy, rtol=0, atol=tolerance)
+        assert isinstance(loss.config, ProbeConfig)
+        value, _ = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
+        result = trainer.step((batch,))
+        assert_close("loss", result.loss, value, tolerance)
+        assert_close("grad_norm", result.grad_norm, policy.gradient_norm(batch, loss, 1.0), 1e-3)
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_logprobs_do_not_depend_on_the_microbatches(
@@ -105,6 +130,33 @@ class TrainerNumerics(TrainerFixtures):
         result = trainer.step(arrange(batch, "reversed"), temperature=temperature, loss=chosen)
         assert_close("grad_norm", result.grad_norm, expected, 1e-3)
 
+    @pytest.mark.parametrize("declared", ["unchanged", "given", "absent"])
+    def test_previous_logprobs_are_those_declared(
+        self,
+        provider: Provider,
+        trainer: TrainerUnderTest,
+        reference: Reference,
+        batch: TokenBatch,
+        loss: LossSpec,
+        declared: Literal["unchanged", "given", "absent"],
+        tolerance: float,
+    ) -> None:
+        """The step's own, without a gradient; those of the column; or none. The column is there in each case."""
+        require(provider, capabilities.PREVIOUS_LOGPROBS)
+        carrying, policy = with_previous_logprobs(batch), reference.load(trainer.weights())
+        chosen = with_loss(loss, previous_logprobs=declared)
+        logprobs, entropy = reference_logprobs(policy, batch, 1.0)
+        previous = chosen.previous_of({PREVIOUS_LOGPROBS: carrying.token_columns[PREVIOUS_LOGPROBS]}, logprobs)
+        assert isinstance(loss.config, ProbeConfig)
+        value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config, previous)
+        norm = policy.gradient_norm(carrying, chosen, 1.0)
+        result = trainer.step(arrange(carrying, "reversed"), loss=chosen)
+        assert result.metrics.keys() == metrics.keys(), f"with previous log-probabilities {declared!r}"
+        for name, expected in metrics.items():
+            assert_close(name, result.metrics[name], expected, tolerance)
+        assert_close("loss", result.loss, value, tolerance)
+        assert_close("grad_norm", result.grad_norm, norm, 1e-3)
+
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_update_does_not_depend_on_the_microbatches(
         self, open_trainer: OpenTrainer, batch: TokenBatch, arrangement: Arrangement
@@ -145,12 +197,10 @@ class TrainerNumerics(TrainerFixtures):
 
     def test_losses_are_divided_by_the_global_counts(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:
         """With counts three times those of the rank's own microbatches, loss and gradient are a third."""
-        own = batch.counts()
-        threefold = GlobalCounts(num_loss_tokens=3 * own.num_loss_tokens, num_loss_sequences=3 * own.num_loss_sequences)
         with open_trainer() as trainer:
             expected = trainer.step(arrange(batch, "apart"))
         with open_trainer() as trainer:
-            found = trainer.step(arrange(batch, "apart"), counts=threefold)
+            found = trainer.step(arrange(batch, "apart"), counts=manifold(batch, 3))
         assert_close("loss", found.loss, expected.loss / 3, 1e-5)
         assert_close("grad_norm", found.grad_norm, expected.grad_norm / 3, 1e-4)
 

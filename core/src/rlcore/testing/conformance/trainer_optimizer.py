@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GlobalCounts, LoadStateRequest, OptimizerSpec, SaveStateRequest, ScheduleSpec, TokenBatch
-from rlcore.testing.conformance.batches import make_batch
+from rlcore.spi import LoadStateRequest, OptimizerSpec, Provider, SaveStateRequest, ScheduleSpec, TokenBatch, capabilities
+from rlcore.testing.conformance.batches import arrange, make_batch, manifold
+from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.reference import Float64Array, Reference
 from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest
@@ -69,6 +70,23 @@ class TrainerOptimizer(TrainerFixtures):
         assert_scaled("the first update", found[0], constant[0], 1.0)
         assert_scaled("the second update", found[1], constant[1], shares[1] / shares[0])
 
+    def test_learning_rate_is_read_at_the_schedules_step(
+        self, provider: Provider, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
+    ) -> None:
+        """Which runs ahead of the updates where planned ones were not made: reported, and moved by."""
+        require(provider, capabilities.SCHEDULE_STEP)
+        schedule = ScheduleSpec(warmup_steps=8)
+        with open_trainer(schedule=schedule, optimizer=evolve(optimizer, weight_decay=0.0)) as trainer:
+            before = trainer.weights()
+            first = trainer.outcome((batch,), schedule_step=3)
+            second = trainer.step((batch,), 1, schedule_step=5)
+        found = first.result.learning_rate, second.learning_rate
+        rate = optimizer.learning_rate / 2
+        assert found == pytest.approx((rate, 0.75 * optimizer.learning_rate), rel=1e-6)
+        lengths = np.abs(flat(difference_of(first.weights, before)))
+        typical = float(np.median(lengths[lengths > 0.0]))
+        assert abs(typical - rate) <= SMALL * rate, f"weights that moved did by {typical:.4g}; expected {rate:.4g}"
+
     def test_schedule_continues_after_loading(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch, tmp_path: Path
     ) -> None:
@@ -96,12 +114,14 @@ class TrainerOptimizer(TrainerFixtures):
     def test_weight_decay_is_of_matrices_and_apart_from_the_gradient(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
     ) -> None:
-        """Against the same step without: matrices lose rate · decay of themselves, here a half, and vectors nothing."""
-        rate = optimizer.learning_rate
-        with open_trainer(optimizer=evolve(optimizer, weight_decay=0.0)) as trainer:
+        """Against the same step without: matrices lose rate · decay of themselves, here a half, and vectors nothing. The rate
+        is the step's own, a fourth of the peak."""
+        schedule = ScheduleSpec(warmup_steps=4)
+        rate = optimizer.learning_rate / 4
+        with open_trainer(optimizer=evolve(optimizer, weight_decay=0.0), schedule=schedule) as trainer:
             before = trainer.weights()
             plain = updates(trainer, batch)[0]
-        with open_trainer(optimizer=evolve(optimizer, weight_decay=0.5 / rate)) as trainer:
+        with open_trainer(optimizer=evolve(optimizer, weight_decay=0.5 / rate), schedule=schedule) as trainer:
             decayed = updates(trainer, batch)[0]
         for name, weight in before.items():
             expected = -0.5 * weight if weight.ndim > 1 else np.zeros_like(weight)
@@ -114,7 +134,8 @@ class TrainerOptimizer(TrainerFixtures):
     def test_gradients_are_scaled_down_to_the_global_norm(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
     ) -> None:
-        """All by one factor where their norm is greater than max_grad_norm, and never where that is 0.0."""
+        """All by one factor where their norm is greater than max_grad_norm, and never where that is 0.0. The norm is that of
+        the whole step, in however many microbatches."""
         with open_trainer() as trainer:
             norm = trainer.step((batch,)).grad_norm
         # With an eps far above all gradients AdamW's first step is the gradient itself, here with a norm of 0.1.
@@ -123,24 +144,60 @@ class TrainerOptimizer(TrainerFixtures):
         for share in (0.0, 4.0, 0.25):
             with open_trainer(optimizer=evolve(spec, max_grad_norm=share * norm)) as trainer:
                 found[share] = updates(trainer, batch)[0]
+        with open_trainer(optimizer=evolve(spec, max_grad_norm=0.25 * norm)) as trainer:
+            before = trainer.weights()
+            apart = difference_of(trainer.outcome(arrange(batch, "apart")).weights, before)
         length = np.linalg.norm(flat(found[0.0]))
         # A head that is tied to the embedding may be exported beside it.
         assert 0.098 <= length <= 0.1 * sqrt(2), f"without clipping the update is {length:.4g} long; expected 0.1"
         assert_scaled("the update under a norm that is not reached", found[4.0], found[0.0], 1.0)
         assert_scaled("the update under a fourth of the norm", found[0.25], found[0.0], 0.25)
+        assert_scaled("the update under a fourth of the norm, each sequence by itself,", apart, found[0.0], 0.25)
+
+    def test_gradients_keep_their_precision_however_small(
+        self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
+    ) -> None:
+        """Counts 2¹⁶-fold make every gradient smaller by that, each tensor's as exactly as before. float16 would lose them."""
+        # With an eps far above all gradients AdamW's first step is the gradient itself, here tenfold.
+        spec = evolve(optimizer, learning_rate=1e4, eps=1e3, weight_decay=0.0, max_grad_norm=0.0)
+        with open_trainer(optimizer=spec) as trainer:
+            before = trainer.weights()
+            expected = updates(trainer, batch)[0]
+        with open_trainer(optimizer=evolve(spec, eps=spec.eps / 2**16)) as trainer:
+            found = difference_of(trainer.outcome((batch,), counts=manifold(batch, 2**16)).weights, before)
+        for name, update in expected.items():
+            length, error = np.linalg.norm(update), np.linalg.norm(found[name] - update)
+            allowed = 1e-3 * length + 1e-6 * np.linalg.norm(before[name])
+            assert error <= allowed, (
+                f"{name}: small gradients are off by {error:.3g}; expected at most {allowed:.3g} of {length:.3g}"
+            )
+
+    def test_moments_are_kept_in_float32(self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch) -> None:
+        """A second gradient of almost nothing leaves the second update to the moments of the first: the same share of it for
+        every weight."""
+        beta1, beta2 = 0.9, 0.99
+        spec = evolve(optimizer, learning_rate=0.01, betas=(beta1, beta2), eps=1e-15, weight_decay=0.0, max_grad_norm=0.0)
+        with open_trainer(optimizer=spec) as trainer:
+            first = updates(trainer, batch)[0]
+            before = trainer.weights(1)
+            second = difference_of(trainer.outcome((batch,), 1, counts=manifold(batch, 2**20)).weights, before)
+        moved = np.abs(flat(first)) > spec.learning_rate / 2
+        shares = flat(second)[moved] / flat(first)[moved]
+        expected = beta1 / (1 + beta1) / sqrt(beta2 / (1 + beta2))
+        error = float(np.median(np.abs(shares / expected - 1)))
+        assert error <= 1e-4, f"weights move by shares that are off by {error:.2g}, half of them by more; expected at most 1e-4"
 
     @pytest.mark.parametrize("betas", [(0.8, 0.5), (0.0, 0.9)])
     def test_moments_decay_by_the_betas(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch, betas: tuple[float, float]
     ) -> None:
         """Counts tenfold make the second gradient a tenth of the first, where weights have hardly moved in between."""
-        rate, (beta1, beta2), own = 3e-5, betas, batch.counts()
-        tenfold = GlobalCounts(num_loss_tokens=10 * own.num_loss_tokens, num_loss_sequences=10 * own.num_loss_sequences)
+        rate, (beta1, beta2) = 3e-5, betas
         spec = evolve(optimizer, learning_rate=rate, betas=betas, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
             first = updates(trainer, batch)[0]
             before = trainer.weights(1)
-            second = difference_of(trainer.outcome((batch,), 1, counts=tenfold).weights, before)
+            second = difference_of(trainer.outcome((batch,), 1, counts=manifold(batch, 10)).weights, before)
         moved = np.abs(flat(first)) > rate / 2
         found = float(np.median(np.abs(flat(second))[moved])) / rate
         expected = (beta1 + 0.1) / (1 + beta1) / sqrt((beta2 + 0.01) / (1 + beta2))

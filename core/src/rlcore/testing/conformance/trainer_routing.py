@@ -36,14 +36,14 @@ class TrainerRouting(TrainerFixtures):
             expected = routed_logprobs(policy, routed)
             (own,) = trainer.logprobs((batch,))
             assert np.abs(own - expected).max() > 10 * tolerance, "the experts given make no difference to the model"
-            found = trainer.logprobs(arrange(routed, "two_uneven"))
-            for indices, part in zip(arranged_indices(batch, "two_uneven"), found, strict=True):
+            found = trainer.logprobs(arrange(routed, "uneven"))
+            for indices, part in zip(arranged_indices(batch, "uneven"), found, strict=True):
                 wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
                 np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=tolerance)
             (after,) = trainer.logprobs((batch,))
             np.testing.assert_allclose(after, own, rtol=0, atol=tolerance, err_msg="routing outlasts the batch it came with")
             norm = policy.gradient_norm(routed, trainer.loss, 1.0)
-            result = trainer.step(arrange(routed, "two_uneven"))
+            result = trainer.step(arrange(routed, "uneven"))
             assert_close("grad_norm", result.grad_norm, norm, 1e-3)
 
     def test_own_routing_changes_nothing(

@@ -4,13 +4,21 @@ Their one model is a table of logits (`policy`), so they need no model directory
 distribution, and what they declare passes the conformance kit.
 """
 
-from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, fake_registry
+from rlcore.testing.fakes.providers import (
+    FAKE_ALGORITHM,
+    FAKE_ENVIRONMENT,
+    FAKE_GENERATOR,
+    FAKE_RANKED_TRAINER,
+    FAKE_TRAINER,
+    fake_registry,
+)
 from rlcore.testing.fakes.tokenizer import FakeTokenizer
 
 __all__ = [
     "FAKE_ALGORITHM",
     "FAKE_ENVIRONMENT",
     "FAKE_GENERATOR",
+    "FAKE_RANKED_TRAINER",
     "FAKE_TRAINER",
     "FakeTokenizer",
     "fake_registry",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlcore.spi import DtypeName, LossSpec, ModelSpec, Provider, TokenBatch
+from rlcore.spi import LossSpec, ModelSpec, Provider, TokenBatch
 from rlcore.spi.arrays import Int32Array
 from rlcore.testing.conformance.generator import GeneratorConformance
 from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
@@ -16,16 +16,18 @@ from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.conformance.trainer import TrainerConformance
 from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, make_weights
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
-from rlcore.testing.fakes.tokenizer import FakeTokenizer
+from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 
 NUM_TOKENS = 9
+"""Few, since the trainer's gradients are taken token by token."""
 
 
 class TableReference:
     """The tables' logits, looked up token by token."""
 
-    vocabulary_size = NUM_TOKENS
+    def __init__(self, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
 
     def load(self, weights: Values) -> "TablePolicy":
         """A policy with exactly these tables."""
@@ -50,8 +52,9 @@ class TablePolicy:
         return np.array(rows)
 
     def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
-        """With the entropy held constant where the loss takes it as a metric."""
-        fixed = reference_logprobs(self, batch, temperature)[1]
+        """With the entropy held constant where the loss takes it as a metric, and the log-probabilities before the step."""
+        current, fixed = reference_logprobs(self, batch, temperature)
+        previous = loss.previous_of(batch.token_columns, current)
         step, square = 1e-5, 0.0
         for table in self._weights.values():
             for index in np.ndindex(table.shape):
@@ -59,12 +62,19 @@ class TablePolicy:
                 values = []
                 for moved in (kept + step, kept - step):
                     table[index] = moved
-                    values.append(self._loss(batch, loss, temperature, fixed))
+                    values.append(self._loss(batch, loss, temperature, fixed, previous))
                 table[index] = kept
                 square += ((values[0] - values[1]) / (2 * step)) ** 2
         return float(np.sqrt(square))
 
-    def _loss(self, batch: TokenBatch, loss: LossSpec, temperature: float, fixed_entropy: Float64Array) -> float:
+    def _loss(
+        self,
+        batch: TokenBatch,
+        loss: LossSpec,
+        temperature: float,
+        fixed_entropy: Float64Array,
+        previous: Float64Array | None,
+    ) -> float:
         assert isinstance(loss.config, ProbeConfig)
         starts = np.repeat(batch.offsets[:-1], batch.lengths)
         later = np.flatnonzero(np.arange(batch.num_tokens) > starts)
@@ -74,7 +84,7 @@ class TablePolicy:
         logprobs[later] = table[np.arange(len(later)), batch.tokens[later]]
         entropy[later] = -(np.exp(table) * table).sum(axis=1)
         chosen = {"none": None, "metric": fixed_entropy, "loss": entropy}[loss.entropy]
-        return expected_probe(batch, logprobs, chosen, loss.config)[0]
+        return expected_probe(batch, logprobs, chosen, loss.config, previous)[0]
 
 
 class FakeTrainerConformance(TrainerConformance):
@@ -101,14 +111,9 @@ class FakeTrainerConformance(TrainerConformance):
         return "rlcore.testing.conformance.numpy_losses:probe_loss"
 
     @pytest.fixture
-    def narrow_dtype(self) -> DtypeName:
-        """Numpy has no bfloat16."""
-        return "float16"
-
-    @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
         """The naive one."""
-        return TableReference()
+        return TableReference(NUM_TOKENS)
 
 
 class FakeGeneratorConformance(GeneratorConformance):
@@ -127,12 +132,12 @@ class FakeGeneratorConformance(GeneratorConformance):
     @pytest.fixture
     def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
         """Tables of two seeds."""
-        return make_weights(NUM_TOKENS, 0, 1.5), make_weights(NUM_TOKENS, 1, 1.5)
+        return make_weights(VOCABULARY_SIZE, 0, 1.2), make_weights(VOCABULARY_SIZE, 1, 1.2)
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
-        """The naive one."""
-        return TableReference()
+        """The naive one, of as many tokens as the tokenizer has."""
+        return TableReference(VOCABULARY_SIZE)
 
     @pytest.fixture
     def decode(self) -> Any:

@@ -1,5 +1,7 @@
 """The fakes' providers, each of the name "fake", and a registry that holds them alone."""
 
+from attrs import evolve
+
 from rlcore.plugins.discovery import Registry
 from rlcore.spi import SPI_VERSION, Provider, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
@@ -7,8 +9,11 @@ from rlcore.testing.fakes.environment import FakeEnvironmentConfig
 from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 
+DTYPES = frozenset({"float32", "float16"})
+"""Those that numpy has."""
 FAKE_TRAINER = Provider(
     name="fake",
+    dtypes=DTYPES,
     spi=SPI_VERSION,
     config=FakeTrainerConfig,
     backend="rlcore.testing.fakes.trainer:FakeTrainer",
@@ -22,8 +27,15 @@ FAKE_TRAINER = Provider(
         capabilities.REFIT_IN_PROCESS,
     },
 )
+FAKE_RANKED_TRAINER = evolve(
+    FAKE_TRAINER,
+    capabilities=FAKE_TRAINER.capabilities | {capabilities.MULTI_RANK},
+    backend="rlcore.testing.fakes.ranked_trainer:RankedFakeTrainer",
+)
+"""Of several ranks; it needs torch."""
 FAKE_GENERATOR = Provider(
     name="fake",
+    dtypes=DTYPES,
     spi=SPI_VERSION,
     config=FakeGeneratorConfig,
     backend="rlcore.testing.fakes.generator:FakeGenerator",

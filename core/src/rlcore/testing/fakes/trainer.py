@@ -227,7 +227,13 @@ class FakeTrainer:
                 sums[name] = sums.get(name, 0.0) + float(value)
             for name, value in output.maxima.items():
                 maxima[name] = max(maxima.get(name, -np.inf), float(value))
-        return total, sums | maxima, grads
+        return self.reduced(total, sums, maxima, grads)
+
+    def reduced(
+        self, loss: float, sums: dict[str, float], maxima: dict[str, float], grads: dict[str, Float64Array]
+    ) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
+        """Loss, metrics and gradients of all ranks: of this one, since there is no other."""
+        return loss, sums | maxima, grads
 
     def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward) -> LossOutput:
         """Call the loss that the request names."""

@@ -1,0 +1,176 @@
+"""Checks of thousands of sampled tokens against the distributions that they should come from.
+
+Under a right sampler every figure below adds up differences from an expected value, so that its size in standard deviations
+is a standard normal number.
+"""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from attrs import define, field
+
+from rlcore.spi import GenerateResult, Provider, SamplingParams, capabilities
+from rlcore.spi.arrays import Int32Array
+from rlcore.testing.conformance.fixtures import require
+from rlcore.testing.conformance.generator_fixtures import (
+    EDGE,
+    GeneratorFixtures,
+    GeneratorUnderTest,
+    Question,
+    make_long_question,
+    samples_of,
+)
+from rlcore.testing.conformance.reference import Float64Array, Reference, ReferencePolicy, sampling_distribution
+
+LONGEST_TAIL = 16
+FEWEST = 32.0
+"""Variance below which a count is too far from normal to be judged."""
+UNLIKELY, UNLIKELY_OF_MANY = 4.5, 5.5
+"""Standard deviations: one figure, and one of those of all tokens, is as far off by chance in one of 10⁵ suites."""
+CASES = {
+    "plain": (SamplingParams(), 20, ()),
+    "cool": (SamplingParams(temperature=0.6), 5, ()),
+    "top_k_top_p": (SamplingParams(temperature=1.3, top_k=30, top_p=0.95), 5, (capabilities.TOP_K, capabilities.TOP_P)),
+}
+"""With the samples of each prompt."""
+
+
+@define
+class Excess:
+    """By how much something happens more often, or is greater, than it should, over many tokens."""
+
+    difference: float = 0.0
+    variance: float = 0.0
+
+    def add(self, found: Float64Array, expected: Float64Array, variance: Float64Array) -> None:
+        """Some more tokens, [L] each."""
+        self.difference += float((found - expected).sum())
+        self.variance += float(variance.sum())
+
+    @property
+    def deviations(self) -> float:
+        """The difference in standard deviations."""
+        return self.difference / max(sqrt(self.variance), 1e-9)
+
+
+@define
+class Evidence:
+    """What sampled tokens say about the sampler."""
+
+    vocabulary_size: int
+    surprise: Excess = field(factory=Excess)
+    """Log-probability plus entropy: above 0 for a sampler that is cooler than it says."""
+    repeats: Excess = field(factory=Excess)
+    """Tokens that the prompt or the sample holds already."""
+    in_a_row: Excess = field(factory=Excess)
+    """Tokens that equal the one before."""
+    tails: dict[int, Excess] = field(init=False)
+    """Of the last tokens of the vocabulary, 1, 2, 4 …"""
+    counts: Float64Array = field(init=False)
+    """float64 [V]: by how many tokens of each number there are more than expected."""
+    variances: Float64Array = field(init=False)
+    """float64 [V]: of the counts."""
+    ranks: list[Float64Array] = field(factory=list)
+    """In [0, 1): each token's randomised place in its distribution, the most probable first. Uniform (Rosenblatt, 1952)."""
+
+    def __attrs_post_init__(self) -> None:
+        self.tails = {2**power: Excess() for power in range(LONGEST_TAIL.bit_length()) if 2**power < self.vocabulary_size}
+        self.counts, self.variances = np.zeros(self.vocabulary_size), np.zeros(self.vocabulary_size)
+
+    def add(self, table: Float64Array, tokens: Int32Array, seen: Float64Array, random: np.random.Generator) -> None:
+        """Some tokens int [L] that were sampled one after the other, of log-probabilities `table` [L, V]; `seen` [L, V] is 1.0
+        at every token that came before."""
+        rows, probabilities = np.arange(len(tokens)), np.exp(table)
+        finite = np.where(np.isfinite(table), table, 0.0)
+        entropy, square = -(probabilities * finite).sum(1), (probabilities * finite**2).sum(1)
+        self.surprise.add(finite[rows, tokens], -entropy, square - entropy**2)
+        self._count(self.repeats, probabilities, seen, tokens)
+        last = np.zeros_like(seen)
+        last[rows[1:], tokens[:-1]] = 1.0
+        self._count(self.in_a_row, probabilities, last, tokens)
+        for length, excess in self.tails.items():
+            tail = np.zeros_like(seen)
+            tail[:, -length:] = 1.0
+            self._count(excess, probabilities, tail, tokens)
+        self.counts += np.bincount(tokens, minlength=self.vocabulary_size) - probabilities.sum(0)
+        self.variances += (probabilities * (1.0 - probabilities)).sum(0)
+        own = probabilities[rows, tokens]
+        above = np.where(probabilities > own[:, None], probabilities, 0.0).sum(1)
+        self.ranks.append(above + own * random.random(len(tokens)))
+
+    def _count(self, excess: Excess, probabilities: Float64Array, members: Float64Array, tokens: Int32Array) -> None:
+        mass = np.clip((probabilities * members).sum(1), 0.0, 1.0)
+        excess.add(members[np.arange(len(tokens)), tokens], mass, mass * (1.0 - mass))
+
+    def problems(self) -> list[str]:
+        """What is too far off to be chance."""
+        named = {
+            "log-probability plus entropy, which is above 0 where the sampler is cooler than it says": self.surprise,
+            "tokens that came before in the sample or its prompt": self.repeats,
+            "tokens that equal the one before": self.in_a_row,
+            **{f"the last {length} of the vocabulary": excess for length, excess in self.tails.items()},
+        }
+        found = [
+            f"{name}: off by {excess.difference:+.1f}, {excess.deviations:+.1f} standard deviations"
+            for name, excess in named.items()
+            if abs(excess.deviations) > UNLIKELY and excess.variance >= FEWEST
+        ]
+        frequent = self.variances >= FEWEST
+        deviations = np.where(frequent, self.counts, 0.0) / np.sqrt(np.where(frequent, self.variances, 1.0))
+        worst = int(np.abs(deviations).argmax())
+        if abs(deviations[worst]) > UNLIKELY_OF_MANY:
+            found.append(f"token {worst}: off by {self.counts[worst]:+.1f}, {deviations[worst]:+.1f} standard deviations")
+        ranks = np.sort(np.concatenate(self.ranks))
+        gap = float(np.abs(ranks - (np.arange(len(ranks)) + 0.5) / len(ranks)).max())
+        if gap * np.sqrt(len(ranks)) > 2.5:
+            found.append(f"frequencies of more and less probable tokens: Kolmogorov-Smirnov distance {gap:.4f}")
+        return found
+
+
+class GeneratorDistribution(GeneratorFixtures):
+    """What a few samples cannot show: a temperature a few percent off, tokens that never come, penalties nobody asked for."""
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_many_tokens_are_those_of_the_distribution(
+        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
+    ) -> None:
+        """Their surprise, repetitions and numbers, over whole samples of several prompts."""
+        sampling, num_samples, needed = CASES[name]
+        for capability in needed:
+            require(provider, capability)
+        question = make_long_question(reference.vocabulary_size, num_samples)
+        found = gather(policy, question, generator.generate(question, 0, sampling), sampling, reference.vocabulary_size)
+        # To first order, a sampler at 0.9 of its temperature is off by a ninth of the variance.
+        shown = np.sqrt(found.surprise.variance) / 9
+        assert name != "plain" or shown >= 6, (
+            "the model is too sure, or too unsure, of its next token: a sampler at 0.9 of its temperature would be off by "
+            f"{shown:.1f} standard deviations; expected at least 6. Override the fixtures `model` and `weights`: make_model "
+            "takes an initializer_range"
+        )
+        problems = found.problems()
+        assert not problems, (
+            f"{sum(map(len, found.ranks))} sampled tokens do not come from the model's distribution: " + "; ".join(problems)
+        )
+
+
+def gather(
+    policy: ReferencePolicy, question: Question, result: GenerateResult, sampling: SamplingParams, vocabulary_size: int
+) -> Evidence:
+    """The evidence of all samples; positions at which rounding decides what a truncation keeps are left out."""
+    evidence, random = Evidence(vocabulary_size), np.random.default_rng(12)
+    for index, response in enumerate(samples_of(result)):
+        prompt = question.prompts.sequence(index // question.num_samples)
+        tokens = np.concatenate([prompt, response])
+        table, margin = sampling_distribution(policy.logits(tokens)[len(prompt) - 1 : -1], sampling)
+        seen = seen_before(tokens, vocabulary_size)[len(prompt) :]
+        clear = margin >= EDGE
+        evidence.add(table[clear], response[clear], seen[clear], random)
+    return evidence
+
+
+def seen_before(tokens: Int32Array, vocabulary_size: int) -> Float64Array:
+    """float64 [L, V]: 1.0 where a token came before position l of a sequence int32 [L]."""
+    seen = np.zeros((len(tokens), vocabulary_size))
+    seen[np.arange(1, len(tokens)), tokens[:-1]] = 1.0
+    return np.minimum(np.cumsum(seen, axis=0), 1.0)

@@ -1,0 +1,219 @@
+"""Checks that two ranks of a trainer are one: launched here, in processes of their own, on one machine."""
+
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve, frozen
+
+from rlcore.spi import (
+    ADVANTAGES,
+    GlobalCounts,
+    Provider,
+    ScheduleSpec,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.testing.conformance.batches import make_batch, with_previous_logprobs
+from rlcore.testing.conformance.fixtures import Device, require
+from rlcore.testing.conformance.probe import TOKEN_SHARE
+from rlcore.testing.conformance.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
+from rlcore.testing.conformance.reference import Reference
+from rlcore.testing.conformance.tensors import Values
+from rlcore.testing.conformance.trainer_fixtures import (
+    OpenTrainer,
+    StepOutcome,
+    TrainerFixtures,
+    TrainerUnderTest,
+    assert_same_step,
+    with_loss,
+)
+from rlcore.testing.ranks import free_address, launch
+
+TEMPERATURE = 0.8
+PATIENCE_S = 240.0
+"""For two processes to start, to import what they need, and to make a few small steps."""
+
+
+@frozen(kw_only=True, eq=False)
+class Alone:
+    """What one rank with all the data makes of the steps."""
+
+    logprobs: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
+    """Of the first step's shares, before it."""
+    steps: tuple[tuple[StepOutcome, Values], ...]
+    """With the weights before each."""
+
+
+class TrainerRanks(TrainerFixtures):
+    """What two ranks compute, each with its part of the data, is what one computes with all of it."""
+
+    def test_two_ranks_are_one_trainer(
+        self,
+        provider: Provider,
+        rank_config: Any,
+        trainer_context: TrainerContext,
+        open_trainer: OpenTrainer,
+        reference: Reference,
+        device: Device,
+        tolerance: float,
+        tmp_path: Path,
+    ) -> None:
+        """Updates, figures, log-probabilities, exports, refusals and checkpoints; ranks agree on each."""
+        require(provider, capabilities.MULTI_RANK)
+        require_devices(device)
+        context = evolve(trainer_context, schedule=ScheduleSpec(warmup_steps=8))
+        with open_trainer(schedule=context.schedule) as trainer:
+            job = make_job(provider, rank_config, context, trainer, reference.vocabulary_size, tmp_path)
+            one = alone(trainer, job)
+        reports = launched(job)
+        layouts = sorted((report.layout.data_parallel_rank, report.layout.data_parallel_size) for report in reports)
+        assert layouts in ([(0, 1), (0, 1)], [(0, 2), (1, 2)]), (
+            f"found data-parallel ranks, and their number, {layouts}; expected two, or one that both ranks are part of"
+        )
+        for rank, report in enumerate(reports):
+            assert report.refusals == expected_refusals(job), (
+                f"rank {rank}: steps that all have to refuse came to {report.refusals}; expected {expected_refusals(job)}"
+            )
+            assert report.results == reports[0].results, (
+                f"rank {rank} reports other figures than rank 0: {report.results}; expected {reports[0].results}"
+            )
+            for number, (expected, before) in enumerate(one.steps):
+                found = StepOutcome(result=report.results[number], weights=report.weights[number])
+                assert_same_step(found, expected, before)
+            assert_same_weights(rank, report, reports[0])
+            mine = share_of(one.logprobs, report.layout)
+            assert_same_logprobs(f"rank {rank}: log-probabilities", report.logprobs, mine, tolerance)
+            if report.reference is not None:
+                assert_same_logprobs(f"rank {rank}: the reference's log-probabilities", report.reference, mine, tolerance)
+
+
+def require_devices(device: Device) -> None:
+    """Skip the test where the ranks would have to share a device."""
+    if device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < NUM_RANKS:
+            pytest.skip(f"needs {NUM_RANKS} CUDA devices")
+
+
+def make_job(
+    provider: Provider,
+    config: Any,
+    context: TrainerContext,
+    trainer: TrainerUnderTest,
+    vocabulary_size: int,
+    directory: Path,
+) -> RankJob:
+    """Steps whose parts are of unequal size, one of them without a token to learn from on the second rank; the last with all
+    that a request may hold."""
+    batch, other = make_batch(vocabulary_size, seed=1), make_batch(vocabulary_size, seed=3)
+    empty = evolve(other, loss_mask=np.zeros(other.num_tokens, np.bool_))
+    spoiled = other.token_columns[ADVANTAGES].copy()
+    spoiled[np.flatnonzero(other.loss_mask)[-1]] = np.nan
+    poisoned = other.with_token_column(ADVANTAGES, spoiled)
+    first = (batch.select(of(4)), batch.select(of(0, 1, 3))), (batch.select(of(5)), batch.select(of(2)))
+    last = with_previous_logprobs(other), with_previous_logprobs(batch)
+    options: dict[str, Any] = {}
+    if capabilities.PREVIOUS_LOGPROBS in provider.capabilities:
+        options["loss"] = with_loss(trainer.loss, previous_logprobs="given")
+    if capabilities.SCHEDULE_STEP in provider.capabilities:
+        options["schedule_step"] = 5
+    bounded = {TOKEN_SHARE: 0.95} if capabilities.METRIC_BOUNDS in provider.capabilities else None
+    return RankJob(
+        provider=evolve(provider, unavailable=_available, without=_nothing_less, span=_of_one),
+        config=config,
+        context=context,
+        rendezvous=free_address(),
+        directory=directory,
+        steps=(
+            shared(trainer, first, 0),
+            shared(trainer, ((batch, other), (empty, empty)), 1),
+            shared(trainer, (last[:1], last[1:]), 2, **options),
+        ),
+        poisoned=shared(trainer, ((batch,), (poisoned,)), 1),
+        bounded=None if bounded is None else shared(trainer, ((batch,), (other,)), 1, bounds=bounded),
+    )
+
+
+def _available() -> None:
+    """In place of a provider's own probe, which may be a function that cannot travel to another process."""
+
+
+def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.without
+    return frozenset()
+
+
+def _of_one(config: object) -> int:  # noqa: ARG001 - the form of Provider.span
+    return 1
+
+
+def of(*indices: int) -> Int64Array:
+    """int64 [N]"""
+    return np.array(indices, np.int64)
+
+
+def shared(trainer: TrainerUnderTest, shares: Shares, weight_version: int, **options: Any) -> SharedStep:
+    """A step with the counts of all microbatches."""
+    microbatches: tuple[TokenBatch, ...] = shares[0] + shares[1]
+    counts = [batch.counts() for batch in microbatches]
+    request = TrainStepRequest(
+        microbatches=microbatches,
+        counts=GlobalCounts(
+            num_loss_tokens=sum(part.num_loss_tokens for part in counts),
+            num_loss_sequences=sum(part.num_loss_sequences for part in counts),
+        ),
+        temperature=TEMPERATURE,
+        weight_version=weight_version,
+        **{"loss": trainer.loss, **options},
+    )
+    return SharedStep(request=request, shares=shares)
+
+
+def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
+    """One rank's."""
+    first, second = (trainer.logprobs(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
+    steps, before = [], trainer.weights(0)
+    for version, step in enumerate(job.steps):
+        result = trainer.handle.train_step(step.request)
+        steps.append((StepOutcome(result=result, weights=trainer.weights(version + 1)), before))
+        before = steps[-1][0].weights
+    return Alone(logprobs=(first, second), steps=(*steps, steps[-1]))
+
+
+def launched(job: RankJob) -> list[RankReport]:
+    """What each rank reports. AssertionError with a rank's own traceback where one fails."""
+    from torch.multiprocessing.spawn import ProcessException
+
+    barrier = multiprocessing.get_context("forkserver").Barrier(NUM_RANKS)
+    try:
+        launch(play, (job, barrier), NUM_RANKS, timeout_s=PATIENCE_S)
+    except (TimeoutError, ProcessException) as error:
+        raise AssertionError(f"two ranks do not do what one does: {error}") from None
+    return [pickle.loads((job.directory / f"report-{rank}").read_bytes()) for rank in range(NUM_RANKS)]
+
+
+def expected_refusals(job: RankJob) -> dict[str, str]:
+    """What refuses each step that has to be."""
+    return {"not finite": "NonFiniteError"} | ({} if job.bounded is None else {"over a bound": "BoundError"})
+
+
+def assert_same_weights(rank: int, found: RankReport, expected: RankReport) -> None:
+    """Every rank's export is the same, bit by bit."""
+    for own, first in zip(found.weights, expected.weights, strict=True):
+        for name, value in first.items():
+            np.testing.assert_array_equal(own[name], value, err_msg=f"rank {rank} exports another {name} than rank 0")
+
+
+def assert_same_logprobs(
+    what: str, found: tuple[Float32Array, ...], expected: tuple[Float32Array, ...], tolerance: float
+) -> None:
+    """Of the same microbatches."""
+    for own, array in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, array, rtol=0, atol=tolerance, err_msg=what)

@@ -1,0 +1,62 @@
+"""Runs every mutant's check, in one process of its own. As a script, prints who is killed by what; `make mutants` calls it."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+HERE = Path(__file__).parent
+MODULES = ("mutant_trainers", "mutant_optimizers", "mutant_ranks", "mutant_generators")
+
+
+def registered():
+    """Each mutant's class by the name of its test class."""
+    if str(HERE) not in sys.path:
+        sys.path.insert(0, str(HERE))
+    for module in MODULES:
+        importlib.import_module(module)
+    return importlib.import_module("mutants").MUTANTS
+
+
+def run_suite(directory):
+    """For each mutant, how many cases of its check ran and which of them failed, with the messages."""
+    report = directory / "report.xml"
+    options = ["-q", "--tb=line", "-p", "no:cacheprovider", "--import-mode=prepend", "-o", "addopts=", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", str(HERE / "mutant_suite.py"), *options]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=directory, env=os.environ, timeout=500)
+    assert finished.returncode == 1, finished.stdout[-3000:] + finished.stderr[-3000:]
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        assert case.find("skipped") is None, case.attrib
+        assert case.find("error") is None, ElementTree.tostring(case, encoding="unicode")[:2000]
+        failure = case.find("failure")
+        outcome = found.setdefault(case.attrib["classname"].rpartition(".")[2], {"num_cases": 0, "failures": []})
+        outcome["num_cases"] += 1
+        if failure is not None:
+            outcome["failures"].append(failure.attrib["message"])
+    return found
+
+
+def print_table():
+    """A line a mutant: where it lies, its name, the check that kills it, and of how many cases; returns those that live."""
+    mutants = registered()
+    with tempfile.TemporaryDirectory() as directory:
+        outcomes = run_suite(Path(directory))
+    rows = [("mutants of", "mutant", "killed by", "cases")]
+    for name, mutant in mutants.items():
+        failed, cases = len(outcomes[name]["failures"]), outcomes[name]["num_cases"]
+        kind = mutant.__module__.removeprefix("mutant_")
+        rows.append((kind, mutant.__name__, mutant.killed_by if failed else "NOTHING", f"{failed} of {cases}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    living = [name for name in mutants if not outcomes[name]["failures"]]
+    print(f"{len(mutants) - len(living)} of {len(mutants)} mutants of the conformance kit are killed")
+    return living
+
+
+if __name__ == "__main__":
+    sys.exit(1 if print_table() else 0)
