@@ -85,10 +85,12 @@ def measure(method: str, num_sequences: int, num_ranks: int, max_tokens: int, nu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=20, help="of lengths, each with a seed of its own")
+    parser.add_argument("--quick", action="store_true", help="the smallest case once, to try the script")
     arguments = parser.parse_args()
     heads = ("worst imbalance", "mean waiting", "worst waiting", "microbatches", "ms")
     print(f"{'sequences':>10}{'ranks':>7}{'max tokens':>12}  {'':20}" + "".join(f"{head:>17}" for head in heads))
-    for num_sequences, num_ranks, num_draws in ((512, 8, arguments.draws), (2048, 64, arguments.draws), (262_144, 1024, 1)):
+    cases = [(512, 8, arguments.draws), (2048, 64, arguments.draws), (262_144, 1024, 1)]
+    for num_sequences, num_ranks, num_draws in [(512, 8, 1)] if arguments.quick else cases:
         for max_tokens in (8192, 16_384):
             for method in METHODS:
                 imbalance, mean, worst, microbatches, seconds = measure(method, num_sequences, num_ranks, max_tokens, num_draws)

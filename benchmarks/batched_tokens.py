@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 from generator_setup import export_of, finish, make_generator, parse_options, refit, run_row, versions
-from model_shapes import SHAPES, make_model, prompts, write_config
+from model_shapes import SHAPES, make_model, prompts, require_device, write_config
 
 from rlcore.plugins.handles import GeneratorHandle
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one row")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    require_device(arguments.device)
     distinct = Work(shape=arguments.shape, num_samples=1024, group=1, prompt_length=128, num_tokens=512)
     long = evolve(distinct, prompt_length=arguments.length, num_tokens=64)
     if arguments.quick:

@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/cpu_step.py                 # makes .venv-trl for TRL the first time
     .venv/bin/python benchmarks/cpu_step.py --cases one --rounds 5
+    .venv/bin/python benchmarks/cpu_step.py --quick         # a tiny shape and few steps, to try the script
 
 Work of a step: 16 prompts × 8 samples × at most 32 tokens of a Qwen3 shape (hidden 256, 4 layers, 8 heads, 2 KV heads,
 vocabulary 512, float32), AdamW. `one`: one update on all 128 samples; `four`: four updates on 32 each; `kl`: one, with a KL
@@ -15,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from share_task import ALPHABET, PROMPT_LENGTH, prompts, reward
+from model_shapes import write_model
+from share_task import PROMPT_LENGTH, prompts, reward
 
 CONTESTANTS = ("rlcore", "trl", "bare")
 CASES = {"one": (1, 0.0), "four": (4, 0.0), "kl": (1, 0.04)}
@@ -222,6 +225,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, few steps, and no TRL where it is not installed")
     parser.add_argument("--trl-python", help="an interpreter that has TRL, instead of making .venv-trl")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -231,25 +235,27 @@ def main() -> None:
         print(json.dumps(run(arguments.model, arguments.cases[0], arguments.steps)))
         return
 
-    from rlcore.testing.models import make_model
-
-    pythons = {"rlcore": sys.executable, "bare": sys.executable, "trl": arguments.trl_python or trl_python()}
+    pythons = interpreters(arguments.trl_python, arguments.quick)
+    num_rounds, num_steps = (1, WARM_UP + 1) if arguments.quick else (arguments.rounds, arguments.steps)
     with tempfile.TemporaryDirectory() as directory:
-        model = make_model(
-            Path(directory) / "model",
-            hidden_size=256,
-            num_layers=4,
-            num_heads=8,
-            num_kv_heads=2,
-            alphabet=ALPHABET,
-            initializer_range=0.02,
-        )
+        model = write_model(Path(directory) / "model", "tiny" if arguments.quick else "3m", "cpu", "float32")
         for case in arguments.cases:
-            found: dict[str, list[dict[str, Any]]] = {contestant: [] for contestant in CONTESTANTS}
-            for _ in range(arguments.rounds):
-                for contestant in CONTESTANTS:
-                    found[contestant].append(measure(contestant, pythons[contestant], str(model), case, arguments.steps))
+            found: dict[str, list[dict[str, Any]]] = {contestant: [] for contestant in pythons}
+            for _ in range(num_rounds):
+                for contestant, python in pythons.items():
+                    found[contestant].append(measure(contestant, python, str(model), case, num_steps))
             report(case, found)
+
+
+def interpreters(given: str | None, quick: bool) -> dict[str, str]:
+    """Each contestant's."""
+    pythons = dict.fromkeys(CONTESTANTS, sys.executable)
+    if given is not None or not quick:
+        pythons["trl"] = given or trl_python()
+    elif find_spec("trl") is None:
+        print("TRL is not installed here, so it is left out; --trl-python names an interpreter that has it")
+        del pythons["trl"]
+    return pythons
 
 
 def report(case: str, found: dict[str, list[dict[str, Any]]]) -> None:
@@ -258,8 +264,8 @@ def report(case: str, found: dict[str, list[dict[str, Any]]]) -> None:
     starts = {name: median(run["start_up"] for run in runs) for name, runs in found.items()}
     print(f"\n{case}: {CASES[case][0]} update(s), KL coefficient {CASES[case][1]}")
     print(f"{'':10}{'median step s':>15}{'× TRL':>8}{'× bare':>8}{'start to first step s':>23}")
-    for name in CONTESTANTS:
-        ratios = f"{steps[name] / steps['trl']:>8.2f}{steps[name] / steps['bare']:>8.2f}"
+    for name in found:
+        ratios = "".join(f"{steps[name] / steps[other]:>8.2f}" if other in steps else f"{'-':>8}" for other in ("trl", "bare"))
         print(f"{name:10}{steps[name]:>15.3f}{ratios}{starts[name]:>23.1f}")
     phases = [run["phases"] for run in found["rlcore"]]
     print("rlcore by phase: " + ", ".join(f"{name} {median(run[name] for run in phases):.3f}" for name in phases[0]))

@@ -134,7 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[2048, 8192, 32_768, 65_536])
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="two steps of 64 rollouts, to try the script")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rollouts, arguments.steps = [64], 2
     print(f"{'rollouts':>10}{'driver s':>10}{'of it environment':>19}{'µs a rollout':>14}{'copy floor s':>14}")
     for num_rollouts in arguments.rollouts:
         driver, rewards = measure(num_rollouts, arguments.steps)

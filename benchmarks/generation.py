@@ -37,7 +37,7 @@ from generator_setup import (
     run_row,
     versions,
 )
-from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters, prompts, write_config
+from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters, prompts, require_device, write_config
 
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
@@ -210,6 +210,7 @@ def main() -> None:
     if arguments.quick:
         sizes = {"num_samples": 32, "group": 4, "prompt_length": 16, "num_tokens": 24, "shape": "tiny"}
     work = Work(device=arguments.device, repeats=arguments.repeats, **sizes)
+    require_device(arguments.device)
     if arguments.row:
         if arguments.row == "floor":
             finish(measure_floor(work))

@@ -31,7 +31,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
-from model_shapes import reward, texts, write_model
+from model_shapes import require_device, reward, texts, write_model
 
 
 @frozen(kw_only=True)
@@ -336,6 +336,7 @@ def main() -> None:
         print(run.as_json(), flush=True)
         os._exit(0)  # engines that are shut down by their destructors can hang
 
+    require_device(arguments.device)
     dtype = "bfloat16" if arguments.device == "cuda" else "float32"
     work = Work(
         shape="1.5b",

@@ -33,7 +33,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 from generator_setup import QUICK_ENVIRONMENT, last_lines, run_process, versions
-from model_shapes import SHAPES, active_weights, attention_flops, write_model
+from model_shapes import SHAPES, active_weights, attention_flops, require_device, write_model
 
 PEAK_FLOPS = 989e12
 COLUMNS = ("total", "train", "refit", "generation", "logprobs", "other")
@@ -257,6 +257,8 @@ def main() -> None:
         write_model(model, work.shape, work.device, work.dtype)
         return
     directory = arguments.directory.resolve()
+    if not arguments.report:
+        require_device(work.device)
     same_work(work, arguments.set, directory)
     failure = None
     if not arguments.report:

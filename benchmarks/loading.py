@@ -61,14 +61,14 @@ def anonymous_bytes() -> int:
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 
 
-def make_model(directory: Path, architecture: str) -> int:
+def make_model(directory: Path, architecture: str, **changed: int) -> int:
     """Write a model with random weights; returns its number of parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlcore.testing.models import make_tokenizer
 
     make_tokenizer(directory)
-    config = AutoConfig.for_model(architecture, **COMMON, **SHAPES[architecture])
+    config = AutoConfig.for_model(architecture, **COMMON, **SHAPES[architecture] | changed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -113,11 +113,12 @@ def free_port() -> int:
 @click.option("--ranks", "num_ranks", default=2, show_default=True)
 @click.option("--architecture", type=click.Choice(list(SHAPES)), default="qwen3", show_default=True)
 @click.option("--layout", multiple=True, metavar="KEY=N", help="An option of [trainer.fsdp2]; may be repeated.")
-def main(num_ranks: int, architecture: str, layout: tuple[str, ...]) -> None:
+@click.option("--quick", is_flag=True, help="A model of one layer, to try the script.")
+def main(num_ranks: int, architecture: str, layout: tuple[str, ...], quick: bool) -> None:
     options = {key: int(number) for key, number in (item.split("=") for item in layout)}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
-        size = make_model(directory, architecture) * 4
+        size = make_model(directory, architecture, **({"num_hidden_layers": 1} if quick else {})) * 4
         print(f"{architecture}, {size / 4e6:.0f}M parameters, {num_ranks} ranks {options or ''}; a rank's share: ", end="")
         print(f"{size / num_ranks / MIB:,.0f} MiB of {size / MIB:,.0f}\n\n| each rank loads | peak MiB | left MiB | seconds |")
         print("|---|---|---|---|")

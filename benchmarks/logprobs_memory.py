@@ -1,9 +1,9 @@
 """Peak memory and time of token log-probabilities, forward and backward: chunked against full logits.
 
-Run `python benchmarks/logprobs_memory.py [--device cpu|cuda] [--repeats 3]`. Every case runs in a process of its own, so that
-peaks do not mix; on CPU the peak is the resident set's, on CUDA that of torch's allocator. Both are given above what the inputs
-and their gradients take, which no method avoids. The floor is three matrix products (forward, both gradients) at the rate
-measured beside.
+Run `python benchmarks/logprobs_memory.py [--device cpu|cuda] [--repeats 3]`, or with `--quick` to try the script. Every case
+runs in a process of its own, so that peaks do not mix; on CPU the peak is the resident set's, on CUDA that of torch's
+allocator. Both are given above what the inputs and their gradients take, which no method avoids. The floor is three matrix
+products (forward, both gradients) at the rate measured beside.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 from attrs import asdict, frozen
+from model_shapes import require_device
 
 
 @frozen
@@ -34,6 +35,7 @@ class Shape:
 
 
 SHAPES = {"cpu": Shape(4096, 32_000, 256, "float32"), "cuda": Shape(8192, 151_936, 1536, "bfloat16")}
+QUICK = Shape(256, 1000, 32, "float32")
 CASES = [(method, entropy) for entropy in ("none", "loss") for method in ("plain", "chunked")]
 
 
@@ -80,12 +82,12 @@ def product_rate(hidden: Any, weight: Any, device: str) -> float:
     return flops / min(seconds_of(lambda: rows @ weight.detach().T, device) for _ in range(5))
 
 
-def run_case(device: str, method: str, entropy: str, repeats: int) -> dict[str, float]:
+def run_case(device: str, shape: Shape, method: str, entropy: str, repeats: int) -> dict[str, float]:
     """Peak above the inputs, seconds of forward and backward (median), and the rate of a plain product."""
     from rlcore.torchkit.logprobs import token_logprobs
 
     compute = plain_logprobs if method == "plain" else token_logprobs
-    hidden, weight, targets = make_inputs(SHAPES[device], device)
+    hidden, weight, targets = make_inputs(shape, device)
 
     def step() -> None:
         logprobs, entropies = compute(hidden, weight, targets, temperature=0.9, entropy=entropy)
@@ -98,8 +100,7 @@ def run_case(device: str, method: str, entropy: str, repeats: int) -> dict[str, 
     return {"peak_bytes": peak, "seconds": statistics.median(seconds), "rate": product_rate(hidden, weight, device)}
 
 
-def report(device: str, results: list[tuple[str, str, dict[str, float]]]) -> None:
-    shape = SHAPES[device]
+def report(device: str, shape: Shape, results: list[tuple[str, str, dict[str, float]]]) -> None:
     rate = max(result["rate"] for *_, result in results)
     floor_s = 3 * shape.product_flops / rate
     logits_mib = shape.tokens * shape.vocabulary * 4 / 2**20
@@ -117,18 +118,22 @@ def report(device: str, results: list[tuple[str, str, dict[str, float]]]) -> Non
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: CPU, and CUDA where there is one.")
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--case", nargs=2, hidden=True, default=None, help="Run one case and print its figures as JSON.")
-def main(device: str | None, repeats: int, case: tuple[str, str] | None) -> None:
+@click.option("--quick", is_flag=True, help="A tiny shape, to try the script.")
+def main(device: str | None, repeats: int, case: tuple[str, str] | None, quick: bool) -> None:
     """Print one table a device."""
     if case is not None:
-        print(json.dumps(run_case(device or "cpu", *case, repeats)))
+        print(json.dumps(run_case(device or "cpu", QUICK if quick else SHAPES[device or "cpu"], *case, repeats)))
         return
+    if device == "cuda":
+        require_device(device)
     for each in [device] if device else available_devices():
         results = []
         for method, entropy in CASES:
             command = [sys.executable, __file__, "--device", each, "--repeats", str(repeats), "--case", method, entropy]
+            command += ["--quick"] if quick else []
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             results.append((method, entropy, json.loads(output.splitlines()[-1])))
-        report(each, results)
+        report(each, QUICK if quick else SHAPES[each], results)
 
 
 def available_devices() -> list[str]:

@@ -1,7 +1,7 @@
 """Tokens per second and peak memory of training on long sequences, one rank per GPU, each layout in a launch of its own.
 
     python benchmarks/long_context.py --gpus 8 --lengths 16384 65536 --context 4 8
-    python benchmarks/long_context.py --tiny --gpus 2 --lengths 256 --context 1 2     # on a CPU, to try the script
+    python benchmarks/long_context.py --quick --gpus 2 --lengths 256 --context 1 2     # on a CPU, to try the script
 
 One optimizer step takes one microbatch of one sequence for every data-parallel rank; median of three after one that warms up.
 Model FLOPs as in train_step.py; peak memory is the largest of the ranks'.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import asdict, frozen
-from model_shapes import SHAPES, active_weights, attention_flops, write_model
+from model_shapes import SHAPES, active_weights, attention_flops, require_device, write_model
 
 from rlcore.spi import CloseRequest, GlobalCounts, LossSpec, ModelSpec, RankSpec, TokenBatch, TrainerContext, TrainStepRequest
 from rlcore_fsdp2.backend import Fsdp2Backend
@@ -141,9 +141,10 @@ def main() -> None:
     parser.add_argument("--trainers", nargs="+", choices=("megatron", "fsdp2"), default=["megatron"])
     parser.add_argument("--recompute", action="store_true", help="keep only the inputs of layers")
     parser.add_argument("--model-directory", type=Path, help="where the model is made, or found")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape on a CPU")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU")
     arguments = parser.parse_args()
-    shape, device = ("tiny", "cpu") if arguments.tiny else (arguments.shape, "cuda")
+    shape, device = ("tiny", "cpu") if arguments.quick else (arguments.shape, "cuda")
+    require_device(device)
     model = arguments.model_directory or Path(tempfile.gettempdir()) / f"rlcore-long-context-{shape}"
     if not (model / "config.json").exists():
         write_model(model, shape, "cpu", "bfloat16")

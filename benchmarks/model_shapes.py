@@ -1,11 +1,14 @@
-"""Model shapes of the benchmarks on GPUs: directories with random weights, or with none, and a tokenizer to match."""
+"""Model shapes of the benchmarks: directories with random weights, or with none, and a tokenizer to match."""
 
 import json
 import random
 import string
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
+
+from rlcore.plugins.device import detect_device
 
 SHAPES: dict[str, dict[str, Any]] = {
     "1.5b": {
@@ -43,6 +46,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": False,
     },
+    "3m": {
+        "model_type": "qwen3",
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
     "tiny": {
         "model_type": "qwen2",
         "vocab_size": 512,
@@ -69,8 +83,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, and two to try the scripts with."""
+"""Those of Qwen2-1.5B, Llama-3.1-8B and Qwen3-30B-A3B, one for CPUs, and two to try the scripts with."""
 END_OF_TEXT = "<|endoftext|>"
+
+
+def require_device(device: str) -> None:
+    """End the script where there is no such device, before it has done anything."""
+    if device == "cuda" and detect_device() != "cuda":
+        sys.exit("found no CUDA device; expected one. On a CPU, `--quick --device cpu` tries the script with a tiny shape")
 
 
 def config_of(shape: str) -> Any:
@@ -91,7 +111,12 @@ def config_of(shape: str) -> Any:
 def write_config(directory: Path, shape: str, dtype: str) -> Path:
     """config.json and a tokenizer, without weights."""
     config = config_of(shape)
-    names = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+    names = {
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+    }
     config.architectures = [names[config.model_type]]
     config.dtype = dtype
     _write_tokenizer(directory, config.vocab_size)

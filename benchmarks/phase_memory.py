@@ -7,6 +7,7 @@ FILE gets the largest GiB seen, by phase and device: {"train": [71.3, 71.2], ...
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -63,5 +64,9 @@ class PhaseMemory:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("found too few arguments; expected FILE and a command of rlcore, such as: memory.json train recipe.toml")
+    if shutil.which(QUERY[0]) is None:
+        sys.exit(f"found no {QUERY[0]}; expected it, since the memory of GPUs is what it says")
     PhaseMemory(Path(sys.argv.pop(1))).start()
     main()

@@ -35,7 +35,7 @@ from generator_setup import (
     synchronize,
     versions,
 )
-from model_shapes import make_model, num_parameters, write_config, write_model
+from model_shapes import make_model, num_parameters, require_device, write_config, write_model
 
 from rlcore.spi import ExportWeightsRequest, ModelSpec, RankSpec, TrainerContext, WeightExport
 
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shapes = ["tiny"] if arguments.quick else arguments.shapes
+    require_device(arguments.device)
     if arguments.row:
         run = measure_trl if arguments.row.startswith("trl") else measure_rlcore
         if arguments.row == "floor":

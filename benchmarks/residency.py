@@ -30,7 +30,7 @@ from generator_setup import (
     used_bytes,
     versions,
 )
-from model_shapes import make_model, write_config
+from model_shapes import make_model, require_device, write_config
 
 from rlcore.spi import SetResidencyRequest
 
@@ -116,6 +116,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shape, device = "tiny" if arguments.quick else arguments.shape, arguments.device
     channel = arguments.channel or ("cuda_ipc" if device == "cuda" else "shared_memory")
+    require_device(arguments.device)
     if arguments.row:
         with tempfile.TemporaryDirectory() as scratch:
             if arguments.row.startswith("plain"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from generator_setup import export_of, finish, make_generator, parse_options, refit, run_row, versions
-from model_shapes import SHAPES, make_model, prompts, write_config
+from model_shapes import SHAPES, make_model, prompts, require_device, write_config
 
 from rlcore.spi import CloseRequest, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
 
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=200.0, help="seconds for one row")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    require_device(arguments.device)
     if arguments.row:
         with tempfile.TemporaryDirectory() as scratch:
             options = parse_options(arguments.set)

@@ -339,8 +339,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where a step goes, for the first number of ranks")
     parser.add_argument("--object-store", action="store_true", help="send the parts through Ray, on this machine")
     parser.add_argument("--keep-memory", action="store_true", help="let the C library keep what is freed")
+    parser.add_argument("--quick", action="store_true", help="two steps of 128 rollouts for 8 ranks, to try the script")
     parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.ranks, arguments.rollouts, arguments.steps = [8], 128, 2
     if arguments.row or arguments.profile:
         start_store(arguments.object_store)
         profile = cProfile.Profile(time.process_time) if arguments.profile else None

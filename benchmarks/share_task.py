@@ -2,14 +2,15 @@
 characters comes from the alphabet's first half. It can be learned, and scoring costs nothing."""
 
 import random
+from string import ascii_lowercase as ALPHABET
 
-ALPHABET = "".join(chr(0x4E00 + index) for index in range(510))
 PROMPT_LENGTH = 12
+"""Characters, each of which is a token."""
 
 
 def reward(text: str) -> float:
     """In [0, 1]."""
-    return sum(character < ALPHABET[255] for character in text) / max(len(text), 1)
+    return sum(character in ALPHABET[:13] for character in text) / max(len(text), 1)
 
 
 def prompts() -> list[str]:

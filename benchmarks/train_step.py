@@ -1,7 +1,7 @@
 """Tokens per second, FLOPs utilisation and peak memory of a training step, against plain transformers in the same run.
 
     python benchmarks/train_step.py           # Qwen2 of 1.5B, bfloat16, one CUDA device
-    python benchmarks/train_step.py --tiny    # the same steps on a tiny shape, on whatever device there is
+    python benchmarks/train_step.py --quick    # the same steps on a tiny shape, on whatever device there is
 
 Both sides take the same optimizer steps on the same sequences, all of one length: forward, backward, clipping to norm 1 and
 AdamW on float32 master weights. The trainers get them packed, `megatron` with TransformerEngine where that is installed; plain
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from attrs import frozen
-from model_shapes import SHAPES, active_weights, attention_flops, write_model
+from model_shapes import SHAPES, active_weights, attention_flops, require_device, write_model
 from transformers import AutoModelForCausalLM
 
 from rlcore.spi import (
@@ -195,14 +195,16 @@ def print_table(results: list[Result], workload: Workload, shape: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
     parser.add_argument("--microbatches", type=int, default=1, help="microbatches of 8 sequences in an optimizer step")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--sides", nargs="*", metavar="NAME", help="only these, by the names in the table")
     arguments = parser.parse_args()
+    if not arguments.quick:
+        require_device("cuda")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    shape, length = ("tiny", min(arguments.length, 64)) if arguments.tiny else ("1.5b", arguments.length)
+    shape, length = ("tiny", min(arguments.length, 64)) if arguments.quick else ("1.5b", arguments.length)
     tokens = (
         np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
     )

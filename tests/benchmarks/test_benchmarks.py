@@ -1,0 +1,152 @@
+"""Every script of benchmarks/ runs: in its smallest form, or, where it measures nothing but GPUs, up to a clear refusal."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlcore.plugins.device import detect_device
+
+from .conftest import BENCHMARKS, Script  # type: ignore[import-not-found]
+
+TRIED = {
+    "balancing.py",
+    "batched_tokens.py",
+    "cpu_step.py",
+    "driver_overhead.py",
+    "generation.py",
+    "grpo_step.py",
+    "headline.py",
+    "loading.py",
+    "logprobs_memory.py",
+    "long_context.py",
+    "phase_memory.py",
+    "refit.py",
+    "residency.py",
+    "sampling_precision.py",
+    "scale_sim.py",
+    "train_step.py",
+    "trainer_curves.py",
+}
+needs_no_gpu = pytest.mark.skipif(detect_device() == "cuda", reason="with a GPU these scripts do their whole work")
+
+
+def rows(output: str, *names: str) -> dict[str, list[str]]:
+    """The figures of each line that begins so."""
+    lines = {name: next((line for line in output.splitlines() if line.strip().startswith(name)), None) for name in names}
+    assert None not in lines.values(), output
+    return {name: re.findall(r"-?\d[\d,.]*", line.strip().removeprefix(name)) for name, line in lines.items() if line}
+
+
+def test_every_script_is_tried() -> None:
+    scripts = {path.name for path in BENCHMARKS.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert scripts == TRIED
+
+
+def test_cpu_step(script: Script) -> None:
+    output = script("cpu_step.py", "--quick", "--cases", "kl")
+    if shutil.which("trl") is None:
+        assert "TRL is not installed here" in output
+    found = rows(output, "rlcore  ", "bare  ")
+    assert all(float(figure) > 0 for figures in found.values() for figure in figures[:2])
+    assert "rlcore by phase: total" in output
+
+
+def test_balancing(script: Script) -> None:
+    assert len(re.findall(r"512 +8 .* rlcore +0\.\d+%", script("balancing.py", "--quick"))) == 2
+
+
+def test_driver_overhead(script: Script) -> None:
+    assert len(rows(script("driver_overhead.py", "--quick"), "64 ")["64 "]) == 4
+
+
+def test_scale_sim(script: Script) -> None:
+    assert len(rows(script("scale_sim.py", "--quick"), "8 ")["8 "]) > 10
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_loading(script: Script) -> None:
+    found = rows(script("loading.py", "--quick", "--ranks", 1), "| the whole model", "| its parts")
+    assert {len(figures) for figures in found.values()} == {3}
+
+
+def test_logprobs_memory(script: Script) -> None:
+    output = script("logprobs_memory.py", "--quick", "--device", "cpu", "--repeats", 1)
+    assert len(re.findall(r"^\| (?:plain|chunked) \| (?:none|loss) \| [\d,-]+ \| \d", output, re.MULTILINE)) == 4
+
+
+def test_train_step(script: Script) -> None:
+    sides = ("fsdp2", "megatron", "plain transformers")
+    losses = [
+        float(figures[-1])
+        for figures in rows(script("train_step.py", "--quick", "--steps", 1, "--sides", *sides), *sides).values()
+    ]
+    assert losses == pytest.approx([losses[0]] * 3, abs=0.01)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_long_context(script: Script, tmp_path: Path) -> None:
+    arguments = ("--quick", "--gpus", 1, "--context", 1, "--lengths", 64, "--trainers", "fsdp2", "--model-directory", tmp_path)
+    assert len(rows(script("long_context.py", *arguments), "fsdp2, 64 tokens, CP1")["fsdp2, 64 tokens, CP1"]) == 5
+
+
+def test_grpo_step(script: Script, tmp_path: Path) -> None:
+    arguments = ("--quick", "--device", "cpu", "--contestants", "rlcore", "--steps", 2, "--set", "generator.name=transformers")
+    output = script("grpo_step.py", *arguments, "--model-directory", tmp_path)
+    assert len(rows(output, "rlcore  ")["rlcore  "]) > 10
+
+
+def test_headline(script: Script, tmp_path: Path) -> None:
+    output = script("headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model")
+    assert len(rows(output, "rlcore, medians of 1 steps")["rlcore, medians of 1 steps"]) >= 8
+
+
+def test_generation_up_to_its_floor(script: Script) -> None:
+    output = script("generation.py", "--quick", "--device", "cpu", "--rows", "floor")
+    assert re.search(r"^floor .* tok/s|^floor +at [\d.]+ TB/s +\d", output, re.MULTILINE)
+
+
+def test_refit(script: Script) -> None:
+    output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "floor", "in_process")
+    assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
+
+
+def test_trainer_curves(script: Script, tmp_path: Path) -> None:
+    folder = tmp_path / "demo-seed0" / "grpo"
+    folder.mkdir(parents=True)
+    lines = [{"step": step, "reward_mean": step / 20, "evaluation/pass@1": 0.5} for step in range(1, 21)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    script("trainer_curves.py", tmp_path / "curves.svg", f"mine={tmp_path}")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("batched_tokens.py",),
+        ("generation.py",),
+        ("grpo_step.py",),
+        ("headline.py", "results"),
+        ("logprobs_memory.py", "--device", "cuda"),
+        ("long_context.py",),
+        ("refit.py",),
+        ("residency.py",),
+        ("sampling_precision.py",),
+        ("train_step.py",),
+    ],
+)
+def test_without_a_gpu_a_script_for_one_says_so(script: Script, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="found no CUDA device; expected one"):
+        script(*arguments)
+
+
+@needs_no_gpu
+def test_memory_by_phase_needs_the_drivers_tool(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="found no nvidia-smi"):
+        script("phase_memory.py", "memory.json", "train", "recipe.toml")
+    with pytest.raises(SystemExit, match="expected FILE and a command of rlcore"):
+        script("phase_memory.py")
