@@ -75,7 +75,10 @@ def test_prompts_are_instructions_as_messages_or_text():
     assert prompt_of({**row, "prompt": own}).messages == own
 
 
-@pytest.mark.parametrize(("answer", "state"), [("#### 42", "#### 42"), (42, "42"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [("#### 42", "#### 42"), (42, "42"), (0.5, "0.5"), (42.0, "42"), (1e16, str(10**16)), (0.1 + 0.2, "0.3"), (5e-05, "5e-05")],
+)
 def test_the_reference_is_the_rows_answer(answer, state):
     assert asyncio.run(environment().reset({"prompt": "?", "answer": answer}, 0)).state == state
     named = environment(answer_field="solution")
@@ -89,12 +92,22 @@ def test_the_reference_is_the_rows_answer(answer, state):
         ({"prompt": "?", "answer": " "}, "found ' '"),
         ({"prompt": "?", "answer": True}, "found True"),
         ({"prompt": "?", "answer": None}, "found None"),
+        ({"prompt": "?", "answer": float("nan")}, "found nan"),
+        ({"prompt": "?", "answer": float("inf")}, "found inf"),
+        ({"prompt": "?", "answer": "NaN"}, "found 'NaN'"),
         ({"question": "?", "answer": "1"}, "fields 'question', 'answer'; expected a prompt"),
     ],
 )
 def test_rows_without_an_answer_or_a_prompt(row, message):
     with pytest.raises(DataError, match=message):
         asyncio.run(environment().reset(row, 0))
+
+
+@pytest.mark.parametrize("answer", [5e-05, 1e16, 1e-07, 0.1 + 0.2])
+def test_numbers_of_any_size_can_be_right(math_runner, answer):
+    [reset] = math_runner.reset_all([{"prompt": "?", "answer": answer}], [0])
+    right, zero = math_runner.step_all([reset.state] * 2, [turn(f"\\boxed{{{answer:.8f}}}"), turn("\\boxed{0}")])
+    assert (right.success, zero.success) == (True, False)
 
 
 def test_responses_are_scored(math_runner):

@@ -1,17 +1,47 @@
-"""Whether a response gives the right answer, by math-verify. Runs in the worker processes: some expressions take for ever."""
+"""Whether a response gives the right answer. Runs in the worker processes: some expressions take for ever."""
 
 import logging
 import re
-from typing import Literal, TypeAlias
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, LatexNormalizationConfig, parse, verify
+
+from rlcore_math.boxes import BOX, last_box
+from rlcore_math.notation import STYLED, plain, tidy
+from rlcore_math.plain_numbers import plain_number
+from rlcore_math.units import OPERATIONS
 
 Verdict: TypeAlias = Literal["right", "wrong", "no_answer", "unreadable_reference"]
 
 TAIL_CHARACTERS = 8192
 """What is read of a response, from its end: math-verify's time grows with the square of the numbers it finds."""
-BOXED_FIRST = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+MAX_ANSWER_CHARACTERS = 2000
+"""A longer answer is wrong."""
+FORMS = [
+    # Units are taken off here: math-verify would take t, h, m and many other letters for one.
+    LatexExtractionConfig(
+        boxed_match_priority=0,
+        normalization_config=LatexNormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
+        ),
+    ),
+    ExprExtractionConfig(),
+]
+MAX_DEPTH = 40
+"""An answer with brackets in brackets in ... is wrong: the grammar's time grows fast with them."""
+BOLD = re.compile(r"(?<!\S)\*\*(?=\S)([^*]+)\*\*")
 MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d{1,9}) +(\d{1,9})/([1-9]\d{0,8})(?![\d.,]*\d|/)")
+CLOSING_UNIT = re.compile(r"(?<=\S)\s*\\(?:text|textrm|mathrm|mbox)\s*\{[^{}\d\\]*\}(?:\s*\^\s*\{?[1-3]\}?)?$")
+PIECES = re.compile(r"\\[{}]|[()\[\],;]|\\cup(?![A-Za-z])|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
+NUMERAL = re.compile(r"[0-9A-Fa-f]+_(?:\{(\d+)\}|(\d+))")
+OPERATION = re.compile(
+    r"[*/^!:|]|(?<=[\w)}\]])\s*[-+]|(?<![\\A-Za-z])[A-Za-z]{2,}"
+    r"|\\(?!(?:infty|emptyset|in|le|ge|mathbb)(?![A-Za-z]))[A-Za-z]+"
+)
+"""Something to compute, in what is no plain number."""
+PRODUCT = re.compile(r"\d\s*\\?[({\[]|[)\]}]\s*(?:[(\[]|\d)")
+"""One that is written without a sign: 2(3), (2)(3)."""
 
 # math-verify warns at each start that its own time limits, which need the main thread's signals, are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -23,28 +53,136 @@ def warm_up() -> None:
 
 
 def judge(reference: str, response: str, *, require_boxed: bool) -> Verdict:
-    """Compare a response with the reference answer, which is written in any form that MathConfig.answer_field lists."""
-    expected = _parse(_boxed(reference))
-    if not expected:
+    """Compare a response with the reference answer, which is written in any form that MathConfig.answer_field lists.
+
+    The last box of the response is its answer; one that is empty or not closed is none. Without a box, and unless one is
+    required, it is the last expression. Where the reference is a number (or a tuple, set or interval of numbers), the answer
+    must be worked out, so that the question itself is no answer.
+    """
+    final = reference.rsplit("####", 1)[-1]
+    expected = tidy(last_box(final) or ("" if BOX.search(final) else final))
+    if not expected or plain(expected) == "nan":
         return "unreadable_reference"
     tail = response[-TAIL_CHARACTERS:]
-    if require_boxed and "\\boxed" not in tail:
+    given = last_box(tail)
+    if given is not None:
+        return "right" if same(expected, tidy(given)) else "wrong"
+    if require_boxed:
         return "no_answer"
-    given = _parse(tail)
-    if not given:
+    parsed = _parse(BOLD.sub(r"\1", BOX.sub("{", tail)).replace("\N{MINUS SIGN}", "-"))
+    if not parsed:
         return "no_answer"
-    return "right" if verify(expected, given, timeout_seconds=None) else "wrong"
+    return "right" if same(expected, tidy(_text(parsed)), parsed) else "wrong"
 
 
-def _boxed(reference: str) -> str:
-    """The reference as LaTeX that math-verify takes for one answer."""
-    final = reference.rsplit("####", 1)[-1].strip()
-    return final if "\\boxed" in final or not final else f"\\boxed{{{final}}}"
+def same(expected: str, given: str, parsed: "list[Any] | None" = None) -> bool:
+    """Whether an answer is the reference; both tidy. `parsed` is what math-verify has read of the answer already."""
+    if not given or len(given) > MAX_ANSWER_CHARACTERS or _depth(given) > MAX_DEPTH:
+        return False
+    words = plain(expected)
+    if given == expected or (len(words) == 1 and words.isalpha() and _letter(plain(given)) == words):
+        return True
+    if _is_text(expected) or _is_text(given):
+        return plain(given) == words
+    number, other = plain_number(expected), plain_number(given)
+    if number is not None and other is not None:
+        return number.equals(other)
+    if _base(expected) and _base(given) and _base(expected) != _base(given):
+        return False
+    if re.search(r"\d\s+\d", given) or (_has_numbers_alone(expected) and not _is_worked_out(given)):
+        return False
+    return _equal(expected, given, parsed)
 
 
-def _parse(text: str) -> "list[object]":
-    plain = MIXED_NUMBER.sub(_as_fraction, text.replace("\N{MINUS SIGN}", "-"))
-    parsed: list[object] = parse(plain, BOXED_FIRST, parsing_timeout=None)
+def _is_text(answer: str) -> bool:
+    """Whether it is words rather than a product of letters: within \\text{}, or of three letters and more."""
+    words = plain(answer)
+    if not words or not re.fullmatch(r"[^\W\d_]+(?:[\s,;'./&-]+[^\W\d_]+)*", words):
+        return False
+    letters = [word for word in re.findall(r"[^\W\d_]+", words) if not OPERATIONS.fullmatch(word)]
+    styled = STYLED.fullmatch(answer.strip()) is not None and len(words) > 1
+    return (
+        bool(letters)
+        and "\\" not in STYLED.sub("", answer)
+        and (styled or words == "no" or any(len(word) >= 3 or not word.isascii() for word in letters))
+    )
+
+
+def _letter(words: str) -> str:
+    """The letter of a choice such as "(B) 42"."""
+    match = re.fullmatch(r"\(?([a-z])[).:]\s*.*", words)
+    return words if match is None else match.group(1)
+
+
+def _depth(answer: str) -> int:
+    """How deep brackets stand in brackets."""
+    depths = accumulate((one in "([{") - (one in ")]}") for one in answer)
+    return max(depths, default=0)
+
+
+def _base(answer: str) -> str:
+    match = NUMERAL.fullmatch(answer)
+    return "" if match is None else match.group(1) or match.group(2)
+
+
+def _has_numbers_alone(answer: str) -> bool:
+    """Whether it is a number that is worked out, or a tuple, set or interval of such."""
+    return _is_worked_out(answer) and any(plain_number(piece) is not None for piece in _pieces(answer))
+
+
+def _is_worked_out(answer: str) -> bool:
+    """Whether nothing is left to compute in a number, or in any part of a tuple, set or interval."""
+    if plain_number(answer) is not None:
+        return True
+    open_pieces = [piece for piece in _pieces(answer) if plain_number(piece) is None]
+    return not PRODUCT.search(answer) and not any(OPERATION.search(piece) for piece in open_pieces)
+
+
+def _pieces(answer: str) -> list[str]:
+    return [piece.strip() for piece in PIECES.split(answer) if piece.strip()]
+
+
+def _equal(expected: str, given: str, parsed: "list[Any] | None") -> bool:
+    """Whether math-verify finds them equal."""
+    gold, answer = _parse(_boxed(expected)), parsed or _parse(_boxed(given))
+    expressions = [one for one in answer if not isinstance(one, str)]
+    references = [one for one in gold if not isinstance(one, str)]
+    if not expressions or not references:
+        return "".join(expected.split()) == "".join(given.split())
+    return bool(
+        verify(
+            references, expressions, float_rounding=_num_decimals(expected), allow_set_relation_comp=True, timeout_seconds=None
+        )
+    )
+
+
+def _num_decimals(expected: str) -> int:
+    """Places to which math-verify compares: six digits that count of the smallest number of the reference."""
+    numbers = [number for piece in _pieces(expected) if (number := plain_number(piece)) and number.value]
+    smallest = min((abs(number.value) for number in numbers), default=1)
+    decimals = 6
+    while smallest < 1 and decimals < 400:
+        smallest, decimals = smallest * 10, decimals + 1
+    return decimals
+
+
+def _boxed(answer: str) -> str:
+    """LaTeX that math-verify takes for one answer, without a unit behind it."""
+    without = CLOSING_UNIT.sub("", answer)
+    return f"\\boxed{{{without}}}"
+
+
+def _text(parsed: "list[Any]") -> str:
+    """What math-verify has read, as it was written; a percentage keeps its sign."""
+    text = next((one for one in parsed if isinstance(one, str)), "")
+    arguments = getattr(parsed[0], "args", ())
+    is_percentage = bool(arguments) and type(arguments[-1]).__name__ == "UnevaluatedExpr"
+    return f"{text}\\%" if is_percentage and "%" not in text else text
+
+
+def _parse(text: str) -> "list[Any]":
+    plain_text = MIXED_NUMBER.sub(_as_fraction, text)
+    parsed: list[Any] = parse(plain_text, FORMS, parsing_timeout=None)
     return parsed
 
 

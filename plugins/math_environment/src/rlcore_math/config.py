@@ -53,7 +53,8 @@ class MathConfig:
     system_prompt: str | None = None
     """A system message before it; only for "chat"."""
     require_boxed: bool = False
-    """Only an answer within \\boxed{} counts; else the last expression of the response does too."""
+    """Only an answer within \\boxed{} counts; else the last expression of a response without a box does too. Of several boxes
+    the last one counts; one that is empty or never closed is none."""
     verification_timeout_s: float = 3.0
     """Most seconds of a processor's time to check one response, however busy the machine is; one that takes longer is wrong and
     counted as `environment/verification_timed_out`."""

@@ -1,6 +1,7 @@
 """The environment `math`: problems from a data set, answers checked by math-verify."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from rlcore.spi import (
@@ -75,9 +76,10 @@ class MathEnvironment:
     def _reference(self, row: Row) -> str:
         name = self._config.answer_field
         answer = row.get(name)
-        if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-            return str(answer)
-        if not isinstance(answer, str) or not answer.strip():
+        if isinstance(answer, (int, float)) and not isinstance(answer, bool) and isfinite(answer):
+            # A float as it was meant: 0.1 + 0.2 is 0.3.
+            return str(int(answer)) if answer == int(answer) else f"{answer:.15g}"
+        if not isinstance(answer, str) or answer.strip().casefold() in ("", "nan"):
             found = f"{answer!r:.60}" if name in row else f"only the fields {', '.join(map(repr, row))}"
             raise DataError(f"environment.math.answer_field: found {found}; expected the answer in the row's field {name!r}")
         return answer
