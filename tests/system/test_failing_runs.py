@@ -313,7 +313,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_untouched(workplace: Workp
     run = workplace.train("grpo.toml", "run.num_steps=2")
     before = contents(run)
     result = workplace.rlcore("train", "grpo.toml", f"model.path={other_model}", "--resume")
-    expect_failure(result, 6, "step-000002 belongs to another model", "start a run of another name")
+    expect_failure(result, 6, "runs/run holds another run", "of another model", "choose another run.name")
     assert contents(run) == before
     result = workplace.rlcore(
         "eval", "grpo.toml", f"model.path={other_model}", "--checkpoint", run / "checkpoints" / "step-000002"

@@ -67,8 +67,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.on_prepare()
         return prepared()
 
-    def train(prepared: Any, *, resume: bool, progress: Any) -> dict[str, object]:
-        calls.trained.append({"resume": resume})
+    def train(prepared: Any, *, resume: bool, progress: Any, allow_changes: bool) -> dict[str, object]:
+        calls.trained.append({"resume": resume, "allow_changes": allow_changes})
         calls.on_train(progress)
         return {}
 
