@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutant_outcomes import registered, run_suite
+from mutant_outcomes import registered, run_suite, table
 
 MUTANTS = {name: mutant.killed_by for name, mutant in registered().items()}
 
@@ -34,3 +34,10 @@ def test_mutants_fail_by_what_the_kit_checks(outcomes):
         if message.startswith(crashes)
     }
     assert not wrong
+
+
+def test_the_table_says_what_kills_each(outcomes):
+    lines = table(outcomes)
+    assert lines[-1] == f"{len(MUTANTS)} of {len(MUTANTS)} mutants of the conformance kit are killed"
+    for name, line in zip(MUTANTS, lines[1:-1], strict=True):
+        assert f" {MUTANTS[name]} " in line, line
