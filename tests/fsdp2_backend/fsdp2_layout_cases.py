@@ -271,11 +271,17 @@ def assert_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
     assert {name: error for name, error in errors.items() if not error <= bounds.gradient} == {}
 
 
+def own_places(backend: Fsdp2Backend) -> np.ndarray:
+    """Which of the tokens of the first step's batch are a data-parallel rank's."""
+    offsets = BATCHES[0].offsets
+    mine = sequences_of(backend.layout.data_parallel_rank, backend.layout.data_parallel_size)
+    return np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in mine])
+
+
 def check_logprobs(place: Place, backend: Fsdp2Backend, architecture: str, form: str, model: str) -> None:
     """Every rank gets those of all its tokens, and the entropies."""
     batch, logprobs = BATCHES[0], place.expected(architecture)["logprobs"]
-    mine = sequences_of(backend.layout.data_parallel_rank, backend.layout.data_parallel_size)
-    places = np.concatenate([np.arange(batch.offsets[n], batch.offsets[n + 1]) for n in mine])
+    places = own_places(backend)
     request = LogprobsRequest(
         microbatches=microbatches(batch, backend, form), model=model, temperature=TEMPERATURE, entropy=True, weight_version=0
     )
@@ -302,8 +308,13 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
 
 def check_step(place: Place, backend: Fsdp2Backend, seen: GradientsSeen, version: int, form: str, architecture: str) -> None:
     batch, expected, bounds = BATCHES[version], place.expected(architecture), place.bounds(architecture)
-    result = backend.train_step(step_request(microbatches(batch, backend, form), batch.counts(), version))
+    request = step_request(microbatches(batch, backend, form), batch.counts(), version)
+    result = backend.train_step(evolve(request, logprobs=version == 0))
     norm = expected["norms"][version]
+    if version == 0:
+        with place.comparing():
+            own = expected["logprobs"][0].numpy()[own_places(backend)]
+            np.testing.assert_allclose(np.concatenate(result.logprobs), own, atol=bounds.figure)
     with place.comparing():
         assert abs(result.loss - expected["losses"][version]) < bounds.figure
     with place.comparing():

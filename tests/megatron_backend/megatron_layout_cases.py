@@ -259,6 +259,12 @@ def sequences_of(backend: MegatronBackend) -> list[int]:
     return list(range(backend.layout.data_parallel_rank, NUM_SEQUENCES, backend.layout.data_parallel_size))
 
 
+def own_places(backend: MegatronBackend) -> np.ndarray:
+    """Which of the tokens of the first step's batch are a data-parallel rank's."""
+    offsets = BATCHES[0].offsets
+    return np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in sequences_of(backend)])
+
+
 def microbatches(batch: TokenBatch, backend: MegatronBackend, form: str) -> tuple[TokenBatch, ...]:
     mine = sequences_of(backend)
     groups = [mine[:1], mine[1:]] if form == "packed" else [[sequence] for sequence in mine]
@@ -289,7 +295,7 @@ def assert_gradients(found: Mapping[str, torch.Tensor], expected: Mapping[str, t
 def check_logprobs(place: Place, backend: MegatronBackend, expected: Any, form: str, model: str, bound: float) -> None:
     """Every rank gets those of all its tokens, and the entropies."""
     batch = BATCHES[0]
-    places = np.concatenate([np.arange(batch.offsets[n], batch.offsets[n + 1]) for n in sequences_of(backend)])
+    places = own_places(backend)
     request = LogprobsRequest(
         microbatches=microbatches(batch, backend, form), model=model, temperature=TEMPERATURE, entropy=True, weight_version=0
     )
@@ -309,7 +315,13 @@ def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> 
     seen = GradientsSeen(backend)
     for version, batch in enumerate(BATCHES):
         loss = LOSSES[place.loss_of(form)]
-        result = backend.train_step(step_request(microbatches(batch, backend, form), batch.counts(), version, loss))
+        request = step_request(microbatches(batch, backend, form), batch.counts(), version, loss)
+        result = backend.train_step(evolve(request, logprobs=version == 0))
+        if version == 0:
+            with place.comparing():
+                np.testing.assert_allclose(
+                    np.concatenate(result.logprobs), expected["logprobs"][0].numpy()[own_places(backend)], atol=bounds.figure
+                )
         loss_error = abs(result.loss - expected["losses"][version])
         norm_error = abs(result.grad_norm - expected["norms"][version])
         with place.comparing():

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
@@ -22,12 +23,19 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: str) -> None:
-    options = ("algorithm.ranked.previous_logprobs=true", "algorithm.ranked.kl_coefficient=0.1")
+    options = (
+        "algorithm.ranked.previous_logprobs=true",
+        "algorithm.ranked.kl_coefficient=0.1",
+        "trainer.ranked.initial_scale=0.5",
+    )
     run("run.name=alone", *options)
-    summary = run("run.name=pool", *options, *LAYOUTS[layout])
+    summary = run("run.name=pool", *options, *LAYOUTS[layout], "training.warn_token_mult_prob_error=1.0")
     runs = tmp_path / "runs"
     assert_close(read_metrics(runs / "pool"), read_metrics(runs / "alone"))
     assert summary["steps"] == 4
+    worst = pandas.read_parquet(runs / "pool" / "disagreement" / "step-000001.parquet")
+    assert (worst["trainer_version"] == 0).all(), "of the update itself"
+    assert worst["token_mult_prob_error"].between(1.0, 1.0 + 1e-5).all(), "each token's own: rounding alone"
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
 
 

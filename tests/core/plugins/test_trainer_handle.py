@@ -141,6 +141,7 @@ def test_previous_logprobs_are_there_where_they_are_declared(make_trainer, batch
     ("capability", "changes"),
     [
         (capabilities.PREVIOUS_LOGPROBS, {"loss": attrs.evolve(LOSS, previous_logprobs="unchanged")}),
+        (capabilities.STEP_LOGPROBS, {"logprobs": True}),
         (capabilities.SCHEDULE_STEP, {"schedule_step": 3}),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.plugins.discovery import Registry
+from rlcore.plugins.handles import TrainerHandle
 from rlcore.run.disagreement import MAX_SAMPLES, WorstSamples, save_disagreement
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities
@@ -50,9 +51,9 @@ class Notes(SilentProgress):
         self.texts.append(text)
 
 
-def without_bounds() -> Registry:
-    """The fakes, with a trainer that cannot refuse."""
-    trainer = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.METRIC_BOUNDS})
+def without(*missing: str) -> Registry:
+    """The fakes, with a trainer that lacks some capabilities."""
+    trainer = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {*missing})
     return Registry.from_providers(
         {
             "trainer": [trainer],
@@ -61,6 +62,11 @@ def without_bounds() -> Registry:
             "environment": [FAKE_ENVIRONMENT],
         }
     )
+
+
+def without_bounds() -> Registry:
+    """With a trainer that cannot refuse."""
+    return without(capabilities.METRIC_BOUNDS, capabilities.STEP_LOGPROBS)
 
 
 def files(folder: Path) -> list[str]:
@@ -132,14 +138,49 @@ def test_a_trainer_that_cannot_refuse_is_judged_after_its_update(run: Run, lie: 
     assert len(read_metrics(directory)) == 3
     table = pandas.read_parquet(directory / "disagreement" / "step-000003.parquet")
     assert (table["trainer_version"] == 5).all()
-    assert "after the update: this trainer cannot refuse one" in (directory / "disagreement" / "step-000003.txt").read_text()
+    assert (
+        "after the update: this trainer returns none before it" in (directory / "disagreement" / "step-000003.txt").read_text()
+    )
     lie(0.0, versions=())
     run(resume=True, registry=without_bounds())
     run("run.name=whole")
     assert read_metrics(directory) == read_metrics(tmp_path / "runs" / "whole")
 
 
-@pytest.mark.parametrize("registry", [None, without_bounds()], ids=["refused", "judged"])
+@pytest.mark.parametrize("missing", [(), (capabilities.METRIC_BOUNDS,)], ids=["refusing", "judged"])
+def test_a_warning_costs_no_second_pass(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    """The worst samples are found by the log-probabilities of the update itself, those of the weights that generated."""
+    passes = []
+    for name in ("train_step", "get_logprobs"):
+        record(monkeypatch, name, passes)
+    lie(0.2, versions={4})
+    run("run.num_steps=3", registry=without(*missing) if missing else None)
+    assert passes == ["train_step"] * 6
+    directory = tmp_path / "runs" / "run" / "disagreement"
+    table = pandas.read_parquet(directory / "step-000003.parquet")
+    assert (table["trainer_version"] == 4).all()
+    for _, row in table.iterrows():
+        differences = row["differences"][row["loss_mask"]]
+        np.testing.assert_allclose(np.minimum(abs(differences), abs(differences - 0.2)), 0.0, atol=1e-5)
+    assert "those of weight version 4, before the update" in (directory / "step-000003.txt").read_text()
+
+
+def record(monkeypatch: pytest.MonkeyPatch, name: str, passes: list[str]) -> None:
+    """Append the name of the trainer's hook to `passes` at each call."""
+    original = getattr(TrainerHandle, name)
+
+    def called(handle: TrainerHandle, request: Any) -> Any:
+        passes.append(name)
+        return original(handle, request)
+
+    monkeypatch.setattr(TrainerHandle, name, called)
+
+
+@pytest.mark.parametrize(
+    "registry", [None, without(capabilities.STEP_LOGPROBS), without_bounds()], ids=["returned", "asked for", "judged"]
+)
 def test_a_warning_is_given_once_a_crossing_and_costs_nothing(
     run: Run, lie: Lie, tmp_path: Path, registry: Registry | None
 ) -> None:

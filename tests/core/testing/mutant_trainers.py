@@ -504,6 +504,31 @@ class BoundOfWhatIsNotReported(FakeTrainer):
         super().check_bounds({name: metrics.get(name, 0.0) for name in bounds}, bounds)
 
 
+@killed_by("test_step_returns_the_logprobs_it_trained_on")
+class LogprobsAfterTheStep(FakeTrainer):
+    @hookimpl
+    def train_step(self, request):
+        result = super().train_step(request)
+        return evolve(result, logprobs=self.step_logprobs(request)) if request.logprobs else result
+
+
+@killed_by("test_step_returns_the_logprobs_it_trained_on")
+class StepLogprobsUntempered(FakeTrainer):
+    def step_logprobs(self, request):
+        return super().step_logprobs(evolve(request, temperature=1.0))
+
+
+@killed_by("test_step_returns_the_logprobs_it_trained_on")
+class StepLogprobsAskedForAreNotStepped(FakeTrainer):
+    def learning_rate(self):
+        return 0.0 if self.asked else super().learning_rate()
+
+    @hookimpl
+    def train_step(self, request):
+        self.asked = request.logprobs
+        return super().train_step(request)
+
+
 class ChangedSave(FakeTrainer):
     @hookimpl
     def save_state(self, request):

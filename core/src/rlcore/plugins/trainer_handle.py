@@ -50,6 +50,8 @@ class TrainerHandle(BackendHandle):
             self._require_capability("train_step", capabilities.METRIC_BOUNDS)
         if request.loss.previous_logprobs != "absent":
             self._require_capability("train_step", capabilities.PREVIOUS_LOGPROBS)
+        if request.logprobs:
+            self._require_capability("train_step", capabilities.STEP_LOGPROBS)
         if request.schedule_step != request.weight_version:
             self._require_capability("train_step", capabilities.SCHEDULE_STEP)
         self._require_columns(request)
@@ -115,6 +117,10 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
         if name in result.metrics and result.metrics[name] > bound:
             found = f"{result.metrics[name]}, above its bound {bound}"
             raise ContractError(f"metrics[{name!r}]: found {found}; expected the step refused with BoundError")
+    if request.logprobs:
+        check_token_arrays("logprobs", result.logprobs, request.microbatches, upper=TOLERANCE)
+    elif result.logprobs is not None:
+        raise ContractError("logprobs: found arrays; expected None, since they were not asked for")
 
 
 def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:

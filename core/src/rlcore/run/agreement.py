@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from attrs import define
+from attrs import define, field
 
 from rlcore.run.disagreement import WorstSamples
 from rlcore.run.groups import TrainerGroup
@@ -17,7 +17,7 @@ from rlcore.spi import (
     StorageError,
     TrainStepResult,
 )
-from rlcore.spi.arrays import take_rows
+from rlcore.spi.arrays import Float32Array, take_rows
 
 METRIC = "token_mult_prob_error"
 DOCUMENT = "docs/train-inference-agreement.md"
@@ -34,9 +34,10 @@ class DisagreementWriter(Protocol):
 class Agreement:
     """Watches METRIC in each step's first update, the only one that finds the weights that generated.
 
-    A trainer that takes bounds refuses the update before anything changes. Above `end_above` the run then ends; above
-    `warn_above` the samples are written, a note says so, and the update is made after all. Other trainers are judged by the
-    figure that they return, so the log-probabilities written are those after the update.
+    A trainer that takes bounds refuses the update before anything changes where it lies above `end_above`, and the run ends.
+    Above `warn_above` the update is made, the worst samples are written, and a note says so; a trainer that returns the
+    log-probabilities of its step returns those that they are found by. Other trainers are judged by the figure that they
+    return, and the log-probabilities written are those after the update.
     """
 
     trainer: TrainerGroup
@@ -46,34 +47,45 @@ class Agreement:
     end_above: float
     warned: bool = False
     """Whether the last update lay above `warn_above`: that it goes on is not said again."""
+    _logprobs: Float32Array | None = field(default=None, init=False)
+    """float32 [T], of the update that is under way."""
 
     def first_update(self, step: int, minibatch: Minibatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
         """A step's first update; RefitError, and nothing changed, where its figure is above `end_above`."""
-        if GENERATION_LOGPROBS not in minibatch.batch.token_columns or not self.trainer.can_refuse:
+        self._logprobs = None
+        if GENERATION_LOGPROBS not in minibatch.batch.token_columns:
             return self.trainer.train_step(minibatch, loss, weight_version)
+        bounds = {METRIC: self.end_above} if self.trainer.can_refuse else None
         try:
-            return self.trainer.train_step(minibatch, loss, weight_version, {METRIC: self._bound})
+            if not self.trainer.returns_logprobs or not self._may_warn:
+                return self.trainer.train_step(minibatch, loss, weight_version, bounds)
+            result, self._logprobs = self.trainer.train_step_with_logprobs(minibatch, loss, weight_version, bounds)
+            return result
         except BoundError as error:
             if METRIC not in error.metrics:
                 raise
             self._report(step, minibatch, error.metrics[METRIC], weight_version, refused=True)
-        return self.trainer.train_step(minibatch, loss, weight_version, {METRIC: self.end_above})
+            raise
 
     def after_first_update(self, step: int, minibatch: Minibatch, result: TrainStepResult) -> None:
-        """Judge the update of a trainer that cannot refuse: RefitError where its figure is above `end_above`."""
+        """Judge the update that was made: RefitError where its figure is above `end_above`, as that of a trainer that cannot
+        refuse may be; else a note where that is due."""
         found = result.metrics.get(METRIC)
         if found is None or GENERATION_LOGPROBS not in minibatch.batch.token_columns:
             return
-        if not self.trainer.can_refuse and found > self._bound:
-            self._report(step, minibatch, found, result.weight_version, refused=False)
+        if found > self.end_above or (self._may_warn and found > self.warn_above):
+            version = result.weight_version - (self._logprobs is not None)
+            self._report(step, minibatch, found, version, refused=False)
         self.warned = found > self.warn_above
+        self._logprobs = None
 
     @property
-    def _bound(self) -> float:
-        return self.end_above if self.warned else min(self.warn_above, self.end_above)
+    def _may_warn(self) -> bool:
+        return not self.warned and self.warn_above < self.end_above
 
     def _report(self, step: int, minibatch: Minibatch, found: float, weight_version: int, *, refused: bool) -> None:
-        """Write the worst samples; end the run, or note it."""
+        """Write the worst samples, by the log-probabilities of the update or else at the weights held, which are of that
+        version; end the run, or note it."""
         ends = found > self.end_above
         key, bound = ("max", self.end_above) if ends else ("warn", self.warn_above)
         heading = (
@@ -81,10 +93,15 @@ class Agreement:
             f"expected at most {bound:g} (training.{key}_{METRIC})"
         )
         batch, sequences = minibatch.batch, minibatch.sequences
-        logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
+        before = refused or self._logprobs is not None
+        logprobs = self._logprobs
+        if logprobs is None:
+            logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
         own = take_rows(logprobs, batch.offsets, sequences)
         worst = WorstSamples.of(batch.select(sequences), own, weight_version)
-        weights = "before the update, those that generated" if refused else "after the update: this trainer cannot refuse one"
+        weights = (
+            "before the update, those that generated" if before else "after the update: this trainer returns none before it"
+        )
         remark = f"The trainer's log-probabilities are those of weight version {weight_version}, {weights}."
         try:
             path = self.writer.save_disagreement(step, f"{heading}.\n{remark}", worst)

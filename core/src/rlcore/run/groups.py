@@ -58,6 +58,15 @@ class TrainerGroup(Group, Protocol):
         """One optimizer step on the minibatch, which holds at least one loss token. BoundError, and nothing changed, where a
         metric exceeds its bound."""
 
+    @property
+    def returns_logprobs(self) -> bool:
+        """Whether there is `train_step_with_logprobs`."""
+
+    def train_step_with_logprobs(
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> tuple[TrainStepResult, Float32Array]:
+        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
+
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:

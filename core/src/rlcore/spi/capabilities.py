@@ -16,6 +16,8 @@ METRIC_BOUNDS = "metric_bounds"
 """TrainStepRequest.bounds: a step whose metrics exceed them is refused before anything changes."""
 PREVIOUS_LOGPROBS = "previous_logprobs"
 """LossSpec.previous_logprobs: the loss gets the log-probabilities at the start of the step as that field declares them."""
+STEP_LOGPROBS = "step_logprobs"
+"""TrainStepRequest.logprobs: the step returns the log-probabilities that its loss got."""
 SCHEDULE_STEP = "schedule_step"
 """TrainStepRequest.schedule_step: the learning rate is read there, and not at the number of updates made."""
 MULTI_RANK = "multi_rank"
@@ -76,6 +78,7 @@ KNOWN: frozenset[str] = frozenset(
         RESIDENCY,
         METRIC_BOUNDS,
         PREVIOUS_LOGPROBS,
+        STEP_LOGPROBS,
         SCHEDULE_STEP,
         MULTI_RANK,
         ROUTING_REPLAY,

@@ -52,6 +52,8 @@ class TrainStepRequest:
     """The step's place in the plan of the run, counted from 0 in optimizer steps: what TrainerContext.learning_rate is asked
     for. It runs ahead of `weight_version` where planned updates were not made, since there was nothing to learn. Needs the
     capability `schedule_step`. Since SPI 1.3."""
+    logprobs: bool = False
+    """Whether to return the log-probabilities that the loss gets. Needs the capability `step_logprobs`. Since SPI 1.3."""
 
     @schedule_step.default
     def _schedule_step(self) -> int:
@@ -71,6 +73,8 @@ class TrainStepResult:
     """The one this step used."""
     metrics: Mapping[str, float] = field(factory=dict)
     """The loss function's sums and maxima."""
+    logprobs: tuple[Float32Array, ...] | None = field(default=None, eq=False)
+    """float32 [T] each, as in LogprobsResult, at the weights before the step; None unless asked for."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -92,7 +92,8 @@ class Fsdp2Backend:
         self._check("train_step", request.weight_version)
         self._check_routing(request.microbatches)
         try:
-            totals = self._accumulate(request)
+            logprobs: list[Tensor] = []
+            totals = self._accumulate(request, logprobs)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
             figures = reduce(totals, list(gradients.values()), self._parallel)
             figures = evolve(figures, metrics=figures.metrics | self._routing_metrics(request.microbatches))
@@ -108,6 +109,7 @@ class Fsdp2Backend:
             grad_norm=figures.grad_norm,
             learning_rate=rate,
             metrics=figures.metrics,
+            logprobs=tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None,
         )
 
     @hookimpl
@@ -171,7 +173,7 @@ class Fsdp2Backend:
     def _routing_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
         return self._replay.metrics(microbatches, self._device, self._parallel.world_size)
 
-    def _accumulate(self, request: TrainStepRequest) -> Totals:
+    def _accumulate(self, request: TrainStepRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         self._replay.begin()
         try:
@@ -183,6 +185,7 @@ class Fsdp2Backend:
                 request.temperature,
                 reduce_every_microbatch=self._config.reduce_every_microbatch,
                 replay=self._replay,
+                logprobs=logprobs if request.logprobs else None,
             )
         except BaseException:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before

@@ -26,8 +26,10 @@ def accumulate(
     *,
     reduce_every_microbatch: bool,
     replay: ModelReplay | None = None,
+    logprobs: list[Tensor] | None = None,
 ) -> Totals:
-    """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks.
+    """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks; and to `logprobs` the
+    log-probabilities [T] of each microbatch.
 
     `model` went through `patch_head` and, unless it is whole on its only rank, through `shard`.
     """
@@ -37,7 +39,10 @@ def accumulate(
             replay.use(microbatch)
         if isinstance(model, FSDPModule):
             _set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
-        outputs.append(_backward(model, microbatch, loss, counts, temperature))
+        output, found = _backward(model, microbatch, loss, counts, temperature)
+        outputs.append(output)
+        if logprobs is not None:
+            logprobs.append(found)
     return total(outputs)
 
 
@@ -75,11 +80,13 @@ def _set_last(model: FSDPModule, is_last: bool) -> None:
     model.set_is_last_backward(is_last)
 
 
-def _backward(model: nn.Module, batch: Microbatch, loss: LossSpec, counts: GlobalCounts, temperature: float) -> LossOutput:
+def _backward(
+    model: nn.Module, batch: Microbatch, loss: LossSpec, counts: GlobalCounts, temperature: float
+) -> tuple[LossOutput, Tensor]:
     logprobs, entropy = packed_logprobs(model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy)
     output = evaluate(loss, batch, logprobs, entropy, counts)
     output.loss.backward()
-    return LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima)
+    return LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima), logprobs.detach()
 
 
 def _float64(tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rlcore.spi import (
     CloseRequest,
@@ -105,11 +106,14 @@ class MegatronBackend:
         self._check_routing(request.microbatches)
         self._residency.make_gradients()
         with cuda_or_cpu(self._device.type):
-            totals = self._accumulate(request)
+            found: list[Tensor] = []
+            totals = self._accumulate(request, found)
             figures = self._figures(totals, request.microbatches)
             check_finite(figures, self._weight_version, self._non_finite_names)
             check_bounds(figures, request.bounds, self._weight_version)
             rate = self._update(figures.grad_norm, request.schedule_step)
+            lengths = [batch.num_tokens for batch in request.microbatches]
+            logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
         self._weight_version += 1
         return TrainStepResult(
             weight_version=self._weight_version,
@@ -117,6 +121,7 @@ class MegatronBackend:
             grad_norm=figures.grad_norm,
             learning_rate=rate,
             metrics=figures.metrics,
+            logprobs=logprobs,
         )
 
     @hookimpl
@@ -177,13 +182,14 @@ class MegatronBackend:
         sizes = {"num_layers": config.num_layers, "num_experts": config.num_moe_experts or 0, "top_k": config.moe_router_topk}
         check_routing(microbatches, **sizes)
 
-    def _accumulate(self, request: TrainStepRequest) -> Totals | None:
+    def _accumulate(self, request: TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         for model in self._models:
             model.zero_grad_buffer()
         self._optimizer.zero_grad()
         try:
-            return self._passes.train(microbatches, request.loss, request.counts, request.temperature)
+            kept = logprobs if request.logprobs else None
+            return self._passes.train(microbatches, request.loss, request.counts, request.temperature, kept)
         except BaseException:
             self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
             raise

@@ -14,6 +14,7 @@ PROVIDER = Provider(
         capabilities.SAVE_HF,
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,
+        capabilities.STEP_LOGPROBS,
         capabilities.SCHEDULE_STEP,
         capabilities.MULTI_RANK,
         capabilities.ROUTING_REPLAY,

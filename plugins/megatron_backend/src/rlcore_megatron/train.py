@@ -45,10 +45,15 @@ class Passes:
         return AuxiliaryLosses.of(unwrapped(self.models), self.groups)
 
     def train(
-        self, microbatches: Sequence[Microbatch], loss: LossSpec, counts: GlobalCounts, temperature: float
+        self,
+        microbatches: Sequence[Microbatch],
+        loss: LossSpec,
+        counts: GlobalCounts,
+        temperature: float,
+        logprobs: list[Tensor] | None = None,
     ) -> Totals | None:
         """Add up the gradients of the microbatches' losses, over all ranks too; the sums of this data-parallel rank's losses on
-        the last stage, None before it."""
+        the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`."""
         wanted = Wanted(temperature=temperature, entropy=loss.entropy)
         outputs: list[LossOutput] = []
         self._auxiliary.begin(microbatches)
@@ -59,6 +64,8 @@ class Passes:
                 return result.sum() * 0.0, _no_tokens(), None
             entropy = result[1] if len(result) > 1 else None
             output = evaluate(loss, batch, result[0], entropy, counts)
+            if logprobs is not None:
+                logprobs.append(result[:1].detach())
             outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
             return output.loss, _no_tokens(), None
 
@@ -86,12 +93,15 @@ class Passes:
         wanted = Wanted(temperature=request.temperature, entropy="metric" if request.entropy else "none")
         with torch.no_grad():
             self._run(microbatches, wanted, keep, forward_only=True)
-        rows = 2 if request.entropy else 1
-        whole = torch.cat(found, 1) if found else torch.empty(rows, sum(lengths), device=self.device)
+        parts = self.on_every_stage(found, lengths, num_rows=2 if request.entropy else 1)
+        return parts[0], parts[1] if request.entropy else None
+
+    def on_every_stage(self, found: Sequence[Tensor], lengths: Sequence[int], num_rows: int) -> list[tuple[Float32Array, ...]]:
+        """Each row of what the last stage has for each microbatch, float32 [rows, T], on every rank."""
+        whole = torch.cat([*found], 1) if found else torch.empty(num_rows, sum(lengths), device=self.device)
         if self.layout.pipeline > 1:
             dist.broadcast(whole, group=self.groups.pipeline, group_src=self.layout.pipeline - 1)
-        parts = [tuple(np.split(row, np.cumsum(lengths)[:-1])) for row in whole.cpu().numpy()]
-        return parts[0], parts[1] if request.entropy else None
+        return [tuple(np.split(row, np.cumsum(lengths)[:-1])) for row in whole.cpu().numpy()]
 
     def _run(
         self, microbatches: Sequence[Microbatch], wanted: Wanted, reduce: Callable[..., Any], *, forward_only: bool

@@ -119,6 +119,7 @@ class StepOrder:
     weight_version: int
     bounds: dict[str, float]
     schedule_step: int
+    logprobs: bool
 
     def request(self, part: RankPart) -> TrainStepRequest:
         """With its data."""
@@ -130,6 +131,7 @@ class StepOrder:
             weight_version=self.weight_version,
             bounds=self.bounds,
             schedule_step=self.schedule_step,
+            logprobs=self.logprobs,
         )
 
 

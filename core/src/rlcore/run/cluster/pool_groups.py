@@ -66,10 +66,35 @@ class PoolTrainer:
         """Whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
+    @property
+    def returns_logprobs(self) -> bool:
+        """Whether there is `train_step_with_logprobs`."""
+        return self.has(capabilities.STEP_LOGPROBS)
+
     def train_step(
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
     ) -> TrainStepResult:
         """One optimizer step on the minibatch, each data-parallel rank with its part of it."""
+        return self._step(minibatch, loss, weight_version, bounds)[0][0]
+
+    def train_step_with_logprobs(
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> tuple[TrainStepResult, Float32Array]:
+        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
+        results, dispatch = self._step(minibatch, loss, weight_version, bounds, logprobs=True)
+        found = [array for result in results for array in result.logprobs or ()]
+        return results[0], dispatch.join(minibatch.batch, found)
+
+    def _step(
+        self,
+        minibatch: Minibatch,
+        loss: LossSpec,
+        weight_version: int,
+        bounds: Mapping[str, float] | None,
+        *,
+        logprobs: bool = False,
+    ) -> tuple[list[TrainStepResult], Dispatch]:
+        """The results of all ranks, of which the first of each data-parallel rank has the log-probabilities."""
         batch = columns_for(minibatch.batch, loss)
         order = StepOrder(
             counts=minibatch.counts,
@@ -78,14 +103,17 @@ class PoolTrainer:
             weight_version=weight_version,
             bounds=dict(bounds or {}),
             schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
+            logprobs=logprobs,
         )
-        parts = self._parts(batch, self._dispatch(batch, minibatch.sequences))
-        results: list[TrainStepResult] = self.calls.together("train_step", [(order, *parts[rank]) for rank in sorted(parts)])
+        dispatch = self._dispatch(batch, minibatch.sequences)
+        parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
+        given = [(order, *parts[rank], rank in leaders) for rank in sorted(parts)]
+        results: list[TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):
             if not _same_figures(result, results[0]):
                 self.calls.lose("ranks disagree on the figures of a step")
                 raise ContractError(f"train_step: {self.calls.places[rank]} returned {result}; expected rank 0's {results[0]}")
-        return results[0]
+        return [results[leader] for leader in leaders], dispatch
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int

@@ -162,9 +162,11 @@ class Worker:
         self._generator = build_generator(generator, order.context, order.config, observers)
         self._tokenizer = pickle.loads(order.tokenizer)
 
-    def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int) -> TrainStepResult:
-        """This rank's share of an optimizer step, one of those that came to its node."""
-        return self._trainer_handle().train_step(order.request(parts[number]))
+    def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
+        """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
+        no log-probabilities."""
+        result = self._trainer_handle().train_step(order.request(parts[number]))
+        return result if returns else evolve(result, logprobs=None)
 
     def logprobs(self, order: LogprobsOrder, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
         """float32 [T] of this rank's share; None from ranks that only help another one."""

@@ -117,6 +117,27 @@ class TrainerLifecycle(TrainerFixtures):
             found = trainer.outcome((batch,), 0, bounds={**bounds, "probe/not_reported": -1.0})
         assert_same_step(found, undisturbed[0], before)
 
+    def test_step_returns_the_logprobs_it_trained_on(
+        self,
+        provider: Provider,
+        open_trainer: OpenTrainer,
+        batch: TokenBatch,
+        other_batch: TokenBatch,
+        undisturbed: list[StepOutcome],
+    ) -> None:
+        """Each microbatch's, at the weights before the update and at the step's temperature; the step is the one without."""
+        require(provider, capabilities.STEP_LOGPROBS)
+        microbatches = (other_batch, batch)
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            assert_same_step(trainer.outcome((batch,), 0, logprobs=True), undisturbed[0], before)
+            expected = trainer.logprobs(microbatches, 1, temperature=0.7)
+            found = trainer.step(microbatches, 1, temperature=0.7, logprobs=True).logprobs
+            assert found is not None
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+            assert trainer.step(microbatches, 2).logprobs is None
+
     def test_state_loaded_continues_exactly(
         self,
         open_trainer: OpenTrainer,

@@ -22,6 +22,7 @@ FAKE_TRAINER = Provider(
         capabilities.ENTROPY,
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,
+        capabilities.STEP_LOGPROBS,
         capabilities.SCHEDULE_STEP,
         capabilities.RESIDENCY,
         capabilities.REFIT_IN_PROCESS,

@@ -41,6 +41,7 @@ from rlcore.spi import (
     hookimpl,
     tensor_digest,
 )
+from rlcore.spi.arrays import Float32Array
 from rlcore.testing.fakes.policy import Contexts, Float64Array, Forward, Weights, make_weights
 from rlcore.testing.fakes.residency import count_residency
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
@@ -86,6 +87,7 @@ class FakeTrainer:
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
         self.check_bounds(metrics, request.bounds)
+        logprobs = self.step_logprobs(request) if request.logprobs else None
         self.schedule_step = request.schedule_step
         rate = self.learning_rate()
         if grads is not None:
@@ -97,6 +99,7 @@ class FakeTrainer:
             grad_norm=norm,
             learning_rate=rate,
             metrics=metrics,
+            logprobs=logprobs,
         )
 
     @hookimpl
@@ -251,6 +254,11 @@ class FakeTrainer:
         function = pkgutil.resolve_name(request.loss.path)
         output: LossOutput = function(LossInputs(**fields), request.loss.config)
         return output
+
+    def step_logprobs(self, request: TrainStepRequest) -> tuple[Float32Array, ...]:
+        """What the loss got, for TrainStepResult.logprobs."""
+        both = (self.evaluate(self.weights, batch, request.temperature) for batch in request.microbatches)
+        return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 
     def learning_rate(self) -> float:
         """Of the step under way."""
