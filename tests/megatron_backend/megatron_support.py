@@ -155,10 +155,10 @@ class GradientsSeen:
         self.tensors: dict[str, torch.Tensor] = {}
         update = backend._update
 
-        def see(norm: float) -> float:
+        def see(*arguments: Any) -> float:
             with cuda_or_cpu():
                 self.tensors = gradients(backend)
-            return update(norm)
+            return update(*arguments)
 
         backend._update = see
 

@@ -16,7 +16,7 @@ from megatron_checkpoint_cases import SAVE_AFTER, SPEC, load, save, step
 from megatron_support import make_backend
 from torch import Tensor
 
-from rlcore.spi import CloseRequest, SetResidencyRequest
+from rlcore.spi import CloseRequest, ScheduleSpec, SetResidencyRequest
 from rlcore.testing.models import make_model
 from rlcore.torchkit.residency import num_bytes
 from rlcore_megatron.backend import MegatronBackend
@@ -153,6 +153,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", hidden_size=128, num_layers=2)
 
 
+@pytest.mark.parametrize(("ratio", "table", "least"), [(0.5, {}, 0.5), (0.0, {"min_lr": 5e-5}, 0.25), (0.0, {}, 0.0)])
+def test_megatrons_scheduler_ends_at_the_least_rate(model: Path, ratio: float, table: dict[str, Any], least: float) -> None:
+    config = MegatronConfig(scheduler={"lr_decay_style": "linear", **table})
+    trainer = make_backend(model, config=config, optimizer=SPEC, schedule=ScheduleSpec(min_learning_rate_ratio=ratio))
+    found = [trainer._rates.set(step) / SPEC.learning_rate for step in (0, 5, 10, 12)]
+    trainer.close(CloseRequest())
+    assert found == pytest.approx([1.0, (1 + least) / 2, least, least])
+
+
 @pytest.fixture
 def backend(model: Path) -> Iterator[MakeBackend]:
     """A function (kind) -> MegatronBackend on a GPU, in bfloat16; all are closed at the end."""
@@ -276,14 +285,14 @@ PART = 2**17
 """Elements; the largest parameter of the model has three quarters of that."""
 
 
-def measured(update: Callable[[float], float], peaks: list[int]) -> Callable[[float], float]:
+def measured(update: Callable[..., float], peaks: list[int]) -> Callable[..., float]:
     """`update`, that adds the most bytes that it had beyond those before it to `peaks`."""
 
-    def run(norm: float) -> float:
+    def run(*arguments: Any) -> float:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        rate = update(norm)
+        rate = update(*arguments)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - before)
         return rate

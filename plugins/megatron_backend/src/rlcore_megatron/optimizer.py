@@ -65,7 +65,7 @@ def make_optimizer(models: Sequence[Any], context: TrainerContext, config: Megat
     values: dict[str, Any] = {
         "optimizer": "adam",
         "lr": spec.learning_rate,
-        "min_lr": 0.0,
+        "min_lr": _least_rate(context, config),
         "weight_decay": spec.weight_decay,
         "adam_beta1": spec.betas[0],
         "adam_beta2": spec.betas[1],
@@ -80,6 +80,12 @@ def make_optimizer(models: Sequence[Any], context: TrainerContext, config: Megat
     optimizer = get_megatron_optimizer(options, list(models))
     step_in_parts(optimizer)
     return optimizer
+
+
+def _least_rate(context: TrainerContext, config: MegatronConfig) -> float:
+    """Where a decay by Megatron's scheduler ends, which reads it from the groups of parameters before its own."""
+    given = config.scheduler.get("min_lr")
+    return context.optimizer.learning_rate * context.schedule.min_learning_rate_ratio if given is None else float(given)
 
 
 def clip(optimizer: MegatronOptimizer, norm: float) -> None:
@@ -115,7 +121,7 @@ class Rates:
         values: dict[str, Any] = {
             "init_lr": 0.0,
             "max_lr": spec.learning_rate,
-            "min_lr": spec.learning_rate * schedule.min_learning_rate_ratio,
+            "min_lr": _least_rate(self.context, self.config),
             "lr_warmup_steps": schedule.warmup_steps,
             "lr_decay_steps": self.context.num_train_steps,
             "lr_decay_style": schedule.decay,
