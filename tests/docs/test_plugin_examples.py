@@ -49,7 +49,8 @@ def installed(tmp_path, monkeypatch):
 
 def test_the_page_holds_the_whole_package():
     modules = {
-        f"src/acme/{name}.py" for name in ("longest", "reinforce", "moving", "slowest", "provider", "trainer", "generator")
+        f"src/acme/{name}.py"
+        for name in ("longest", "reinforce", "moving", "slowest", "diary", "provider", "trainer", "generator")
     }
     assert {"pyproject.toml", "recipe.toml", "tests/test_acme.py", "tests/test_training.py", *modules} == WRITTEN
 
@@ -74,6 +75,7 @@ def test_every_plugin_is_found_and_usable():
 def test_a_run_with_every_plugin(tmp_path):
     training.test_a_run_with_everything(tmp_path)
     assert (tmp_path / "longest" / "summary.json").is_file()
+    assert (tmp_path / "longest" / "best.txt").read_text().startswith("step ")
 
 
 @pytest.mark.usefixtures("installed")

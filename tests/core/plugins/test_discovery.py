@@ -271,7 +271,10 @@ def test_an_observer_that_is_none_is_an_error(installer):
     ("source", "text"),
     [
         ("WATCH = object()", "no hooks; expected methods decorated"),
-        (OBSERVER.replace("Watch()", "Watch"), "the entry point names the class Watch; expected an object with hooks"),
+        (
+            OBSERVER.replace("Watch()", "Watch"),
+            "the entry point names the class Watch, which is built with a context: too many",
+        ),
         (OBSERVER.replace("self, request", "self"), "train_step: found train_step()"),
     ],
 )

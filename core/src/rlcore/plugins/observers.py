@@ -1,14 +1,40 @@
 """Observers around a backend's hooks: what the backend itself came to is kept, so that each answers for its own mistakes."""
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
+from attrs import evolve
+
+from rlcore.plugins.discovery import ObserverEntry
+from rlcore.plugins.exits import attributed
+from rlcore.plugins.signatures import observer_problems
 from rlcore.spi.errors import PluginError
+from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import hookimpl
+from rlcore.spi.observer import ObserverContext
+from rlcore.spi.trainer import TrainerSpec
 
 Hook = Callable[..., Any]
+
+
+def build_observers(entries: Sequence[ObserverEntry], context: ObserverContext) -> tuple[ObserverEntry, ...]:
+    """The observers of this process: those whose entry point names a class are built. PluginError where one does not fit; what
+    a constructor raises passes through, with a note that names it."""
+    return tuple(_built(entry, context) for entry in entries)
+
+
+def _built(entry: ObserverEntry, context: ObserverContext) -> ObserverEntry:
+    if not isinstance(entry.observer, type):
+        return entry
+    with attributed(f"raised while building {entry.label}"):
+        observer = entry.observer(context)
+    problems = list(observer_problems(observer, (TrainerSpec, GeneratorSpec)))
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise PluginError(f"{entry.label} does not fit its role, {len(problems)} problem(s):{lines}")
+    return evolve(entry, observer=observer)
 
 
 class CallRecord(threading.local):

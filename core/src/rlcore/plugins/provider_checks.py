@@ -1,5 +1,6 @@
 """What is wrong with a provider or an observer, read from its description alone, before anything of it is used."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import get_args
@@ -35,10 +36,22 @@ def provider_error(provider: object, name: str) -> str | None:
 
 def observer_error(observer: object) -> str | None:
     """All that is wrong with what an observer's entry point names, in one text, or None where nothing is."""
-    if observer is None or isinstance(observer, type):
-        found = "None" if observer is None else _kind(observer)
-        return f"the entry point names {found}; expected an object with hooks, such as an instance of a class"
+    if observer is None:
+        return "the entry point names None; expected an object with hooks, or a class that is built with an ObserverContext"
+    if isinstance(observer, type):
+        return _class_problem(observer)  # its hooks are checked once it is built
     return "; ".join(observer_problems(observer, (TrainerSpec, GeneratorSpec))) or None
+
+
+def _class_problem(observer: type) -> str | None:
+    """Why an observer cannot be built from this class."""
+    try:
+        inspect.signature(observer).bind("context")
+    except TypeError as error:
+        return f"the entry point names {_kind(observer)}, which is built with a context: {error}; or name an instance of it"
+    except ValueError:  # Python cannot tell, so that the call itself has to show it
+        pass
+    return None
 
 
 def spi_mismatch(spi: object) -> str | None:

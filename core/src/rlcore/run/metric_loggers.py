@@ -1,14 +1,16 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard where the recipe says so."""
+"""Where metrics go: metrics.jsonl always, TensorBoard where the recipe says so, observers that want them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from attrs import frozen
 
+from rlcore.plugins.discovery import ObserverEntry
+from rlcore.plugins.exits import attributed
 from rlcore.run.run_directory import storage_errors
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, Problem, StepObserver
 
 
 class MetricLogger(Protocol):
@@ -50,6 +52,22 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@frozen
+class ObserverLogger:
+    """The observers that receive the figures of steps."""
+
+    observers: Sequence[ObserverEntry]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for entry in self.observers:
+            if isinstance(entry.observer, StepObserver):
+                with attributed(f"raised in after_step of {entry.label}"):
+                    entry.observer.after_step(step, dict(metrics))
+
+    def close(self) -> None:
+        """Observers end with the process."""
 
 
 def check_tensorboard() -> None:

@@ -14,6 +14,7 @@ from rlcore.plugins.binding import build_algorithm, build_environment, require_m
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
 from rlcore.plugins.exits import is_outside
+from rlcore.plugins.observers import build_observers
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
@@ -31,6 +32,7 @@ from rlcore.spi import (
     GeneratorContext,
     ModelError,
     ModelSpec,
+    ObserverContext,
     PluginError,
     Problem,
     RankSpec,
@@ -83,6 +85,13 @@ class Prepared:
     def config(self, role: Role) -> Any:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
+
+    def observed(self, run_directory: Path | None) -> "Prepared":
+        """The same with the driver's observers built, for a run or, without a directory, an evaluation."""
+        rank = 0 if self.recipe.cluster is None else None
+        context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute(), rank=rank)
+        built = build_observers(self.registry.observers, context)
+        return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
     def trainer_context(self, place: RankSpec) -> TrainerContext:
         """What the trainer of a rank is built with."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.plugins.algorithm_handle import AlgorithmState
 from rlcore.run.algorithm_state import state_for
@@ -17,7 +17,7 @@ from rlcore.run.groups import Backends
 from rlcore.run.inputs import Inputs, load_inputs
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop, LoopPosition
-from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, TensorBoardLogger
+from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, ObserverLogger, TensorBoardLogger
 from rlcore.run.plots import not_drawn, run_panels, save_png
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.refit import Refitter, first_line
@@ -67,17 +67,14 @@ def train(
         initial_state=prepared.algorithm.save_state(),
     )
     _ = _find_checkpoint(run, resume, SilentProgress())  # before anything is made there
-    with (
-        ended_by_sigterm(),
-        load_inputs(prepared, tokenizer) as inputs,
-        directory.locked(),
-        execution(prepared, inputs.tokenizer, directory.logs, progress) as opened,
-    ):
+    with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         # Once more: it might have been another's until now.
         checkpoint = _find_checkpoint(run, resume, progress)
-        if not resume:
-            _begin(prepared, directory, 0)
-        summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
+        run = evolve(run, prepared=prepared.observed(directory.path))
+        with execution(run.prepared, inputs.tokenizer, directory.logs, progress) as opened:
+            if not resume:
+                _begin(prepared, directory, 0)
+            summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
     progress.finished(summary)
     return summary
 
@@ -152,6 +149,7 @@ def evaluate(
     if prepared.environment is None or recipe.data.evaluation is None:
         raise _nothing_to_evaluate()
     clock = PhaseClock(progress)
+    prepared = prepared.observed(None)
     with (
         ended_by_sigterm(),
         load_inputs(prepared, tokenizer) as inputs,
@@ -221,6 +219,7 @@ def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) 
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
     if recipe.logging.tensorboard:
         loggers.append(TensorBoardLogger(directory.path / "tensorboard"))
+    loggers.append(ObserverLogger(prepared.registry.observers))
     return Loop(
         recipe=recipe,
         algorithm=prepared.algorithm,

@@ -63,6 +63,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
+from rlcore.spi.observer import ObserverContext, StepObserver
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
 from rlcore.spi.serve import ServeRequest
@@ -125,6 +126,7 @@ __all__ = [
     "NamedTensor",
     "NonFiniteError",
     "Observation",
+    "ObserverContext",
     "OptimizerSpec",
     "PluginError",
     "Problem",
@@ -150,6 +152,7 @@ __all__ = [
     "SetResidencyRequest",
     "SetResidencyResult",
     "StatefulAlgorithm",
+    "StepObserver",
     "StepResult",
     "StorageError",
     "TensorSpec",

@@ -11,7 +11,7 @@ Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
-"""Entry-point group of each role. `rlcore.observers` holds wrapper-only hook objects besides."""
+"""Entry-point group of each role; `rlcore.observers` holds objects with wrapper-only hooks, or classes of them, besides."""
 OBSERVER_GROUP = "rlcore.observers"
 
 

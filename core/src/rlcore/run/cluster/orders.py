@@ -77,6 +77,8 @@ class Surroundings:
     ranks_on_node: int
     directory: Path
     """The driver's, from which relative paths start where the node has it."""
+    run_directory: Path | None
+    """None where there is no run."""
     num_threads: str | None
     """The driver's OMP_NUM_THREADS; None where each rank takes its share of the cores."""
 

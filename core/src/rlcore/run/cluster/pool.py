@@ -40,7 +40,7 @@ def open_pool(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | No
         calls = Calls(ranks=_start_ranks(prepared, cluster, group, logs), cluster=cluster, progress=progress)
         name = uuid4().hex
         try:
-            layouts = _set_up(prepared, tokenizer, cluster, calls, logs, name)
+            layouts = _set_up(prepared, tokenizer, cluster, calls, logs, name, log_directory)
             yield _backends(prepared, calls, layouts)
             calls.close()
         except WorkerError:
@@ -78,7 +78,13 @@ def _start_ranks(prepared: Prepared, cluster: ClusterConfig, group: Any, logs: P
 
 
 def _set_up(
-    prepared: Prepared, tokenizer: Tokenizer, cluster: ClusterConfig, calls: Calls, logs: Path, name: str
+    prepared: Prepared,
+    tokenizer: Tokenizer,
+    cluster: ClusterConfig,
+    calls: Calls,
+    logs: Path,
+    name: str,
+    log_directory: Path | None,
 ) -> list[TrainerLayout]:
     """From bare processes to built backends; the layout of every rank."""
     import ray
@@ -86,7 +92,8 @@ def _set_up(
     arrived = calls.all("arrive", limit_s=ARRIVE_S)
     calls.locate([place for place, _ in arrived])
     _require_same([place for place, _ in arrived], [software for _, software in arrived])
-    surroundings = [_surroundings(rank.place, calls.places, cluster, name) for rank in calls.ranks]
+    run_directory = None if log_directory is None else log_directory.absolute().parent
+    surroundings = [_surroundings(rank.place, calls.places, cluster, name, run_directory) for rank in calls.ranks]
     _load_plugins(prepared, calls, surroundings)
     rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
     pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
@@ -122,7 +129,9 @@ def _hosts(prepared: Prepared, cluster: ClusterConfig) -> list[int]:
     return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.span, rank)]
 
 
-def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str) -> Surroundings:
+def _surroundings(
+    place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str, run_directory: Path | None
+) -> Surroundings:
     """The first device of each rank of the node, by local rank, then those that only generate."""
     on_node = [other for other in places if other.node_id == place.node_id]
     firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
@@ -133,6 +142,7 @@ def _surroundings(place: Whereabouts, places: Sequence[Whereabouts], cluster: Cl
         own_gpu_ids=place.gpu_ids[:1],
         ranks_on_node=cluster.ranks_per_node,
         directory=Path.cwd(),
+        run_directory=run_directory,
         num_threads=os.environ.get("OMP_NUM_THREADS"),
     )
 

@@ -19,6 +19,7 @@ from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.discovery import Entry, ObserverEntry, discover
 from rlcore.plugins.exits import exit_error, is_ordered
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.plugins.observers import build_observers
 from rlcore.plugins.selection import load_chosen
 from rlcore.plugins.weight_streams import recorded
 from rlcore.run.closing import closed_after
@@ -47,6 +48,7 @@ from rlcore.spi import (
     LoadStateRequest,
     LoadStateResult,
     LogprobsRequest,
+    ObserverContext,
     RefitRequest,
     SaveStateRequest,
     SetResidencyRequest,
@@ -134,7 +136,9 @@ class Worker:
         share = max(1, len(cores) // surroundings.ranks_on_node)
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         generator = None if plugins.generator is None else load_chosen(plugins.generator)
-        self._plugins = load_chosen(plugins.trainer), generator, discover(plugins.disabled).observers
+        observers = discover(plugins.disabled).observers
+        context = ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
+        self._plugins = load_chosen(plugins.trainer), generator, build_observers(observers, context)
 
     def rendezvous(self) -> str:
         """An address at which the ranks can meet, with a port that is free on this node."""
