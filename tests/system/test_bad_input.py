@@ -152,11 +152,13 @@ def test_an_unsupported_architecture(workplace: Workplace, model: Path) -> None:
     refuse(workplace, 5, parts, "model.path=strange")
 
 
-def test_weights_that_are_cut_short(workplace: Workplace, model: Path) -> None:
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_weights_that_are_cut_short(workplace: Workplace, model: Path, command: str) -> None:
     shutil.copytree(model, workplace.folder / "cut")
     weights = workplace.folder / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    expect_failure(workplace.rlcore("train", "grpo.toml", "model.path=cut"), 5, "1 problem(s) with the model", "cut: found")
+    parts = ("1 problem(s) with the model", "cut/model.safetensors: found 1,000 bytes; expected ")
+    expect_failure(workplace.rlcore(command, "grpo.toml", "model.path=cut"), 5, *parts)
 
 
 def test_weights_of_other_shapes_than_the_config_says(workplace: Workplace, model: Path, other_model: Path) -> None:

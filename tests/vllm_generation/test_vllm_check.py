@@ -267,10 +267,11 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, architecture
     assert size.kv_per_token == 2 * 2 * 2 * 16 * 4
 
 
-def test_missing_and_foreign_models_are_reported(tmp_path: Path) -> None:
-    context = CheckContext(model=ModelSpec(path=str(tmp_path / "none")), device="cpu", world_size=1, max_sequence_length=8)
+def test_foreign_models_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OddForCausalLM"]}')
+    context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=8)
     (problem,) = check(context, VllmConfig())
-    assert problem.found == "no such directory"
+    assert problem.found == "architecture OddForCausalLM"
 
 
 def test_devices_are_counted_as_cuda_counts_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

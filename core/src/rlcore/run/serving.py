@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
+from rlcore.model_files import model_problems
 from rlcore.plugins.binding import build_trainer, import_object
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
@@ -28,6 +29,7 @@ from rlcore.spi import (
     CheckpointError,
     ConfigError,
     LoadStateRequest,
+    ModelError,
     ModelSpec,
     Problem,
     RankSpec,
@@ -163,6 +165,8 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
         max_sequence_length=max_sequence_length,
         chat_template=_chat_template(serving.recipe.model, model),
     )
+    if provider.reads_model and (problems := model_problems(model)):
+        raise ModelError(problems)
     function = import_object(serving.generator, provider.serve)
     try:
         function(request, plugin_config(serving.recipe, serving.generator))

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
+from rlcore.model_files import model_problems
 from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.plugins.device import Device, detect_device
@@ -348,6 +349,8 @@ def _check(
 ) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
     problems = [*_impossible(recipe, algorithm), *span_problems(recipe, span)]
+    if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in chosen.values()):
+        problems += model_problems(model.path)
     context = CheckContext(
         model=model,
         device=device,

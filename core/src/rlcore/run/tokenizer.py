@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rlcore.config.recipe import ModelConfig
+from rlcore.model_files import eos_token_ids
 from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -191,6 +192,8 @@ def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
         _raise_exceptions_for_connection_errors=False,
     )
     if settings is not None:
-        listed = json.loads(Path(settings).read_text()).get("eos_token_id")
-        ids += listed if isinstance(listed, list) else [] if listed is None else [listed]
+        listed = eos_token_ids(Path(settings))
+        if isinstance(listed, Problem):
+            raise ModelError([listed])
+        ids += listed
     return tuple(dict.fromkeys(ids))

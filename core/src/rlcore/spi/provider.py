@@ -71,6 +71,9 @@ class Provider:
     """For environments: the most calls that can be at work at once with a section of the recipe, such as one for each process
     that computes; None for as many as the core likes. A call above it waits for its place before it begins, and its time limit
     with it. Since SPI 1.3."""
+    reads_model: bool = True
+    """For trainers and generators: whether `model.path` is a Hugging Face directory, or a name on the Hub. The core then checks
+    the directory's files before anything is allocated. False where it is anything else, for `check` to judge. Since SPI 1.3."""
     serve: str | None = None
     """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
     stopped."""

@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.errors import ContractError, StorageError
 from rlcore.spi.weights import DtypeName, TensorSpec, WeightExport
-from rlcore.torchkit.models import INDEX_FILE, SINGLE_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,24 +1,24 @@
 """What can be found wrong with a recipe's model, for any backend, before anything is allocated; imports no torch."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
-from rlcore.torchkit.models import check_model
+from rlcore.torchkit.models import architecture_problems
 
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json, one of which every mixture-of-experts model has."""
 
 
 def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
-    """A directory that is incomplete or of an unknown architecture, a dtype that needs a loss scale, too few positions."""
+    """An unknown architecture, quantised weights, a dtype that needs a loss scale, too few positions."""
     if context.model.dtype == "float16":
         remedy = "Set model.dtype to bfloat16: gradients in float16 would need a loss scale"
         yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
-    problems = check_model(context.model.path)
+    problems = architecture_problems(context.model.path)
     yield from problems
     config = model_config(context)
     if problems or config is None:
@@ -55,9 +55,6 @@ def config_file(context: CheckContext) -> Path:
 
 
 def model_config(context: CheckContext) -> dict[str, Any] | None:
-    """What config.json says; None where it cannot be had or read, which `check_model` reports."""
-    try:
-        content = json.loads(config_file(context).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    """What config.json says; None where it cannot be had or read, which the core reports."""
+    content = read_object(config_file(context))
     return content if isinstance(content, dict) else None

@@ -1,12 +1,11 @@
 """Checking and loading of Hugging Face causal language models. Importing this file imports neither torch nor transformers."""
 
-import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore.torchkit.transformers_import import import_transformers
@@ -15,39 +14,28 @@ if TYPE_CHECKING:
     import torch
 
 SUPPORTED_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_TOKENIZER_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _MAX_NAMED = 3
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def check_model(path: str) -> list[Problem]:
-    """What is wrong with the model at `path`, from its directory's files alone; empty where nothing is.
+def architecture_problems(path: str) -> list[Problem]:
+    """What torchkit cannot load of the model at `path`, from its config.json alone: another architecture, quantised weights.
 
-    A name that is no existing path but can be one on the Hub is accepted; it is looked up when the model is loaded.
+    Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """
-    directory = Path(path).expanduser()
-    if not directory.exists():
-        if _HUB_NAME.fullmatch(path):
-            return []
-        return [_problem(path, "no such directory", "a model directory, or a name on the Hub")]
-    if not directory.is_dir():
-        return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
-    return [*_config_problems(directory), *_weight_problems(directory), *_tokenizer_problems(directory)]
+    file = Path(path).expanduser() / CONFIG_FILE
+    config = read_object(file)
+    return [] if isinstance(config, Problem) else list(_config_problems(str(file), config))
 
 
 def architecture_of(config: Any) -> str:
     """The supported architecture that a transformers config names; ModelError otherwise."""
-    problem = _architecture_problem(str(getattr(config, "name_or_path", "")), config.to_dict())
-    if problem is not None:
-        raise ModelError([problem])
+    _raise_problems(list(_config_problems(str(getattr(config, "name_or_path", "")), config.to_dict())))
     return str(config.architectures[0])
 
 
 def load_config(spec: ModelSpec) -> Any:
     """The model's transformers config; ModelError where it cannot be had or its architecture is not supported."""
-    _raise_problems(check_model(spec.path))
+    _raise_problems([*model_problems(spec.path), *architecture_problems(spec.path)])
     import_transformers()
     from transformers import AutoConfig
 
@@ -104,59 +92,19 @@ def _raise_problems(problems: list[Problem]) -> None:
         raise ModelError(problems)
 
 
-def _read_json(file: Path) -> dict[str, Any] | Problem:
-    """The object in a JSON file, or what is wrong with it."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        return _problem(file, error.strerror or str(error), "a readable JSON file")
-    except ValueError as error:
-        return _problem(file, f"no valid JSON ({error})", "a JSON object")
-    return content if isinstance(content, dict) else _problem(file, type(content).__name__, "a JSON object")
-
-
-def _config_problems(directory: Path) -> list[Problem]:
-    file = directory / "config.json"
-    if not file.exists():
-        return [_problem(directory, "no config.json", "a Hugging Face model directory")]
-    config = _read_json(file)
-    problem = config if isinstance(config, Problem) else _architecture_problem(str(file), config)
-    return [] if problem is None else [problem]
-
-
-def _architecture_problem(path: str, config: dict[str, Any]) -> Problem | None:
+def _config_problems(path: str, config: dict[str, Any]) -> Iterator[Problem]:
     architectures = config.get("architectures") or ["none"]
     expected = "one of " + ", ".join(SUPPORTED_ARCHITECTURES)
     if not isinstance(architectures, list) or architectures[0] not in SUPPORTED_ARCHITECTURES:
-        return _problem(path, f"architecture {architectures[0]}", expected, "Use a model of one of these architectures")
-    if config.get("use_sliding_window"):
-        return _problem(
-            path, "use_sliding_window = true", "full causal attention", "Set it to false if all sequences are short"
-        )
-    return None
-
-
-def _weight_problems(directory: Path) -> list[Problem]:
-    index = directory / INDEX_FILE
-    if not index.exists():
-        found = (directory / SINGLE_FILE).exists()
-        return [] if found else [_problem(directory, "no weights", f"{SINGLE_FILE} or {INDEX_FILE} with its shards")]
-    content = _read_json(index)
-    if isinstance(content, Problem):
-        return [content]
-    shards = content.get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        return [_problem(index, "no weight_map", "a table from tensor names to files")]
-    missing = sorted({str(shard) for shard in shards.values() if not (directory / str(shard)).exists()})
-    if not missing:
-        return []
-    return [_problem(directory, f"no {', '.join(missing)}", f"every file that {INDEX_FILE} names", "Complete the download")]
-
-
-def _tokenizer_problems(directory: Path) -> list[Problem]:
-    if any(all((directory / name).exists() for name in names) for names in _TOKENIZER_FILES):
-        return []
-    return [_problem(directory, "no tokenizer", "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt)")]
+        found = architectures[0] if isinstance(architectures, list) else architectures
+        yield _problem(path, f"architecture {found}", expected, "Use a model of one of these architectures")
+    elif config.get("use_sliding_window"):
+        yield _problem(path, "use_sliding_window = true", "full causal attention", "Set it to false if all sequences are short")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        remedy = "Take the model that it was quantised from, or save it dequantised"
+        yield _problem(path, f"weights quantised by {method or 'an unknown method'}", "weights in float32 or bfloat16", remedy)
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.torchkit.models import INDEX_FILE, SINGLE_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,22 +1,20 @@
 """What the generator cannot do, found before anything is allocated; imports neither torch nor transformers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcore.spi import CheckContext, Problem
-from rlcore.torchkit.model_check import routing_problems, too_few_positions
-from rlcore.torchkit.models import check_model
+from rlcore.torchkit.model_check import model_config, routing_problems, too_few_positions
+from rlcore.torchkit.models import architecture_problems
 from rlcore_transformers.config import TransformersConfig
 
 
 def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:
-    """The section's values, the model's directory, and what its config.json says; a model on the Hub is checked once loaded."""
-    problems = [*option_problems(config), *check_model(context.model.path)]
-    file = Path(context.model.path).expanduser() / "config.json"
-    if not problems and file.exists():
-        model = json.loads(file.read_text(encoding="utf-8"))
+    """The section's values, and what the model's config.json says; a model on the Hub is checked once loaded."""
+    problems = [*option_problems(config), *architecture_problems(context.model.path)]
+    model = model_config(context)
+    if not problems and model is not None:
         problems += model_problems(
             model, context.model.path, context.max_sequence_length, routed_experts=context.replays_routing
         )

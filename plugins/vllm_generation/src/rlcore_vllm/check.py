@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from rlcore.spi import CheckContext, Problem
 from rlcore.torchkit.device_memory import GIB, device_memories, gib
-from rlcore.torchkit.model_check import routing_problems, too_few_positions
-from rlcore.torchkit.models import check_model
+from rlcore.torchkit.model_check import model_config, routing_problems, too_few_positions
+from rlcore.torchkit.models import architecture_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
@@ -33,12 +33,12 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(own, context),
-        *check_model(context.model.path),
+        *architecture_problems(context.model.path),
     ]
     file = Path(context.model.path).expanduser() / "config.json"
-    if problems or not file.exists():
+    model = model_config(context)
+    if problems or model is None:
         return problems
-    model = json.loads(file.read_text(encoding="utf-8"))
     problems += length_problems(model, file.parent, context.max_sequence_length)
     problems += parallel_problems(model, config.tensor_parallel)
     if context.replays_routing:

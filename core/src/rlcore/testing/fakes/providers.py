@@ -17,6 +17,7 @@ FAKE_TRAINER = Provider(
     spi=SPI_VERSION,
     config=FakeTrainerConfig,
     backend="rlcore.testing.fakes.trainer:FakeTrainer",
+    reads_model=False,
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.ENTROPY,
@@ -40,6 +41,7 @@ FAKE_GENERATOR = Provider(
     spi=SPI_VERSION,
     config=FakeGeneratorConfig,
     backend="rlcore.testing.fakes.generator:FakeGenerator",
+    reads_model=False,
     capabilities={
         capabilities.TOP_K,
         capabilities.TOP_P,

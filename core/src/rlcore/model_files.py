@@ -1,0 +1,186 @@
+"""What is wrong with a Hugging Face model directory, from its files alone; imports neither torch nor transformers."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcore.spi.errors import Problem
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
+_TOKENIZER_FILES = ((TOKENIZER_FILE,), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_LFS_POINTER = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 100_000_000
+"""What safetensors itself reads at most."""
+AGAIN = "Copy or download it again"
+
+
+def model_problems(path: str) -> list[Problem]:
+    """What is wrong with the model at `path`, whatever reads it: files that are missing, cut short, or contradict each other.
+
+    A name that is no existing path but can be one on the Hub is accepted; it is looked up when the model is loaded.
+    """
+    directory = Path(path).expanduser()
+    if not directory.exists():
+        if _HUB_NAME.fullmatch(path):
+            return []
+        return [_problem(path, "no such directory", "a model directory, or a name on the Hub")]
+    if not directory.is_dir():
+        return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
+    return [
+        *_config_problems(directory),
+        *_weight_problems(directory),
+        *_tokenizer_problems(directory),
+        *_generation_problems(directory),
+    ]
+
+
+def read_object(file: Path) -> dict[str, Any] | Problem:
+    """The object in a JSON file, or what is wrong with it."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        return _problem(file, error.strerror or str(error), "a readable JSON file")
+    except (ValueError, RecursionError) as error:
+        return _problem(file, f"no valid JSON ({error})", "a JSON object", AGAIN)
+    return content if isinstance(content, dict) else _problem(file, type(content).__name__, "a JSON object")
+
+
+def eos_token_ids(file: Path) -> tuple[int, ...] | Problem:
+    """The end-of-sequence tokens that a generation_config.json lists, or what is wrong with it."""
+    content = read_object(file)
+    if isinstance(content, Problem):
+        return content
+    listed = content.get("eos_token_id")
+    ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if all(type(token) is int and token >= 0 for token in ids):
+        return tuple(ids)
+    return _problem(file, f"eos_token_id = {json.dumps(listed)}", "a token number, or a list of them")
+
+
+def _problem(path: object, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=str(path), found=found, expected=expected, remedy=remedy)
+
+
+def _config_problems(directory: Path) -> Iterator[Problem]:
+    file = directory / CONFIG_FILE
+    if not file.exists():
+        yield _problem(directory, f"no {CONFIG_FILE}", "a Hugging Face model directory")
+    elif isinstance(content := read_object(file), Problem):
+        yield content
+
+
+def _generation_problems(directory: Path) -> Iterator[Problem]:
+    file = directory / GENERATION_FILE
+    if file.exists() and isinstance(found := eos_token_ids(file), Problem):
+        yield found
+
+
+# Weights
+
+
+def _weight_problems(directory: Path) -> Iterator[Problem]:
+    index = directory / INDEX_FILE
+    if not index.exists():
+        if (directory / SINGLE_FILE).exists():
+            yield from _safetensors_problems(directory / SINGLE_FILE)
+        else:
+            yield _problem(directory, "no weights", f"{SINGLE_FILE} or {INDEX_FILE} with its shards")
+        return
+    content = read_object(index)
+    if isinstance(content, Problem):
+        yield content
+        return
+    places = content.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        yield _problem(index, "no weight_map", "a table from tensor names to files")
+        return
+    shards = sorted({str(shard) for shard in places.values()})
+    missing = [shard for shard in shards if not (directory / shard).exists()]
+    if missing:
+        yield _problem(directory, f"no {', '.join(missing)}", f"every file that {INDEX_FILE} names", "Complete the download")
+    for shard in shards:
+        if shard not in missing:
+            yield from _safetensors_problems(directory / shard)
+
+
+def _safetensors_problems(file: Path) -> Iterator[Problem]:
+    """A file that is cut short or damaged at its beginning; of the tensors nothing is read.
+
+    The format: 8 bytes with the length of a JSON header, which says at which bytes behind it each tensor lies.
+    """
+    try:
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            start = opened.read(8)
+            length = int.from_bytes(start, "little")
+            if start == _LFS_POINTER[:8] and (start + opened.read(15)).startswith(_LFS_POINTER):
+                yield _problem(file, "a pointer of Git LFS", "the weights that it stands for", "Run: git lfs pull")
+                return
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError
+            if len(start) == 8 and 8 + length <= size:
+                opened.seek(8)
+                header = json.loads(opened.read(length))
+                length += max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except OSError as error:
+        yield _problem(file, error.strerror or str(error), "a readable safetensors file")
+        return
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        yield _problem(file, "a header that is none of safetensors", "a readable safetensors file", AGAIN)
+        return
+    if 8 + length != size:
+        found = f"{size:,} bytes" if 8 + length > size else f"{size:,} bytes, more than its header speaks of"
+        yield _problem(file, found, f"{8 + length:,} bytes, as its header says", AGAIN)
+
+
+# Tokenizer
+
+
+def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
+    if not any(all((directory / name).exists() for name in names) for names in _TOKENIZER_FILES):
+        yield _problem(directory, "no tokenizer", "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt)")
+        return
+    for name in (TOKENIZER_FILE, "tokenizer_config.json"):
+        file = directory / name
+        content = read_object(file) if file.exists() else {}
+        if isinstance(content, Problem):
+            yield content
+        elif name == TOKENIZER_FILE:
+            yield from _vocabulary_problems(directory, content)
+
+
+def _vocabulary_problems(directory: Path, tokenizer: dict[str, Any]) -> Iterator[Problem]:
+    """Tokens that the embeddings have no row for."""
+    config = read_object(directory / CONFIG_FILE)
+    rows = None if isinstance(config, Problem) else config.get("vocab_size")
+    beyond = {text: number for text, number in _tokens(tokenizer) if type(rows) is int and number >= rows}
+    if beyond:
+        first = min(beyond, key=beyond.__getitem__)
+        others = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        yield _problem(
+            directory / TOKENIZER_FILE,
+            f"the token {first!r:.40} of number {beyond[first]}{others}",
+            f"numbers below {rows}, which is vocab_size in {CONFIG_FILE}",
+            "Take the tokenizer that belongs to the model, or resize the model's embeddings and save it",
+        )
+
+
+def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The tokens of a tokenizer.json and their numbers, as far as it is of a known form: a table, or a list of pairs."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from ((text, number) for text, number in vocabulary.items() if type(number) is int)
+    elif isinstance(vocabulary, list):
+        yield from ((str(pair[0]), number) for number, pair in enumerate(vocabulary) if isinstance(pair, list) and pair)
+    added = tokenizer.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        if isinstance(token, dict) and type(token.get("id")) is int:
+            yield str(token.get("content")), token["id"]

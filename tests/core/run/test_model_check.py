@@ -1,0 +1,42 @@
+"""The core checks a model's files for whatever trainer or generator reads them, and for no other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from rlcore.plugins.discovery import Registry
+from rlcore.run.setup import Prepared
+from rlcore.spi import ConfigError, ModelError
+from rlcore.testing.fakes import fake_registry
+
+Prepare = Callable[..., Prepared]
+
+
+def reading(*roles: str) -> Registry:
+    """The fakes, of which some read the model as a Hugging Face directory, which is what a provider does that says nothing."""
+    entries = []
+    for entry in fake_registry().entries:
+        assert entry.provider is not None
+        entries.append(evolve(entry, provider=evolve(entry.provider, reads_model=entry.role in roles)))
+    return evolve(fake_registry(), entries=tuple(entries))
+
+
+@pytest.mark.parametrize("role", ["trainer", "generator"])
+def test_a_foreign_backends_model_is_checked(prepared: Prepare, tmp_path: Path, role: str) -> None:
+    with pytest.raises(ModelError, match="/nonexistent: found no such directory"):
+        prepared("model.path=/nonexistent", registry=reading(role))
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelError, match=r"3 problem(?s:.*)no config.json(?s:.*)no weights(?s:.*)no tokenizer"):
+        prepared(f"model.path={tmp_path / 'model'}", registry=reading(role))
+    prepared("model.path=org/name", registry=reading(role))
+
+
+def test_one_that_reads_something_else_is_left_to_its_own_check(prepared: Prepare) -> None:
+    prepared("model.path=/nonexistent", registry=reading())
+
+
+def test_the_models_problems_are_reported_with_the_recipes(prepared: Prepare) -> None:
+    with pytest.raises(ConfigError, match=r"2 problem(?s:.*)samples_per_prompt(?s:.*)/nonexistent: found no such directory"):
+        prepared("model.path=/nonexistent", "rollout.samples_per_prompt=1", registry=reading("trainer"))
