@@ -28,7 +28,7 @@ def model_problems(path: str) -> list[Problem]:
     """
     directory = Path(path).expanduser()
     if not directory.exists():
-        if _HUB_NAME.fullmatch(path):
+        if is_hub_name(path):
             return []
         return [_problem(path, "no such directory", "a model directory, or a name on the Hub")]
     if not directory.is_dir():
@@ -39,6 +39,11 @@ def model_problems(path: str) -> list[Problem]:
         *_tokenizer_problems(directory),
         *_generation_problems(directory),
     ]
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path that does not exist can be a name on the Hub."""
+    return _HUB_NAME.fullmatch(path) is not None
 
 
 def read_object(file: Path) -> dict[str, Any] | Problem:

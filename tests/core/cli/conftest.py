@@ -9,11 +9,13 @@ import pytest
 from attrs import define, field
 from click.testing import CliRunner, Result
 
+import rlcore.run.preview
 import rlcore.run.setup
 import rlcore.run.train
 from rlcore.cli.main import cli
 from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
 from rlcore.plugins.discovery import Entry
+from rlcore.run.preview import Preview
 from rlcore.spi import Provider
 
 
@@ -77,7 +79,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         progress.phase("evaluation")
         return {"evaluation/pass@1": 0.625, "evaluation/response_length_mean": 7.5}
 
+    def preview(prepared: Any) -> Preview:
+        return Preview(rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", notes=("odd",))
+
     monkeypatch.setattr(rlcore.run.setup, "prepare", prepare)
+    monkeypatch.setattr(rlcore.run.preview, "preview", preview)
     monkeypatch.setattr(rlcore.run.train, "train", train)
     monkeypatch.setattr(rlcore.run.train, "evaluate", evaluate)
     return calls

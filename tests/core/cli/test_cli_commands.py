@@ -62,7 +62,9 @@ def test_check_says_what_would_run(invoke, calls) -> None:
     assert not calls.trained
     lines = {line.split()[0]: line for line in result.output.splitlines()}
     assert result.stdout.startswith("ok: r.toml")
-    assert result.stderr == "note: trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU\n"
+    note = "note: trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU\n"
+    assert result.stderr == f"{note}note: odd\n"
+    assert "  data.train      3 rows of x.jsonl\n  first prompt\n    | <bos>1+1=\n    | \n" in result.stdout
     assert lines["trainer"].split(maxsplit=1)[1] == "tra 1.2 of acme-tra (auto, priority 50)"
     assert lines["generator"].split(maxsplit=1)[1] == "gen 1.2 of acme-gen (named)"
     assert "some/model, not a directory here: to be fetched from the Hub" in lines["model"]

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from rlcore.run.setup import Prepared
 
 
+MAX_LINES, MAX_CHARACTERS = 24, 2000
+"""What is shown of the first prompt."""
+
+
 @click.command("check")
 @recipe_arguments
 def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     """Check a recipe and say what would run.
 
-    Reports every unknown key, wrong type and impossible combination at once, and allocates nothing.
+    Reports every unknown key, wrong type and impossible combination at once. Reads the data whole, as a run does at its start,
+    and shows the first prompt as the model will see it. Builds no model, and fetches nothing from the Hub.
     """
+    from rlcore.run.preview import preview
     from rlcore.run.setup import prepare
 
     prepared = prepare(recipe, overrides)
@@ -27,9 +33,26 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"warning: {warning}", err=True)
     for note in prepared.notes:
         click.echo(f"note: {note}", err=True)
+    seen = preview(prepared)
+    for note in seen.notes:
+        click.echo(f"note: {note}", err=True)
     click.echo(f"ok: {recipe}")
     for name, text in _lines(prepared):
-        click.echo(f"  {name:<13} {text}")
+        click.echo(f"  {name:<15} {text}")
+    for split, rows in seen.rows.items():
+        click.echo(f"  {f'data.{split}':<15} {rows}")
+    if seen.first_prompt is not None:
+        click.echo("  first prompt")
+        for line in _shortened(seen.first_prompt):
+            click.echo(f"    | {line}")
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """A prompt's first lines."""
+    lines = text[:MAX_CHARACTERS].split("\n")
+    yield from lines[:MAX_LINES]
+    if len(text) > MAX_CHARACTERS or len(lines) > MAX_LINES:
+        yield f"... ({len(text):,} characters)"
 
 
 def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:

@@ -76,6 +76,8 @@ class DataConfig:
     train: DatasetConfig = field(factory=DatasetConfig)
     evaluation: DatasetConfig | None = None
     """None where evaluation is off."""
+    on_overlap: Literal["note", "error"] = "note"
+    """What to do where held-out prompts are trained on too: say how many, or end the run before it begins."""
 
 
 @frozen(kw_only=True)

@@ -1,14 +1,16 @@
 """Tokenizer, data and environment runner: what a run reads, checked whole before any backend is built."""
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from attrs import frozen
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.recipe import DataConfig, DatasetConfig
 from rlcore.plugins.binding import max_concurrent
-from rlcore.run.data import PromptStream, Split, load_rows
+from rlcore.run.data import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.episodes import EpisodeRunner, Failure
 from rlcore.run.model_config import config_number
 from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
@@ -33,6 +35,8 @@ class Inputs:
     """Where the algorithm trains on them; its sequences are the kept rows'."""
     evaluation_rows: Sequence[Row] | None
     evaluation_kept: Int64Array
+    notes: tuple[str, ...] = ()
+    """What is odd about the data."""
 
 
 @contextmanager
@@ -67,6 +71,7 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             evaluation_kept = _within_limits(
                 prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
             )
+        notes = () if evaluation_rows is None else tuple(_overlap(recipe.data, train_rows, evaluation_rows))
         yield Inputs(
             tokenizer=tokenizer,
             episodes=episodes,
@@ -81,10 +86,31 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             demonstrations=demonstrations,
             evaluation_rows=evaluation_rows,
             evaluation_kept=evaluation_kept,
+            notes=notes,
         )
     finally:
         if episodes is not None:
             episodes.close()
+
+
+def _overlap(data: DataConfig, train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[str]:
+    """A note where held-out prompts are trained on too; DataError where the recipe wants none."""
+    held_out = Counter(map(_prompt_key, evaluation))
+    number = sum(held_out[key] for key in held_out.keys() & set(map(_prompt_key, train)))
+    if number == 0:
+        return
+    found = f"data.evaluation: {number} of {len(evaluation)} held-out prompts are in data.train too"
+    if data.on_overlap == "error":
+        raise DataError(f"{found}; expected none (data.on_overlap). Take them out of one of the two")
+    yield f"{found}, so that pass@1 measures what was trained on"
+
+
+def _prompt_key(row: Row) -> str:
+    """What a row asks, as text; the whole row where only the environment makes a prompt of it."""
+    prompt = row.get(PROMPT)
+    return (
+        prompt if isinstance(prompt, str) else json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
+    )
 
 
 def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.model_files import eos_token_ids
+from rlcore.model_files import eos_token_ids, is_hub_name
 from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -41,6 +41,9 @@ class Tokenizer(Protocol):
 
     def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
         """`decode` of each."""
+
+    def show(self, tokens: Sequence[int] | Int32Array) -> str:
+        """Text with special tokens, as the model sees it."""
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
@@ -82,6 +85,9 @@ class PretrainedTokenizer:
         decoded: list[str] = self.backend.batch_decode(list(sequences), skip_special_tokens=True)
         return decoded
 
+    def show(self, tokens: Sequence[int] | Int32Array) -> str:
+        return str(self.backend.decode(tokens, skip_special_tokens=False))
+
     def render_chat(self, messages: Sequence[Message]) -> str:
         if self.backend.chat_template is None:
             raise DataError(
@@ -96,6 +102,28 @@ class PretrainedTokenizer:
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
         return str(text)
+
+
+def is_here(model: ModelConfig) -> bool:
+    """Whether the tokenizer is to be read from this machine: from the model's directory, or what was fetched
+    from the Hub before. True too where there is neither and the path can be no name on the Hub."""
+    if Path(model.path).expanduser().exists() or not is_hub_name(model.path):
+        return True
+    try:
+        from transformers.utils import cached_file
+    except ImportError:
+        return True  # load_tokenizer says what is missing
+
+    found = cached_file(
+        model.path,
+        "tokenizer_config.json",
+        revision=model.revision or "main",
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return found is not None
 
 
 def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:

@@ -131,7 +131,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
         _begin(prepared, directory, loop.position.step)
     loop.clock.totals["setup"] = time.perf_counter() - run.start
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-    for note in (*prepared.registry.warnings, *prepared.notes):
+    for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
         progress.note(note)
     run_to_end(loop, saver)
     try:

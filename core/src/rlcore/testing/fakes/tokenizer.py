@@ -42,6 +42,10 @@ class FakeTokenizer:
         """`decode` of each."""
         return [self.decode(tokens) for tokens in sequences]
 
+    def show(self, tokens: Sequence[int] | Int32Array) -> str:
+        """The text of token ids; end tokens have none."""
+        return self.decode(tokens)
+
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A line for each message, and the beginning of the assistant's."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
