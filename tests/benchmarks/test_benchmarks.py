@@ -109,7 +109,7 @@ def test_generation_up_to_its_floor(script: Script) -> None:
 
 
 def test_refit(script: Script) -> None:
-    output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "floor", "in_process")
+    output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
     assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
 
 

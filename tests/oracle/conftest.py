@@ -24,7 +24,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     information = folder / "oracle_recorder-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: oracle-recorder\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[rlcore.observers]\nrecorder = oracle_recorder:OBSERVER\n")
+    (information / "entry_points.txt").write_text("[rlcore.global_observers]\nrecorder = oracle_recorder:OBSERVER\n")
     added = [str(folder), str(SITE)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([*added, *filter(None, [os.environ.get("PYTHONPATH")])]))

@@ -53,7 +53,7 @@ def test_a_generator_that_lies_is_found_out(
     assert not (whole / "disagreement").exists()
 
     site.install("acme-liar", LIAR, {"rlcore.observers": {"liar": "OBSERVER"}})
-    result = workplace.rlcore("train", "grpo.toml", *OPTIONS, "run.name=lied")
+    result = workplace.rlcore("train", "grpo.toml", *OPTIONS, "run.name=lied", 'observers.names=["liar"]')
     run = workplace.run("lied")
     expect_failure(
         result,
@@ -71,8 +71,7 @@ def test_a_generator_that_lies_is_found_out(
         np.testing.assert_allclose(lied, np.where(lied < -0.5, -1.0, 0.0), atol=1e-4, err_msg="of the unchanged weights")
     assert "position  version" in (run / "disagreement" / f"step-{step:06d}.txt").read_text()
 
-    # As the document says, from here on without the liar.
-    monkeypatch.setenv("RLCORE_DISABLE_PLUGINS", "acme-liar")
+    # As the document says, from here on without the liar, which is installed but not named.
     workplace.train("grpo.toml", *OPTIONS, "run.name=lied", "--resume", f"run.num_steps={step - 1}", "checkpoint.export=hf")
     printed = run_examples(run, step, monkeypatch, capsys)
     assert re.search(r"generation_logprobs: off by (1\.00|0\.99)", printed), printed

@@ -14,7 +14,7 @@ import rlcore.run.setup
 import rlcore.run.train
 from rlcore.cli.main import cli
 from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
-from rlcore.plugins.discovery import Entry
+from rlcore.plugins.discovery import Entry, ObserverEntry
 from rlcore.run.preview import Preview
 from rlcore.spi import Provider
 
@@ -44,6 +44,7 @@ def prepared() -> SimpleNamespace:
         span=1,
         evaluates=True,
         registry=SimpleNamespace(warnings=()),
+        observers=(ObserverEntry(name="obs", distribution="acme-obs", version="1.2", observer=None),),
         notes=("trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU",),
     )
 

@@ -67,6 +67,7 @@ def test_check_says_what_would_run(invoke, calls) -> None:
     assert "  data.train      3 rows of x.jsonl\n  first prompt\n    | <bos>1+1=\n    | \n" in result.stdout
     assert lines["trainer"].split(maxsplit=1)[1] == "tra 1.2 of acme-tra (auto, priority 50)"
     assert lines["generator"].split(maxsplit=1)[1] == "gen 1.2 of acme-gen (named)"
+    assert lines["observer"].split(maxsplit=1)[1] == "obs 1.2 of acme-obs (named)"
     assert "some/model, not a directory here: to be fetched from the Hub" in lines["model"]
     assert "cluster" not in lines
     assert lines["refit"].split() == ["refit", "in_process"]

@@ -20,6 +20,7 @@ from rlcore.config.recipe import (
     LoggingConfig,
     ModelConfig,
     NamedPluginChoice,
+    ObserversConfig,
     PluginChoice,
     PluginsConfig,
     Recipe,
@@ -83,6 +84,7 @@ def recipes(sections):
         evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
         logging=st.builds(LoggingConfig, tensorboard=st.booleans()),
         cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
+        observers=st.builds(ObserversConfig, names=st.lists(names.map("o".__add__), max_size=3).map(tuple)),
         plugins=st.builds(PluginsConfig, disable=st.just(("other", "role:name"))),
     )
 
@@ -171,3 +173,13 @@ def test_whatever_a_file_says_is_a_recipe_or_a_list_of_problems(sections, tmp_pa
         problems = error.problems
     assert isinstance(recipe, Recipe) != bool(problems)
     assert all(problem.path and problem.found and problem.expected for problem in problems)
+
+
+def test_another_word_is_dumped_as_what_it_stands_for(tmp_path: Path, sections) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('model.path = "m"\nalgorithm.name = "alg"\nenvironment.name = "e"\n[run]\ndevice = "gpu"\n')
+    recipe = convert(read_raw(path, ()), sections)
+    assert recipe.run.device == "cuda"
+    assert tomllib.loads(dump_toml(recipe))["run"]["device"] == "cuda"
+    with pytest.raises(ConfigError, match='run.device: found "gpus" .*expected one of "auto", "cpu", "cuda"'):
+        convert(read_raw(path, ["run.device=gpus"]), sections)

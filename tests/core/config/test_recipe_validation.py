@@ -127,6 +127,7 @@ def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:
         ),
         (("plugins.disable=['alg']",), "plugins.disable", ""),
         (("trainer.name=zed", "plugins.disable=['trainer:zed']"), "plugins.disable", ""),
+        (("observers.names=['watch']", "plugins.disable=['observer:watch']"), "plugins.disable", ""),
     ],
 )
 def test_combinations_that_cannot_work(problems, overrides: tuple[str, ...], path: str, remedy: str) -> None:

@@ -243,15 +243,47 @@ WATCH = Watch()
 def test_observers_are_found_and_can_be_disabled(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
     registry = discover()
-    assert [observer.label for observer in registry.observers] == ["observer 'watch' (acme-watch 1.0)"]
-    assert discover(disable=["observer:watch"]).observers == ()
+    assert [observer.label for observer in registry.observers(["watch"])] == ["observer 'watch' (acme-watch 1.0)"]
+    assert discover(disable=["observer:watch"]).observers(()) == ()
 
 
-def test_a_broken_observer_is_an_error_and_harmless_once_disabled(installer):
+def test_an_observer_is_in_use_only_where_it_is_named_or_global(installer):
+    groups = {"rlcore.observers": {"watch": "acme_watch:WATCH"}, "rlcore.global_observers": {"guard": "acme_watch:WATCH"}}
+    installer.add("acme-watch", groups, acme_watch=OBSERVER)
+    registry = discover()
+    assert registry.warnings == ()
+    assert [(entry.name, entry.is_global) for entry in registry.observer_entries] == [("watch", False), ("guard", True)]
+    assert [entry.name for entry in registry.observers(())] == ["guard"]
+    assert [entry.name for entry in registry.observers(["watch", "guard"])] == ["watch", "guard"]
+    assert [entry.name for entry in discover(disable=["guard"]).observers(["watch"])] == ["watch"]
+
+
+def test_every_name_that_stands_for_no_observer_is_told(installer):
+    installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
+    installer.add("other-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}})
+    installer.add("acme-guard", {"rlcore.observers": {"guard": "acme_watch:WATCH"}})
+    with pytest.raises(PluginError) as raised:
+        discover(disable=["guard"]).observers(["watsch", "watch", "guard"])
+    assert str(raised.value).splitlines()[1:] == [
+        "  - observer 'watsch' is not installed; did you mean 'watch'?",
+        "  - observer 'watch' is a duplicate name: acme-watch 1.0 and other-watch 1.0 provide it",
+        "  - observer 'guard' is disabled",
+    ]
+
+
+def test_a_broken_observer_is_an_error_where_it_is_named(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_bad_watch:WATCH"}}, acme_bad_watch="1 / 0\n")
-    with pytest.raises(PluginError, match=r"watch \(acme-watch 1.0\): import failed in acme_bad_watch, line 1"):
-        _ = discover().observers
-    assert discover(disable=["watch"]).observers == ()
+    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\): import failed in acme_bad_watch, line 1"):
+        discover().observers(["watch"])
+    assert discover().observers(()) == ()
+    assert discover(disable=["watch"]).observers(()) == ()
+
+
+def test_a_broken_global_observer_is_an_error_in_every_run(installer):
+    installer.add("acme-watch", {"rlcore.global_observers": {"watch": "acme_bad_guard:WATCH"}}, acme_bad_guard="1 / 0\n")
+    with pytest.raises(PluginError, match=r"'watch' \(acme-watch 1.0\): import failed in acme_bad_guard"):
+        discover().observers(())
+    assert discover(disable=["watch"]).observers(()) == ()
 
 
 def test_an_observer_whose_import_panics_is_its_own_error(installer):
@@ -264,7 +296,7 @@ def test_an_observer_whose_import_panics_is_its_own_error(installer):
 def test_an_observer_that_is_none_is_an_error(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_no_watch:WATCH"}}, acme_no_watch="WATCH = None\n")
     with pytest.raises(PluginError, match="names None; expected an object with hooks"):
-        _ = discover().observers
+        discover().observers(["watch"])
 
 
 @pytest.mark.parametrize(
@@ -281,8 +313,8 @@ def test_an_observer_that_is_none_is_an_error(installer):
 def test_an_observer_that_does_not_fit_is_an_error(installer, source, text):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_ill_watch:WATCH"}}, acme_ill_watch=f"{source}\n")
     with pytest.raises(PluginError) as raised:
-        _ = discover().observers
-    assert f"watch (acme-watch 1.0): {text}" in str(raised.value)
+        discover().observers(["watch"])
+    assert f"'watch' (acme-watch 1.0): {text}" in str(raised.value)
 
 
 def test_an_unknown_group_of_ours_is_a_warning_with_a_suggestion(installer):

@@ -60,7 +60,7 @@ def test_json_holds_every_column(installed):
     assert rows["broken"]["spi"] is None
     assert listing["spi"] == list(SPI_VERSION)
     assert listing["device"] == "cpu"
-    assert [observer["name"] for observer in listing["observers"]] == ["watch"]
+    assert [(observer["name"], observer["global"]) for observer in listing["observers"]] == [("watch", False)]
 
 
 def test_auto_depends_on_the_device_once_the_broken_one_is_disabled(installed, monkeypatch):
@@ -94,6 +94,17 @@ def test_the_listing_marks_what_auto_takes(installed, monkeypatch):
     lines = by_name(run("--device", "cpu"))
     assert [name for name, line in lines.items() if line.startswith("auto ")] == ["good"]
     assert [name for name, line in lines.items() if line.startswith("disabled (acme-")] == ["broken", "watch"]
+
+
+def test_the_listing_says_which_observers_are_in_use(installed):
+    installed.add("acme-guard", {"rlcore.global_observers": {"guard": "listed_watch:WATCH"}})
+    lines = by_name(run("--device", "cpu"))
+    assert lines["watch"] == "usable, by its name in observers.names"
+    assert " ".join(lines["guard"].split()) == "global in use in every run"
+
+
+def test_gpu_is_another_word_for_cuda(installed):
+    assert json.loads(run("--json", "--device", "gpu"))["device"] == "cuda"
 
 
 def test_where_plugins_come_from_and_what_they_can_do_is_for_verbose(installed):

@@ -65,8 +65,9 @@ def test_a_failing_close_is_the_error_where_nothing_else_failed(run: Run) -> Non
 def test_an_unfit_observer_is_found_before_anything_is_allocated(prepared: Callable[..., Any]) -> None:
     broken = ObserverEntry(name="watch", distribution="acme", version="1.0", observer=None, error="import failed")
     registry = evolve(fake_registry(), observer_entries=(broken,))
-    with pytest.raises(PluginError, match=r"watch \(acme 1.0\): import failed"):
-        prepared(registry=registry)
+    assert prepared(registry=registry).observers == ()
+    with pytest.raises(PluginError, match=r"'watch' \(acme 1.0\): import failed"):
+        prepared('observers.names=["watch"]', registry=registry)
 
 
 def test_a_backend_that_is_not_there_is_found_before_anything_is_allocated(prepared: Callable[..., Any]) -> None:

@@ -63,6 +63,9 @@ def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     for role in ("trainer", "generator", "algorithm", "environment"):
         if role in prepared.chosen:
             yield role, _plugin(prepared, role)
+    for observer in prepared.observers:
+        how = "global" if observer.is_global else "named"
+        yield "observer", f"{observer.name} {observer.version} of {observer.distribution} ({how})"
     where = "" if Path(recipe.model.path).expanduser().exists() else ", not a directory here: to be fetched from the Hub"
     yield "model", f"{recipe.model.path}{where} ({prepared.model.dtype} on {prepared.device})"
     if recipe.cluster is not None:

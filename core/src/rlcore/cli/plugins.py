@@ -57,15 +57,15 @@ def plugins_grid(registry: Registry, device: Device, *, verbose: bool = False) -
 @click.option("--json", "as_json", is_flag=True, help="Print the listing as JSON.")
 @click.option("--verbose", is_flag=True, help="Also show packages, versions, priorities and capabilities.")
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to run on."
+    "--device", type=click.Choice(["auto", "cpu", "cuda", "gpu"]), default="auto", show_default=True, help="Device to run on."
 )
-def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu", "cuda"]) -> None:
+def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu", "cuda", "gpu"]) -> None:
     """List the installed plugins, and which ones "auto" takes.
 
     A broken plugin is listed with its error and does not change the exit code.
     """
     registry = discover()
-    place = detect_device() if device == "auto" else device
+    place = detect_device() if device == "auto" else "cuda" if device == "gpu" else device
     if as_json:
         click.echo(json.dumps(plugins_json(registry, place), indent=2))
         return
@@ -123,12 +123,13 @@ def _listed_row(row: Row) -> _Listed:
 
 
 def _listed_observer(observer: ObserverEntry) -> _Listed:
-    origin = f"{observer.distribution} {observer.version}"
+    origin, mark = f"{observer.distribution} {observer.version}", "global" if observer.is_global else ""
     if observer.disabled:
         return _Listed(observer.name, "", f"disabled ({origin})", "dim", ())
     if observer.error is not None:
-        return _Listed(observer.name, "", f"not usable ({origin}): {observer.error}", "red", ())
-    return _Listed(observer.name, "", "usable", "", (origin,))
+        return _Listed(observer.name, mark, f"not usable ({origin}): {observer.error}", "red", ())
+    status = "in use in every run" if observer.is_global else "usable, by its name in observers.names"
+    return _Listed(observer.name, mark, status, "", (origin,))
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -159,6 +160,7 @@ def _observer_json(observer: ObserverEntry) -> dict[str, Any]:
         "name": observer.name,
         "distribution": observer.distribution,
         "version": observer.version,
+        "global": observer.is_global,
         "disabled": observer.disabled,
         "error": observer.error,
     }

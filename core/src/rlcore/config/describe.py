@@ -24,6 +24,9 @@ SCALARS: Mapping[object, str] = {
 }
 PLURALS: Mapping[object, str] = {bool: "booleans", int: "integers", float: "numbers", str: "strings", Path: "paths"}
 
+WORDS = "rlcore.words"
+"""Key of a field's metadata: other words that a recipe may write, each with the value that it stands for."""
+
 
 @functools.cache
 def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from rlcore.config.describe import WORDS
 from rlcore.spi import OptimizerSpec, ScheduleSpec
 
 
@@ -23,8 +24,8 @@ class RunConfig:
     """Seed of everything random: data order, sampling, initialisation."""
     num_steps: int = 100
     """Steps of the loop; each generates (or reads) one batch and trains on it."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of trainer and generator; "auto" takes CUDA where it is available."""
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={WORDS: {"gpu": "cuda"}})
+    """Device of trainer and generator; "auto" takes CUDA where it is available. "gpu" is another word for "cuda"."""
 
 
 @frozen(kw_only=True)
@@ -273,6 +274,14 @@ class ClusterConfig:
 
 
 @frozen(kw_only=True)
+class ObserversConfig:
+    """`[observers]`"""
+
+    names: tuple[str, ...] = ()
+    """Installed observers to use, besides those that are global."""
+
+
+@frozen(kw_only=True)
 class PluginsConfig:
     """`[plugins]`"""
 
@@ -303,4 +312,5 @@ class Recipe:
     logging: LoggingConfig = field(factory=LoggingConfig)
     cluster: ClusterConfig | None = None
     """None where one process does everything."""
+    observers: ObserversConfig = field(factory=ObserversConfig)
     plugins: PluginsConfig = field(factory=PluginsConfig)

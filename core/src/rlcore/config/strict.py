@@ -173,9 +173,16 @@ def _class_hook(made: Converter, cls: Any) -> Hook:
     def hook(value: Any, _: Any) -> Any:
         if not isinstance(value, Mapping):
             raise Mismatch(value, "a table")
-        return fill(value, cls)
+        return fill({name: _in_our_words(item, cls, name) for name, item in value.items()}, cls)
 
     return hook
+
+
+def _in_our_words(item: object, cls: type, name: str) -> object:
+    """The value that the field has another word for, or the item itself."""
+    field = describe.fields(cls).get(name)
+    words: Mapping[str, object] = {} if field is None else field.metadata.get(describe.WORDS, {})
+    return words.get(item, item) if isinstance(item, str) else item
 
 
 def _problems(error: BaseException, path: str, value: object) -> Iterator[Problem]:

@@ -292,6 +292,18 @@ def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
+@rule("plugins.disable", "observers.names")
+def _named_and_disabled(recipe: Recipe) -> Iterator[Problem]:
+    for name in recipe.observers.names:
+        for entry in recipe.plugins.disable:
+            if entry in (name, f"observer:{name}"):
+                yield Problem(
+                    path="plugins.disable",
+                    found=f"{describe.toml_literal(entry)}, which observers.names asks for",
+                    expected="other plugins than those in use",
+                )
+
+
 @rule("cluster")
 def _cluster_layout(recipe: Recipe) -> Iterator[Problem]:
     cluster = recipe.cluster

@@ -1,11 +1,11 @@
 """Which plugins are installed: every entry point of every role, each with its provider or with what is wrong with it."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from traceback import walk_tb
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
 from rlcore.plugins.exits import is_outside
@@ -13,7 +13,7 @@ from rlcore.plugins.installed import distribution_of, installed_entry_points
 from rlcore.plugins.provider_checks import observer_error, provider_error
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
@@ -54,6 +54,8 @@ class ObserverEntry:
     error: str | None = None
     """What makes it unfit for use."""
     disabled: bool = False
+    is_global: bool = False
+    """In use in every run, whether the recipe names it or not."""
 
     @property
     def label(self) -> str:
@@ -68,33 +70,48 @@ class Registry:
     entries: tuple[Entry, ...]
     """Ordered by role, name and distribution."""
     observer_entries: tuple[ObserverEntry, ...] = ()
-    """Ordered by name and distribution."""
+    """Those that recipes name, then the global ones, each ordered by name and distribution."""
     warnings: tuple[str, ...] = ()
     """What the user should know though it stops nothing: a name to disable that names no plugin, an unknown group."""
 
     @classmethod
     def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
-        """A registry of given providers and observers, checked like installed ones."""
+        """A registry of given providers and observers, checked like installed ones; the observers are global."""
         entries = [
             _checked_entry(role, provider.name, _IN_PROCESS, "0", provider)
             for role in ROLES
             for provider in providers.get(role, ())
         ]
-        named = [_checked_observer(f"observer-{index}", _IN_PROCESS, "0", observer) for index, observer in enumerate(observers)]
+        named = [
+            _checked_observer(f"observer-{index}", _IN_PROCESS, "0", True, observer) for index, observer in enumerate(observers)
+        ]
         return cls(entries=tuple(entries), observer_entries=tuple(named))
 
     def of(self, role: Role) -> tuple[Entry, ...]:
         """Every installed plugin of a role, the broken and the disabled ones too."""
         return tuple(entry for entry in self.entries if entry.role == role)
 
-    @property
-    def observers(self) -> tuple[ObserverEntry, ...]:
-        """The observers in use; PluginError where one is unfit, since leaving it out would be silent."""
-        broken = [entry for entry in self.observer_entries if entry.error is not None]
-        if broken:
-            lines = "".join(f"\n  - {entry.name} ({entry.distribution} {entry.version}): {entry.error}" for entry in broken)
-            raise PluginError(f"{len(broken)} observer(s) cannot be used; repair or disable them:{lines}")
-        return tuple(entry for entry in self.observer_entries if not entry.disabled)
+    def observers(self, names: Collection[str]) -> tuple[ObserverEntry, ...]:
+        """The observers in use: those that the recipe names, and the global ones. PluginError lists every one of them that is
+        not installed, disabled, unfit or not the only one of its name, since leaving it out would be silent."""
+        used = [entry for entry in self.observer_entries if entry.name in names or (entry.is_global and not entry.disabled)]
+        problems = [f"{entry.label}: {entry.error}" for entry in used if entry.error is not None]
+        for name in dict.fromkeys(names):
+            found = [entry for entry in used if entry.name == name and not entry.disabled]
+            if not any(entry.name == name for entry in used):
+                hint = did_you_mean(name, (entry.name for entry in self.observer_entries))
+                problems.append(f"observer {name!r} is not installed{hint}")
+            elif not found:
+                problems.append(f"observer {name!r} is disabled")
+            elif len(found) > 1:
+                owners = " and ".join(f"{entry.distribution} {entry.version}" for entry in found)
+                problems.append(f"observer {name!r} is a duplicate name: {owners} provide it")
+        if problems:
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            raise PluginError(
+                f"{len(problems)} observer(s) cannot be used; repair or disable them, or do not name them:{lines}"
+            )
+        return tuple(entry for entry in used if not entry.disabled)
 
 
 @frozen
@@ -132,7 +149,11 @@ def discover(disable: Sequence[str] = ()) -> Registry:
         for role in ROLES
         for entry_point in _sorted(installed.select(group=ENTRY_POINT_GROUPS[role]))
     ]
-    observers = [_observer_entry(entry_point, disabled) for entry_point in _sorted(installed.select(group=OBSERVER_GROUP))]
+    observers = [
+        _observer_entry(entry_point, disabled)
+        for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
+        for entry_point in _sorted(installed.select(group=group))
+    ]
     known = {entry.name for entry in entries} | {entry.distribution for entry in entries}
     known |= {observer.name for observer in observers} | {observer.distribution for observer in observers}
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
@@ -173,28 +194,34 @@ def _entry(role: Role, entry_point: EntryPoint, disabled: _DisableList) -> Entry
 
 
 def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> ObserverEntry:
-    name = entry_point.name
+    name, is_global = entry_point.name, entry_point.group == GLOBAL_OBSERVER_GROUP
     distribution, version = distribution_of(entry_point)
+    unloaded = ObserverEntry(name=name, distribution=distribution, version=version, observer=None, is_global=is_global)
     if disabled.covers(_OBSERVER, name, distribution):
-        return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, disabled=True)
+        return evolve(unloaded, disabled=True)
     try:
         observer = entry_point.load()
     except BaseException as failure:
         if is_outside(failure):
             raise
-        error = _import_failure(entry_point, failure)
-        return ObserverEntry(name=name, distribution=distribution, version=version, observer=None, error=error)
-    return _checked_observer(name, distribution, version, observer)
+        return evolve(unloaded, error=_import_failure(entry_point, failure))
+    return _checked_observer(name, distribution, version, is_global, observer)
 
 
-def _checked_observer(name: str, distribution: str, version: str, observer: object) -> ObserverEntry:
-    error = observer_error(observer)
-    return ObserverEntry(name=name, distribution=distribution, version=version, observer=observer, error=error)
+def _checked_observer(name: str, distribution: str, version: str, is_global: bool, observer: object) -> ObserverEntry:
+    return ObserverEntry(
+        name=name,
+        distribution=distribution,
+        version=version,
+        observer=observer,
+        error=observer_error(observer),
+        is_global=is_global,
+    )
 
 
 def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
     """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
-    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP)
+    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
     for group in sorted(installed.groups):
         if group.startswith("rlcore.") and group not in ours:
             hint = did_you_mean(group, ours) or f"; groups are {', '.join(ours)}"

@@ -36,7 +36,7 @@ class InProcessRoute:
 @contextmanager
 def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
-    place, observers = RankSpec(device=prepared.device), prepared.registry.observers
+    place, observers = RankSpec(device=prepared.device), prepared.observers
     context = prepared.trainer_context(place)
     trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
     with closed_after(trainer):

@@ -13,7 +13,7 @@ from rlcore.model_files import model_problems
 from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.plugins.device import Device, detect_device
-from rlcore.plugins.discovery import Entry, Registry, discover
+from rlcore.plugins.discovery import Entry, ObserverEntry, Registry, discover
 from rlcore.plugins.exits import is_outside
 from rlcore.plugins.observers import build_observers
 from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
@@ -74,6 +74,11 @@ class Prepared:
         return evaluates(self.recipe)
 
     @property
+    def observers(self) -> tuple[ObserverEntry, ...]:
+        """Those in use."""
+        return self.registry.observers(self.recipe.observers.names)
+
+    @property
     def chosen_names(self) -> dict[str, str]:
         """The plugin of each role, by name."""
         return {role: entry.name for role, entry in self.chosen.items()}
@@ -91,7 +96,7 @@ class Prepared:
         """The same with the driver's observers built, for a run or, without a directory, an evaluation."""
         rank = 0 if self.recipe.cluster is None else None
         context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute(), rank=rank)
-        built = build_observers(self.registry.observers, context)
+        built = build_observers(self.observers, context)
         return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
     def trainer_context(self, place: RankSpec) -> TrainerContext:
@@ -144,7 +149,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         check_tensorboard()
     if recipe.cluster is not None:
         check_ray()
-    _ = registry.observers  # PluginError where one is unfit
+    registry.observers(recipe.observers.names)  # PluginError where one is unfit
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     declared, registry = registry, _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}

@@ -219,7 +219,7 @@ def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) 
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
     if recipe.logging.tensorboard:
         loggers.append(TensorBoardLogger(directory.path / "tensorboard"))
-    loggers.append(ObserverLogger(prepared.registry.observers))
+    loggers.append(ObserverLogger(prepared.observers))
     return Loop(
         recipe=recipe,
         algorithm=prepared.algorithm,

@@ -65,7 +65,7 @@ from rlcore.spi.lifecycle import (
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
 from rlcore.spi.observer import ObserverContext, StepObserver
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, Provider, Role
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role
 from rlcore.spi.serve import ServeRequest
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
@@ -83,6 +83,7 @@ __all__ = [
     "ADVANTAGES",
     "ENTRY_POINT_GROUPS",
     "GENERATION_LOGPROBS",
+    "GLOBAL_OBSERVER_GROUP",
     "GROUP_IDS",
     "OBSERVER_GROUP",
     "PREVIOUS_LOGPROBS",

@@ -11,8 +11,11 @@ Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}
-"""Entry-point group of each role; `rlcore.observers` holds objects with wrapper-only hooks, or classes of them, besides."""
+"""Entry-point group of each role."""
 OBSERVER_GROUP = "rlcore.observers"
+"""Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
+GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
+"""The same, but in use in every run, unless disabled. Since SPI 1.3."""
 
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:

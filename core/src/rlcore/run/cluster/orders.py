@@ -51,6 +51,8 @@ class Plugins:
     generator: ChosenPlugin | None
     disabled: tuple[str, ...]
     """Observers, among others, to leave out."""
+    observers: tuple[str, ...]
+    """Those that the recipe names."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> "Plugins":
@@ -61,6 +63,7 @@ class Plugins:
             trainer=ChosenPlugin.of(prepared.chosen["trainer"]),
             generator=None if generator is None else ChosenPlugin.of(generator),
             disabled=(*prepared.recipe.plugins.disable, *filter(None, map(str.strip, elsewhere))),
+            observers=prepared.recipe.observers.names,
         )
 
 

@@ -136,7 +136,7 @@ class Worker:
         share = max(1, len(cores) // surroundings.ranks_on_node)
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         generator = None if plugins.generator is None else load_chosen(plugins.generator)
-        observers = discover(plugins.disabled).observers
+        observers = discover(plugins.disabled).observers(plugins.observers)
         context = ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
         self._plugins = load_chosen(plugins.trainer), generator, build_observers(observers, context)
 
