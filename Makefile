@@ -57,6 +57,7 @@ lint: setup-dev
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev
 	$(BIN)/python tests/core/testing/mutant_outcomes.py
+	$(BIN)/python tests/mutants/print_table.py
 
 docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from .cases import MAX_MICROBATCH_TOKENS, PARTIAL_CREDIT, Case
+from .cases import MAX_MICROBATCH_TOKENS, PARTIAL_CREDIT, SAMPLES_PER_PROMPT, Case
 from .recorded import Part, RecordedRun, Sample
 from .recorded import Sequence as SeenSequence
 from .reference_run import ExpectedSample, ExpectedStep, ExpectedUpdate, ReferenceRun
@@ -52,6 +52,9 @@ def _samples(step: ExpectedStep, tolerance: Tolerance) -> Iterator[str]:
     ]
     if not max(distances) <= tolerance.logprobs:
         yield f"generation_logprobs are off by up to {max(distances):.2g}"
+    groups = Counter((expected.sample.group, expected.sample.prompt) for expected in step.samples)
+    if set(groups.values()) != {SAMPLES_PER_PROMPT} or len({group for group, _ in groups}) != len(groups):
+        yield f"samples by group and prompt: {dict(groups)}; expected {SAMPLES_PER_PROMPT} of one prompt in each group"
     for number, expected in enumerate(step.samples):
         own = expected.sample
         prompt = len(own.prompt)  # a character is a token

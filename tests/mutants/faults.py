@@ -1,0 +1,309 @@
+"""Faults of one line, planted between the parts of a run, each with a test that must fail with it.
+
+What each part does is tested beside it; these faults leave every part plausible and make the whole train on something else.
+"""
+
+from attrs import frozen
+
+ORACLE = "tests/oracle/test_grpo_oracle.py::test_one_rank[{}]"
+WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
+WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
+UPDATES = "tests/core/run/test_updates.py"
+LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.trainer_group"
+
+
+@frozen
+class Fault:
+    """One line of a module replaced by another."""
+
+    name: str
+    module: str
+    line: str
+    """Occurs once in the module, without its indentation."""
+    planted: str
+    killer: str
+    """The test that must fail, as pytest names it."""
+
+
+FAULTS = (
+    # The loop
+    Fault(
+        "later updates are declared to be first ones",
+        LOOP,
+        'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")',
+        'later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="unchanged")',
+        WITH_KL,
+    ),
+    Fault(
+        "the column of the previous log-probabilities is dropped",
+        LOOP,
+        "columns.append(PREVIOUS_LOGPROBS)",
+        "pass",
+        WITH_KL,
+    ),
+    Fault(
+        "the previous log-probabilities are the reference's",
+        LOOP,
+        'previous = self.trainer.logprobs(batch, sequences, "policy", version)',
+        'previous = self.trainer.logprobs(batch, sequences, "reference", version)',
+        WITH_KL,
+    ),
+    Fault(
+        "the reference is the policy at the start of the step",
+        LOOP,
+        'reference = self.trainer.logprobs(batch, every, "reference", version)',
+        'reference = self.trainer.logprobs(batch, every, "policy", version)',
+        WITH_KL,
+    ),
+    Fault(
+        "a minibatch is trained on twice, the last one never",
+        LOOP,
+        "return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]",
+        "return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[:-1]]",
+        WITH_KL,
+    ),
+    Fault(
+        "minibatches cut groups apart",
+        LOOP,
+        "return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]",
+        "return [np.sort(part) for part in np.array_split(random.permutation(batch.num_sequences), num_updates)]",
+        WITH_KL,
+    ),
+    Fault(
+        "every step's minibatches are shuffled alike",
+        LOOP,
+        "random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])",
+        "random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, 1])",
+        WITH_KL,
+    ),
+    Fault(
+        "updates without a signal are made",
+        LOOP,
+        "if counted[sequences].any()",
+        "if num_loss_tokens[sequences].any()",
+        WITHOUT_KL,
+    ),
+    Fault(
+        "the schedule is a step ahead",
+        LOOP,
+        "batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step",
+        "batch, planned = training.batch, step * self.recipe.training.updates_per_step",
+        WITH_KL,
+    ),
+    Fault(
+        "the generator is refitted once",
+        LOOP,
+        "if self.refitter is None or self.position.generator_version == self.position.weight_version:",
+        "if self.refitter is None or self.position.generator_version >= 0:",
+        WITH_KL,
+    ),
+    # What a step is made of
+    Fault(
+        "the policy trains on the held-out rows",
+        "rlcore.run.train",
+        "rows=inputs.train_rows,",
+        "rows=inputs.evaluation_rows,",
+        "tests/core/run/test_train.py::test_training_and_evaluation_see_their_own_rows_alone",
+    ),
+    Fault(
+        "training samples at the evaluation's temperature",
+        "rlcore.run.train",
+        "rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout",
+        "rollout, options = recipe.rollout, recipe.evaluation",
+        WITH_KL,
+    ),
+    Fault(
+        "every step draws the same samples",
+        "rlcore.run.sources",
+        "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))",
+        "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS))",
+        "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
+    ),
+    Fault(
+        "every step takes the same prompts",
+        "rlcore.run.sources",
+        "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]",
+        "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(0)]]",
+        "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
+    ),
+    Fault(
+        "groups are dealt out sample by sample",
+        "rlcore.run.rollouts",
+        "group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)",
+        "group_ids = np.sort(np.random.default_rng(0).integers(0, len(self.starts.rows), len(offsets) - 1).astype(np.int32))",
+        WITH_KL,
+    ),
+    Fault(
+        "a sample gets its neighbour's reward",
+        "rlcore.run.rollouts",
+        "rewards=np.where(self.valid, self.rewards, 0.0).astype(np.float32),",
+        "rewards=np.roll(np.where(self.valid, self.rewards, 0.0), 1).astype(np.float32),",
+        WITH_KL,
+    ),
+    Fault(
+        "the prompt takes part in the loss",
+        "rlcore.run.rollouts",
+        "loss_mask = versions != NOT_GENERATED",
+        "loss_mask = np.diff(np.r_[-1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))]) == 0",
+        WITH_KL,
+    ),
+    # The trainer as the loop sees it
+    Fault(
+        "a minibatch is divided by the whole step's counts",
+        TRAINER,
+        "counts=minibatch.counts,",
+        "counts=minibatch.batch.counts(),",
+        WITH_KL,
+    ),
+    Fault(
+        "log-probabilities come back in the batch's order instead of the microbatches'",
+        TRAINER,
+        "return put_rows(result.logprobs, bare.offsets, np.concatenate(plan))",
+        "return put_rows(result.logprobs, bare.offsets, sequences)",
+        WITH_KL,
+    ),
+    Fault(
+        "the last microbatch of an update is left out",
+        TRAINER,
+        "microbatches=tuple(batch.select(sequences) for sequences in self._plan(batch, minibatch.sequences)),",
+        "microbatches=tuple(batch.select(sequences) for sequences in self._plan(batch, minibatch.sequences))[:-1],",
+        WITH_KL,
+    ),
+    Fault(
+        "the trainer's place in the schedule is the number of updates made",
+        TRAINER,
+        "schedule_step=minibatch.schedule_step if self.handle.has(capabilities.SCHEDULE_STEP) else weight_version,",
+        "schedule_step=weight_version,",
+        WITHOUT_KL,
+    ),
+    Fault(
+        "the trainer computes at temperature 1",
+        "rlcore.run.in_process",
+        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=1.0,",
+        WITH_KL,
+    ),
+    # Several ranks
+    Fault(
+        "ranks divide by half of the counts",
+        "rlcore.run.cluster.pool_groups",
+        "counts=minibatch.counts,",
+        "counts=type(minibatch.counts)(num_loss_tokens=minibatch.counts.num_loss_tokens // 2, num_loss_sequences=1),",
+        "tests/core/cluster/test_cluster_runs.py::test_the_figures_are_those_of_one_process[two]",
+    ),
+    Fault(
+        "what only keeps a rank busy counts in the loss",
+        "rlcore.run.cluster.dispatch",
+        "column[taken.offsets[place] : taken.offsets[place + 1]] = 0",
+        "pass",
+        "tests/core/cluster/test_dispatch.py",
+    ),
+    Fault(
+        "all ranks get the first one's microbatches",
+        "rlcore.run.cluster.dispatch",
+        "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
+        "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
+        "tests/core/cluster/test_dispatch.py",
+    ),
+    # The handles
+    Fault(
+        "a trainer's version is not followed",
+        "rlcore.plugins.trainer_handle",
+        "_check_version(result.weight_version, request.weight_version + 1)",
+        "pass",
+        "tests/core/plugins/test_trainer_handle.py",
+    ),
+    Fault(
+        "digests are acknowledged unseen",
+        "rlcore.plugins.generator_handle",
+        "compare_digests(request.weights.specs, sent, result.digests)",
+        "pass",
+        "tests/core/plugins/test_generator_handle.py",
+    ),
+    # What torch backends share
+    Fault(
+        "the loss compares the policy with itself",
+        "rlcore.torchkit.losses",
+        "previous_logprobs=None if previous is None else previous.detach(),",
+        "previous_logprobs=logprobs.detach(),",
+        WITH_KL,
+    ),
+    Fault(
+        "figures are the first microbatch's",
+        "rlcore.torchkit.losses",
+        "sums={name: torch.stack([output.sums[name].double() for output in outputs]).sum() for name in sorted(first.sums)},",
+        "sums={name: first.sums[name].double() for name in sorted(first.sums)},",
+        WITH_KL,
+    ),
+    Fault(
+        "log-probabilities stand one token too early",
+        "rlcore.torchkit.logprobs",
+        "aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]",
+        "aligned = [None if values is None else _align(values, predicting, packed.num_tokens) for values in results]",
+        WITH_KL,
+    ),
+    Fault(
+        "the temperature is missing in the gradient",
+        "rlcore.torchkit.logprobs",
+        "upstreams = Upstream.scaled_by(-1.0 / ctx.temperature, grad_logprobs, grad_entropy, entropies)",
+        "upstreams = Upstream.scaled_by(-1.0, grad_logprobs, grad_entropy, entropies)",
+        WITH_KL,
+    ),
+    # The plugins
+    Fault(
+        "the rate is read at the weights' version",
+        "rlcore_fsdp2.backend",
+        "rate = self._context.learning_rate(schedule_step)",
+        "rate = self._context.learning_rate(self._weight_version)",
+        WITHOUT_KL,
+    ),
+    Fault(
+        "vectors decay too",
+        "rlcore_fsdp2.optimizer",
+        '{"params": members, "weight_decay": spec.weight_decay if members[0].ndim > 1 else 0.0}',
+        '{"params": members, "weight_decay": spec.weight_decay}',
+        WITH_KL,
+    ),
+    Fault(
+        "gradients are never clipped",
+        "rlcore_fsdp2.optimizer",
+        "if 0.0 < max_norm < norm:",
+        "if 0.0 < norm < max_norm:",
+        WITH_KL,
+    ),
+    Fault(
+        "advantages are divided by the standard deviation of the population",
+        "rlcore_grpo.advantages",
+        "std = np.sqrt(np.add.reduceat(centred**2, starts) / others)",
+        "std = np.sqrt(np.add.reduceat(centred**2, starts) / sizes)",
+        WITH_KL,
+    ),
+    Fault(
+        "the pull is away from the sampler instead of the reference",
+        "rlcore_grpo.loss",
+        "reference = _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
+        "reference = generation",
+        WITH_KL,
+    ),
+    Fault(
+        "the importance weight is upside down",
+        "rlcore_grpo.loss",
+        "ratio = importance_ratio(previous, generation)",
+        "ratio = importance_ratio(generation, previous)",
+        ORACLE.format("fsdp2-4-updates-trainer-no-kl-top-p"),
+    ),
+    Fault(
+        "the sampler reports log-probabilities without the temperature",
+        "rlcore_transformers.sampling",
+        "return tokens, _pick(probabilities, tokens).log()",
+        "return tokens, _pick(logits, tokens) - logits.logsumexp(-1)",
+        WITH_KL,
+    ),
+    Fault(
+        "a position's draw depends on the seed alone",
+        "rlcore_transformers.sampling",
+        "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))",
+        "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + 0 * positions.astype(np.uint64))",
+        "tests/transformers_generation/test_transformers_sampling.py",
+    ),
+)
