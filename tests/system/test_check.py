@@ -19,7 +19,7 @@ def test_it_counts_rows_and_shows_the_first_prompt(workplace: Workplace) -> None
     result = workplace.rlcore("check", "grpo.toml", "data.train.shuffle=false")
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
-    assert "  data.train      60 rows of the environment\n  data.evaluation 8 rows of the environment\n" in result.stdout
+    assert "  train data    60 rows of the environment\n  held-out data 8 rows of the environment\n" in result.stdout
     prompt = result.stdout.partition("  first prompt\n    | ")[2]
     assert prompt[1] == "+"
     assert prompt.endswith("=\n")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlcore.run.setup import Prepared
 
 
+DATA = {"train": "train data", "evaluation": "held-out data"}
 MAX_LINES, MAX_CHARACTERS = 24, 2000
 """What is shown of the first prompt."""
 
@@ -38,9 +39,9 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"note: {note}", err=True)
     click.echo(f"ok: {recipe}")
     for name, text in _lines(prepared):
-        click.echo(f"  {name:<15} {text}")
+        click.echo(f"  {name:<13} {text}")
     for split, rows in seen.rows.items():
-        click.echo(f"  {f'data.{split}':<15} {rows}")
+        click.echo(f"  {DATA[split]:<13} {rows}")
     if seen.first_prompt is not None:
         click.echo("  first prompt")
         for line in _shortened(seen.first_prompt):
