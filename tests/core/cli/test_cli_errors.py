@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli.errors import INTERRUPTED, UNEXPECTED
+from rlcore.plugins.exits import attributed
 from rlcore.spi import errors
 from rlcore.spi.errors import Problem, ProblemsError, RlcoreError
 
@@ -85,6 +86,22 @@ def test_the_unforeseen_names_the_file_with_its_traceback(invoke, calls, monkeyp
     debugged = invoke("--debug", "check", "r.toml")
     assert "Traceback" in debugged.stderr
     assert len(list(tmp_path.glob("traceback-*.txt"))) == 1
+
+
+def test_what_an_observer_raises_is_said_to_be_its_own(invoke, calls, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail() -> None:
+        with attributed("raised in after_step of observer 'watch' (acme 1.0)", owner="observer 'watch' (acme 1.0)"):
+            raise ConnectionError("no tracker")
+
+    calls.on_prepare = fail
+    result = invoke("check", "r.toml")
+    assert result.exit_code == UNEXPECTED
+    said = "unexpected ConnectionError: no tracker. It comes from observer 'watch' (acme 1.0), or from a library that it uses."
+    assert said in result.stderr
+    assert "defect" not in result.stderr
+    assert "traceback-" in result.stderr
 
 
 def test_the_traceback_of_a_run_lies_in_its_directory(invoke, calls, tmp_path: Path) -> None:

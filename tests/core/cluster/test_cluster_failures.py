@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlcore.plugins.exits import owner_of
 from rlcore.run.cluster import calls
 from rlcore.run.setup import prepare
 from rlcore.run.train import train
@@ -58,6 +59,13 @@ def test_a_defect_on_one_rank_ends_the_others_and_is_named(run: Run, tmp_path: P
     assert "this is rank 1" in notes
     assert "The worker's own traceback" in notes
     assert "go_wrong" in notes
+
+
+def test_an_observers_error_on_a_rank_is_its_own(run: Run) -> None:
+    with pytest.raises(KeyError, match="a word") as caught:
+        run(*POOL, 'observers.names=["failing"]', "observers.failing.word=a word")
+    assert owner_of(caught.value) == "observer 'failing' (ranked-fakes 1.0)"
+    assert "raised by observer 'failing' (ranked-fakes 1.0) before train_step of trainer 'ranked'" in notes_of(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["refuse", "not_finite", "bound"])

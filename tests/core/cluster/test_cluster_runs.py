@@ -19,6 +19,7 @@ LAYOUTS = {
     "shared": ("cluster.gpus_per_node=4", "generator.ranked.span=2"),
     "separate": ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1"),
 }
+NUM_RANKS = {"two": 2, "one": 1, "helpers": 4, "shared": 4, "separate": 2}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -27,6 +28,8 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
         "algorithm.ranked.previous_logprobs=true",
         "algorithm.ranked.kl_coefficient=0.1",
         "trainer.ranked.initial_scale=0.5",
+        'observers.names=["watch"]',
+        "observers.watch.word=seen",
     )
     run("run.name=alone", *options)
     summary = run("run.name=pool", *options, *LAYOUTS[layout], "training.warn_token_mult_prob_error=1.000000000001")
@@ -36,6 +39,8 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     worst = pandas.read_parquet(runs / "pool" / "disagreement" / "step-000001.parquet")
     assert (worst["trainer_version"] == 0).all(), "of the update itself"
     assert worst["token_mult_prob_error"].between(1.0, 1.0 + 1e-5).all(), "each token's own: rounding alone"
+    watched = {path.name: path.read_text() for path in (runs / "pool").glob("watch-*")}
+    assert watched == {f"watch-{rank}": "seen" for rank in (None, *range(NUM_RANKS[layout]))}, "by the driver and each rank"
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
 
 

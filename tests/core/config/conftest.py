@@ -60,6 +60,7 @@ SECTIONS = {
     "generator": {},
     "algorithm": {"alg": ScheduleOptions},
     "environment": {"env": StrictOptions},
+    "observers": {"watch": ScheduleOptions, "guard": StrictOptions},
 }
 
 Load = Callable[..., Recipe]

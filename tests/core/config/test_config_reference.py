@@ -47,6 +47,7 @@ def test_sections_of_plugins_and_of_nested_classes_are_listed(sections) -> None:
     text = reference(sections)
     assert "## `[trainer.zed]`" in text
     assert "## `[trainer.zed.schedule]`" in text
+    assert "## `[observers.watch]`" in text
     assert '| `size` | `int` or `"auto"` | `"auto"` | A number or "auto". |' in text
     assert "| `level` | `int` | (required) | How strict. |" in text
     assert '| `shape` | `"cosine"`, `"constant"` | `"constant"` | Shape of the decay. |' in text

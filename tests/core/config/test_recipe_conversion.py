@@ -194,7 +194,7 @@ def test_a_section_of_the_recipe_written_below_a_plugin(problems) -> None:
     found = problems("[trainer.optimizer]\neps = 1\n[trainer.zed]\noptimizer = {learning_rate = 1}\nwarmup_steps = 1")
     assert found["trainer.optimizer"].remedy == "Did you mean [optimizer]?"
     assert found["trainer.zed.optimizer"].remedy == "Did you mean [optimizer]?"
-    places = "schedule.warmup_steps or algorithm.alg.warmup_steps"
+    places = "schedule.warmup_steps or algorithm.alg.warmup_steps or observers.watch.warmup_steps"
     assert found["trainer.zed.warmup_steps"].remedy == f"Did you mean {places}?"
 
 
@@ -202,6 +202,45 @@ def test_an_option_one_level_too_high(problems) -> None:
     found = problems("[trainer]\nrate = 1\nnmae = 'zed'")
     assert found["trainer.rate"].remedy == "Did you mean trainer.zed.rate?"
     assert found["trainer.nmae"].remedy == "Did you mean trainer.name?"
+
+
+def test_observers_get_their_options(load, sections) -> None:
+    watch = sections["observers"]["watch"]
+    recipe = load("[observers]\nnames = ['watch']\n[observers.watch]\nwarmup_steps = 3")
+    assert recipe.observers.names == ("watch",)
+    assert recipe.observers.options == {"watch": watch(warmup_steps=3)}, "guard has a required key, and nobody asks for it"
+    assert load().observers.options == {"watch": watch()}, "it may be global"
+    assert load("", "observers.guard.level=2").observers.options["guard"].level == 2, "checked, though not in use"
+
+
+def test_options_of_observers_are_checked_like_all_others(problems) -> None:
+    found = problems(
+        "[observers]\nnames = ['watch', 'guard']\nshape = 'cosine'\nnmaes = []\n[observers.wacth]\na = 1\n"
+        "[observers.watch]\nwarmup_stepps = 1\nshape = 'cosin'",
+        "run.seed=x",
+    )
+    assert found.keys() == {
+        "observers.shape",
+        "observers.nmaes",
+        "observers.wacth",
+        "observers.watch.warmup_stepps",
+        "observers.watch.shape",
+        "observers.guard.level",
+        "run.seed",
+    }
+    assert found["observers.shape"].remedy == "Did you mean observers.watch.shape?"
+    assert found["observers.nmaes"].expected == "names, or the table of an installed observer: guard, watch"
+    assert found["observers.nmaes"].remedy == "Did you mean observers.names?"
+    assert found["observers.wacth"].expected == "an installed observer: guard, watch"
+    assert found["observers.wacth"].remedy == "Did you mean observers.watch?"
+    assert found["observers.watch.warmup_stepps"].remedy == "Did you mean observers.watch.warmup_steps?"
+    assert found["observers.watch.shape"].remedy == 'Did you mean "cosine"?'
+    assert found["observers.guard.level"].found == "nothing"
+
+
+def test_observers_that_are_no_table_or_whose_names_are_no_array(problems) -> None:
+    assert problems("", "observers=watch")["observers"].remedy == 'Write [observers] and below it names = ["watch"].'
+    assert problems("", "observers.names=watch")["observers.names"].expected == "an array of strings"
 
 
 def test_a_class_s_own_check_is_reported_with_its_path(problems) -> None:

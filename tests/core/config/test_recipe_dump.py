@@ -84,7 +84,13 @@ def recipes(sections):
         evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
         logging=st.builds(LoggingConfig, tensorboard=st.booleans()),
         cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
-        observers=st.builds(ObserversConfig, names=st.lists(names.map("o".__add__), max_size=3).map(tuple)),
+        observers=st.builds(
+            ObserversConfig,
+            names=st.lists(names.map("o".__add__), max_size=3).map(tuple),
+            options=st.fixed_dictionaries(
+                {"watch": st.builds(sections["observers"]["watch"], warmup_steps=st.integers(-5, 5))}
+            ),
+        ),
         plugins=st.builds(PluginsConfig, disable=st.just(("other", "role:name"))),
     )
 
@@ -108,7 +114,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
     assert "# revision = none" in lines
     assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
-        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster"):
+        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster", "observers"):
             assert f"[{section.name}]" in lines
             for field in attrs.fields(section.type):
                 written = any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines)
@@ -127,6 +133,18 @@ def test_only_what_runs_and_what_was_set_is_kept_for_chosen_plugins(load) -> Non
     tables = tomllib.loads(dump_toml(recipe, {"trainer": "other", "algorithm": "alg"}))
     assert tables["trainer"] == {"name": "auto", "strict": {"level": 3, "fast": False}}
     assert "alg" in tables["algorithm"]
+
+
+def test_options_of_observers_in_use_are_kept_and_others_where_they_were_set(load, sections, tmp_path: Path) -> None:
+    watch = {"warmup_steps": 0, "shape": "constant"}
+    assert tomllib.loads(dump_toml(load()))["observers"] == {"names": []}
+    assert tomllib.loads(dump_toml(load("", 'observers.names=["watch"]')))["observers"] == {"names": ["watch"], "watch": watch}
+    assert tomllib.loads(dump_toml(load(), observers=["watch"]))["observers"] == {"names": [], "watch": watch}, "it is global"
+    recipe = load("", "observers.guard.level=2", "observers.watch.warmup_steps=3")
+    path = tmp_path / "dumped.toml"
+    path.write_text(dump_toml(recipe))
+    assert tomllib.loads(path.read_text())["observers"]["guard"] == {"level": 2, "fast": False}
+    assert convert(read_raw(path, ()), sections) == recipe
 
 
 def test_what_toml_cannot_say_is_an_error(load) -> None:

@@ -258,6 +258,48 @@ def test_an_observer_is_in_use_only_where_it_is_named_or_global(installer):
     assert [entry.name for entry in discover(disable=["guard"]).observers(["watch"])] == ["watch"]
 
 
+def test_two_global_observers_of_one_name_are_an_error(installer):
+    installer.add("acme-watch", {"rlcore.global_observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
+    installer.add("other-watch", {"rlcore.global_observers": {"watch": "acme_watch:WATCH"}})
+    with pytest.raises(
+        PluginError, match="observer 'watch' is a duplicate name: acme-watch 1.0 and other-watch 1.0 provide it"
+    ):
+        discover().observers(())
+    assert len(discover(disable=["other-watch"]).observers(())) == 1
+
+
+WITH_OPTIONS = """
+from attrs import define, frozen
+@frozen(kw_only=True)
+class Options:
+    figure: str = "loss"
+class Watch:
+    config = Options
+    def __init__(self, context): pass
+    def after_step(self, step, metrics): pass
+class Loose(Watch):
+    @define
+    class config:
+        figure: str = "loss"
+class Word(Watch):
+    config = "figure"
+"""
+
+
+def test_a_class_of_observers_says_its_options(installer):
+    points = {"watch": "Watch", "loose": "Loose", "word": "Word", "names": "Watch"}
+    groups = {"rlcore.observers": {name: f"acme_opts:{found}" for name, found in points.items()}}
+    installer.add("acme-watch", groups, acme_opts=WITH_OPTIONS)
+    entries = {entry.name: entry for entry in discover().observer_entries}
+    assert entries["watch"].error is None
+    assert entries["watch"].config.__name__ == "Options"
+    assert "config class Loose.config is not frozen" in entries["loose"].error
+    assert "takes figure by position" in entries["loose"].error
+    assert entries["word"].error == "config is a str; expected a frozen, keyword-only attrs class"
+    assert entries["names"].error.startswith("'names' cannot be the name of an observer")
+    assert entries["word"].config is None
+
+
 def test_every_name_that_stands_for_no_observer_is_told(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
     installer.add("other-watch", {"rlcore.observers": {"watch": "acme_watch:WATCH"}})

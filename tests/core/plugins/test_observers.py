@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rlcore.plugins.exits import owner_of
 from rlcore.spi import (
     ContractError,
     NonFiniteError,
@@ -72,6 +73,7 @@ def test_what_an_observer_raises_has_its_name_alone(make_trainer):
         trainer.set_residency(ON_DEVICE)
     note = "raised by observer 'Watch' (acme-watch 1.0) after set_residency of trainer 'fake' (in-process 0)"
     assert raised.value.__notes__ == [note]
+    assert owner_of(raised.value) == "observer 'Watch' (acme-watch 1.0)"
     assert not trainer.is_usable, "what the backend answered is lost"
 
 
@@ -117,6 +119,7 @@ def test_a_backends_error_cannot_be_kept_back(make_trainer):
         make_trainer(observers=[wrapping(swallows)], set_residency=fails).set_residency(ON_DEVICE)
     assert "observer 'Watch' (acme-watch 1.0) kept this error to itself" in raised.value.__notes__[0]
     assert raised.value.__notes__[1] == "raised in set_residency of trainer 'fake' (in-process 0)"
+    assert owner_of(raised.value) is None
 
 
 def test_an_error_in_place_of_the_backends_tells_both(make_trainer):

@@ -35,4 +35,5 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     named = {"algorithm": converted.algorithm.name}
     if converted.environment is not None:
         named["environment"] = converted.environment.name
-    click.echo(dump_toml(converted, named), nl=False)
+    observers = [entry.name for entry in registry.observer_entries if entry.is_global]
+    click.echo(dump_toml(converted, named, observers), nl=False)

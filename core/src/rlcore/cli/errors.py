@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from rlcore.plugins.exits import owner_of
 from rlcore.spi.errors import RlcoreError
 
 UNEXPECTED = 70
@@ -64,7 +65,9 @@ def _unexpected(error: BaseException, ctx: click.Context) -> str:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
-    text = f"unexpected {what}. This is a defect of rlcore, of a plugin, or of a library that they use."
+    owner = owner_of(error)
+    origin = "This is a defect of rlcore, of a plugin, or of a library that they use."
+    text = f"unexpected {what}. {origin if owner is None else f'It comes from {owner}, or from a library that it uses.'}"
     if ctx.params.get("debug"):
         return text
     run_directory = ctx.meta.get(RUN_DIRECTORY)

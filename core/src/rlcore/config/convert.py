@@ -3,23 +3,26 @@
 import difflib
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from attrs import define, field
 
 from rlcore.config import describe
 from rlcore.config.load import RawRecipe
-from rlcore.config.recipe import NamedPluginChoice, PluginChoice, Recipe
+from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe
 from rlcore.config.salvage import salvage, stand_in
 from rlcore.config.strict import missing_key, structure, unknown_key
 from rlcore.config.validate import find_problems
 from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
-"""Role -> plugin -> the class of its section."""
+"""Section of Recipe, which is a role or "observers" -> plugin -> the class of its section."""
 Unchecked = Mapping[str, Collection[str]]
-"""Role -> installed plugins without a class to check with: disabled ones and broken ones."""
+"""The same -> installed plugins without a class to check with: disabled ones and broken ones."""
+Choice: TypeAlias = PluginChoice | NamedPluginChoice | ObserversConfig
+"""A section that chooses plugins, and holds a table for each."""
+OBSERVERS = "observers"
 
 
 def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = None) -> Recipe:
@@ -37,8 +40,9 @@ def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = No
     return recipe
 
 
-def selected_options(choice: PluginChoice | NamedPluginChoice, role: str, name: str, config: type) -> object:
-    """The options of the plugin that was selected; ConfigError where "auto" took one whose required keys are not given."""
+def selected_options(choice: Choice, role: str, name: str, config: type) -> object:
+    """The options of the plugin that was selected; ConfigError where its required keys are not given, since "auto" took
+    it, or since it is a global observer."""
     if name in choice.options:
         return choice.options[name]
     options, problems = structure({}, config, f"{role}.{name}")
@@ -48,14 +52,19 @@ def selected_options(choice: PluginChoice | NamedPluginChoice, role: str, name: 
 
 
 def role_names() -> tuple[str, ...]:
-    """The sections of Recipe that choose a plugin."""
+    """The sections of Recipe that choose plugins."""
     return tuple(name for name, attribute in describe.fields(Recipe).items() if _choice_class(attribute.type))
 
 
 def _choice_class(tp: object) -> type[Any] | None:
-    """PluginChoice or NamedPluginChoice where the section is one."""
-    classes = [branch for branch in (*typing.get_args(tp), tp) if branch in (PluginChoice, NamedPluginChoice)]
+    """The class of the section where it is a Choice."""
+    classes = [branch for branch in (*typing.get_args(tp), tp) if branch in typing.get_args(Choice)]
     return classes[0] if classes else None
+
+
+def _own_key(role: str) -> str:
+    """The key of a section that chooses plugins, besides their tables."""
+    return "names" if role == OBSERVERS else "name"
 
 
 def _with_origin(problem: Problem, raw: RawRecipe) -> Problem:
@@ -80,8 +89,8 @@ class _Conversion:
             if name not in self.raw.values:
                 if attribute.default is attrs.NOTHING:
                     self._require(name, attribute.type)
-                elif choice is PluginChoice:
-                    parts[name] = self._choice(name, PluginChoice, {})
+                elif choice in (PluginChoice, ObserversConfig):
+                    parts[name] = self._choice(name, choice, {})
             elif choice:
                 parts[name] = self._choice(name, choice, self.raw.values[name])
             else:
@@ -99,26 +108,30 @@ class _Conversion:
         return value
 
     def _choice(self, role: str, cls: type[Any], table: object) -> Any:
-        """`[role]`: its `name`, and one object per plugin."""
+        """`[role]`: its `name`, or `names` of observers, and one object per plugin."""
+        key = _own_key(role)
         if not isinstance(table, Mapping):
             found = describe.describe_value(table)
-            remedy = f"Write [{role}] and below it name = {found.rpartition(' (')[0]}." if isinstance(table, str) else ""
+            value = found.rpartition(" (")[0] if role != OBSERVERS else f"[{found.rpartition(' (')[0]}]"
+            remedy = f"Write [{role}] and below it {key} = {value}." if isinstance(table, str) else ""
             self.problems.append(Problem(path=role, found=found, expected="a table", remedy=remedy))
             return None
-        own, problems = structure({key: table[key] for key in ("name",) if key in table}, cls, role)
+        own, problems = structure({key: table[key]} if key in table else {}, cls, role)
         self.problems.extend(problems)
         plugins = self.sections.get(role, {})
         options = dict(self._options(role, plugins, table))
         kept = {key: table[key] for key in self.unchecked.get(role, ()) if isinstance(table.get(key), Mapping)}
-        for key in table.keys() - plugins.keys() - kept.keys() - {"name"}:
-            self.problems.append(self._unknown_plugin(role, key, table[key]))
+        for unknown in table.keys() - plugins.keys() - kept.keys() - {key}:
+            self.problems.append(self._unknown_plugin(role, unknown, table[unknown]))
         return attrs.evolve(own, options=options | kept) if own is not None else None
 
     def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+        written = table.get(_own_key(role))
+        named = written if isinstance(written, list | tuple) else [written]
         for plugin, cls in plugins.items():
             value, problems = structure(table.get(plugin, {}), cls, f"{role}.{plugin}")
             # Nobody asked for it: required keys, and checks that refuse the defaults, matter once "auto" takes it.
-            if plugin in table or table.get("name") == plugin:
+            if plugin in table or plugin in named:
                 self.problems.extend(self._hinted(problem) for problem in problems)
             if value is not None:
                 yield plugin, value
@@ -126,20 +139,20 @@ class _Conversion:
     def _unknown_plugin(self, role: str, key: str, value: object) -> Problem:
         """Either an option written one level too high, or a section of a plugin that is not there."""
         plugins = self.sections.get(role, {})
-        installed = ", ".join(sorted(plugins)) or "none"
-        close = difflib.get_close_matches(key, ["name", *plugins], n=1)
+        installed = f"an installed {role.removesuffix('s')}: {', '.join(sorted(plugins)) or 'none'}"
+        close = difflib.get_close_matches(key, [_own_key(role), *plugins], n=1)
         remedy = f"Did you mean {role}.{close[0]}?" if close else ""
         if isinstance(value, Mapping):
             remedy = f"Did you mean [{key}]?" if key in describe.fields(Recipe) else remedy
             return Problem(
                 path=f"{role}.{key}",
                 found=f"options of a plugin that is not installed or not usable: {key}",
-                expected=f"an installed {role}: {installed}",
+                expected=installed,
                 remedy=remedy or "`rlcore plugins` lists all of them, with the reason where one is not usable.",
             )
         owners = [f"{role}.{plugin}.{key}" for plugin, cls in plugins.items() if key in describe.fields(cls)]
         remedy = f"Did you mean {' or '.join(owners)}?" if owners else remedy
-        expected = f"name, or the table of an installed {role}: {installed}"
+        expected = f"{_own_key(role)}, or the table of {installed}"
         return Problem(path=f"{role}.{key}", found="an unknown key", expected=expected, remedy=remedy)
 
     def _require(self, name: str, tp: object) -> None:

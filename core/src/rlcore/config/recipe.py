@@ -1,6 +1,7 @@
 """The recipe: every option of the core, its default and its meaning.
 
-Each role's section names a plugin and holds one sub-table per plugin, `[trainer.NAME]`, whose class the plugin brings.
+Each role's section names a plugin and holds one sub-table per plugin, `[trainer.NAME]`, whose class the plugin brings; so does
+`[observers]`, which may name several.
 """
 
 from collections.abc import Mapping
@@ -275,10 +276,12 @@ class ClusterConfig:
 
 @frozen(kw_only=True)
 class ObserversConfig:
-    """`[observers]`"""
+    """`[observers]`: what watches the run."""
 
     names: tuple[str, ...] = ()
     """Installed observers to use, besides those that are global."""
+    options: Mapping[str, object] = field(factory=dict)
+    """One section per observer, [observers.NAME], checked by the class that the observer brings."""
 
 
 @frozen(kw_only=True)

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from rlcore.plugins.exits import is_outside
 from rlcore.plugins.installed import distribution_of, installed_entry_points
-from rlcore.plugins.provider_checks import observer_error, provider_error
+from rlcore.plugins.provider_checks import observer_config, observer_error, provider_error
 from rlcore.plugins.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role
@@ -50,7 +50,9 @@ class ObserverEntry:
     distribution: str
     version: str
     observer: object | None
-    """An object, or module, with wrapper-only hooks; None where it is disabled or could not be imported."""
+    """An object, or module, with wrapper-only hooks, or a class of them; None where it is disabled or could not be imported."""
+    config: type | None = None
+    """The class of its section of the recipe; None where it takes no options."""
     error: str | None = None
     """What makes it unfit for use."""
     disabled: bool = False
@@ -96,7 +98,7 @@ class Registry:
         not installed, disabled, unfit or not the only one of its name, since leaving it out would be silent."""
         used = [entry for entry in self.observer_entries if entry.name in names or (entry.is_global and not entry.disabled)]
         problems = [f"{entry.label}: {entry.error}" for entry in used if entry.error is not None]
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys([*names, *(entry.name for entry in used)]):
             found = [entry for entry in used if entry.name == name and not entry.disabled]
             if not any(entry.name == name for entry in used):
                 hint = did_you_mean(name, (entry.name for entry in self.observer_entries))
@@ -209,12 +211,14 @@ def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> Observer
 
 
 def _checked_observer(name: str, distribution: str, version: str, is_global: bool, observer: object) -> ObserverEntry:
+    error = observer_error(observer, name)
     return ObserverEntry(
         name=name,
         distribution=distribution,
         version=version,
         observer=observer,
-        error=observer_error(observer),
+        config=observer_config(observer) if error is None else None,
+        error=error,
         is_global=is_global,
     )
 

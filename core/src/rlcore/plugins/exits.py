@@ -24,9 +24,20 @@ def is_outside(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or is_ordered(error)
 
 
+def blame(error: BaseException, owner: str) -> None:
+    """Keep with an error, also on its way from a worker, that it is the own one of what messages call `owner`."""
+    error.rlcore_owner = owner  # type: ignore[attr-defined]
+
+
+def owner_of(error: BaseException) -> str | None:
+    """Whose own error it is, where that is known."""
+    return getattr(error, "rlcore_owner", None)
+
+
 @contextmanager
-def attributed(note: str) -> Iterator[None]:
-    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process."""
+def attributed(note: str, owner: str | None = None) -> Iterator[None]:
+    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process. `owner`
+    is blamed for it."""
     try:
         yield
     except SystemExit as error:
@@ -35,4 +46,6 @@ def attributed(note: str) -> Iterator[None]:
         raise exit_error(note, error) from error
     except Exception as error:
         error.add_note(note)
+        if owner is not None:
+            blame(error, owner)
         raise

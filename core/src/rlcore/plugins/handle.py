@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from rlcore.plugins.checks import check_int, check_record
 from rlcore.plugins.discovery import Entry
-from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.plugins.exits import blame, exit_error, is_ordered
 from rlcore.plugins.observers import CallRecord
 from rlcore.plugins.states import BackendState
 from rlcore.spi import capabilities
@@ -136,6 +136,8 @@ class BackendHandle:
     def _failed(self, hook: str, error: BaseException) -> None:
         """Note on an error who raised it, and whether the backend can be used after it."""
         record, label = self._record, self.entry.label
+        if record.culprit is not None:
+            blame(error, record.culprit)
         if record.culprit is None:
             error.add_note(f"raised in {hook} of {label}")
             is_harmless = self._harmless(hook, record.error or error)

@@ -1,7 +1,7 @@
 """Observers around a backend's hooks: what the backend itself came to is kept, so that each answers for its own mistakes."""
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,22 @@ from rlcore.spi.trainer import TrainerSpec
 Hook = Callable[..., Any]
 
 
-def build_observers(entries: Sequence[ObserverEntry], context: ObserverContext) -> tuple[ObserverEntry, ...]:
-    """The observers of this process: those whose entry point names a class are built. PluginError where one does not fit; what
-    a constructor raises passes through, with a note that names it."""
-    return tuple(_built(entry, context) for entry in entries)
+def build_observers(
+    entries: Sequence[ObserverEntry], context: ObserverContext, options: Mapping[str, object]
+) -> tuple[ObserverEntry, ...]:
+    """The observers of this process: those whose entry point names a class are built with the context, and with the options of
+    their name. PluginError where one does not fit; what a constructor raises passes through, with a note that names it."""
+    return tuple(_built(entry, context, options) for entry in entries)
 
 
-def _built(entry: ObserverEntry, context: ObserverContext) -> ObserverEntry:
+def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str, object]) -> ObserverEntry:
     if not isinstance(entry.observer, type):
         return entry
-    with attributed(f"raised while building {entry.label}"):
-        observer = entry.observer(context)
+    if entry.config is not None and not isinstance(options.get(entry.name), entry.config):
+        found = "found no options for it" if entry.name not in options else "found another class's options for it"
+        raise PluginError(f"{entry.label}: {found}; expected the packages of the driver's machine on every machine")
+    with attributed(f"raised while building {entry.label}", owner=entry.label):
+        observer = entry.observer(evolve(context, options=options.get(entry.name)))
     problems = list(observer_problems(observer, (TrainerSpec, GeneratorSpec)))
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)

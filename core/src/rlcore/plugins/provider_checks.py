@@ -34,24 +34,33 @@ def provider_error(provider: object, name: str) -> str | None:
     return "; ".join(_problems(provider, name)) or None
 
 
-def observer_error(observer: object) -> str | None:
-    """All that is wrong with what an observer's entry point names, in one text, or None where nothing is."""
+def observer_error(observer: object, name: str) -> str | None:
+    """All that is wrong with what the entry point `name` of an observer names, in one text, or None where nothing is."""
+    if name == "names":
+        return "'names' cannot be the name of an observer, since it is a key of [observers]; expected another name"
     if observer is None:
         return "the entry point names None; expected an object with hooks, or a class that is built with an ObserverContext"
     if isinstance(observer, type):
-        return _class_problem(observer)  # its hooks are checked once it is built
+        return "; ".join(_class_problems(observer)) or None  # its hooks are checked once it is built
     return "; ".join(observer_problems(observer, (TrainerSpec, GeneratorSpec))) or None
 
 
-def _class_problem(observer: type) -> str | None:
+def observer_config(observer: object) -> type | None:
+    """The class of an observer's options, which only a class that is built with them can have; None where it takes none."""
+    return getattr(observer, "config", None) if isinstance(observer, type) else None
+
+
+def _class_problems(observer: type) -> Iterator[str]:
     """Why an observer cannot be built from this class."""
     try:
         inspect.signature(observer).bind("context")
     except TypeError as error:
-        return f"the entry point names {_kind(observer)}, which is built with a context: {error}; or name an instance of it"
+        yield f"the entry point names {_kind(observer)}, which is built with a context: {error}; or name an instance of it"
     except ValueError:  # Python cannot tell, so that the call itself has to show it
         pass
-    return None
+    config = observer_config(observer)
+    if config is not None:
+        yield from _config_problems(config)
 
 
 def spi_mismatch(spi: object) -> str | None:

@@ -105,4 +105,4 @@ def _changes(prepared: Prepared, directory: RunDirectory, progress: Progress) ->
 
 def resolved_recipe(prepared: Prepared) -> str:
     """The recipe as it runs, as TOML."""
-    return dump_toml(prepared.recipe, prepared.chosen_names)
+    return dump_toml(prepared.recipe, prepared.chosen_names, [entry.name for entry in prepared.observers])

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.convert import convert, selected_options
+from rlcore.config.convert import OBSERVERS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
 from rlcore.model_files import model_problems
@@ -92,11 +92,16 @@ class Prepared:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
 
+    @property
+    def observer_options(self) -> dict[str, object]:
+        """By name, the recipe's section of each observer in use that takes options."""
+        return observer_options(self.recipe, self.observers)
+
     def observed(self, run_directory: Path | None) -> "Prepared":
         """The same with the driver's observers built, for a run or, without a directory, an evaluation."""
         rank = 0 if self.recipe.cluster is None else None
         context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute(), rank=rank)
-        built = build_observers(self.observers, context)
+        built = build_observers(self.observers, context, self.observer_options)
         return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
     def trainer_context(self, place: RankSpec) -> TrainerContext:
@@ -149,7 +154,8 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
         check_tensorboard()
     if recipe.cluster is not None:
         check_ray()
-    registry.observers(recipe.observers.names)  # PluginError where one is unfit
+    # PluginError where an observer is unfit, ConfigError where a global one lacks options.
+    observer_options(recipe, registry.observers(recipe.observers.names))
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     declared, registry = registry, _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}
@@ -200,17 +206,26 @@ def disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else ()
 
 
+@frozen(kw_only=True)
+class NoOptions:
+    """`[observers.NAME]`: takes no options."""
+
+
 def sections(registry: Registry) -> dict[str, dict[str, type]]:
-    """The config class of every plugin that is fit for use, by role and name."""
-    return {
+    """The config class of every plugin that is fit for use, by role, or "observers", and name."""
+    found: dict[str, dict[str, type]] = {
         role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None}
         for role in ROLES
     }
+    observers = [entry for entry in registry.observer_entries if entry.observer is not None and entry.error is None]
+    return found | {OBSERVERS: {entry.name: entry.config or NoOptions for entry in observers}}
 
 
 def unchecked(registry: Registry) -> dict[str, set[str]]:
-    """By role, the plugins that are disabled or broken, so that nothing can check their sections."""
-    unfit = {role: {entry.name for entry in registry.of(role) if entry.disabled or entry.error is not None} for role in ROLES}
+    """By role, or "observers", the plugins that are disabled or broken, so that nothing can check their sections."""
+    installed: dict[str, Sequence[Entry | ObserverEntry]] = {role: registry.of(role) for role in ROLES}
+    installed[OBSERVERS] = registry.observer_entries
+    unfit = {role: {entry.name for entry in of if entry.disabled or entry.error is not None} for role, of in installed.items()}
     return {role: names - sections(registry)[role].keys() for role, names in unfit.items()}
 
 
@@ -218,6 +233,21 @@ def plugin_config(recipe: Recipe, entry: Entry) -> Any:
     """The recipe's section for a plugin."""
     assert entry.provider is not None
     return selected_options(getattr(recipe, entry.role), entry.role, entry.name, entry.provider.config)
+
+
+def observer_options(recipe: Recipe, observers: Sequence[ObserverEntry]) -> dict[str, object]:
+    """By name, the recipe's section of each of these that takes options. ConfigError names all required keys left out."""
+    options: dict[str, object] = {}
+    problems: list[Problem] = []
+    for entry in observers:
+        if entry.config is not None:
+            try:
+                options[entry.name] = selected_options(recipe.observers, OBSERVERS, entry.name, entry.config)
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return options
 
 
 def evaluates(recipe: Recipe) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -10,7 +10,11 @@ from attrs import frozen
 @frozen(kw_only=True)
 class ObserverContext:
     """For an observer whose entry point names a class: it is built as Class(context), once in each process of a run. Since SPI
-    1.3."""
+    1.3.
+
+    The class may have an attribute `config`, a frozen, keyword-only attrs class with a docstring beneath every field: the
+    observer's section of a recipe, `[observers.NAME]`.
+    """
 
     run_directory: Path | None
     """The run's, which holds what docs/run-directory.md lists and the observer's own files, under names of its own; it is made
@@ -18,6 +22,8 @@ class ObserverContext:
     rank: int | None = None
     """The trainer's rank in whose process hooks are called; None in the driver where ranks have processes of their own: no hook
     is called there, but `after_step` is."""
+    options: Any = None
+    """The recipe's section of the observer, an instance of its class's `config`; None where it has none."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from rlcore.spi import (
     ContractError,
     GeneratorContext,
     NonFiniteError,
+    ObserverContext,
     RefitError,
     SaveStateResult,
     TrainerContext,
@@ -317,3 +318,38 @@ GENERATOR = evolve(
 )
 ALGORITHM = evolve(FAKE_ALGORITHM, name="ranked")
 ENVIRONMENT = evolve(FAKE_ENVIRONMENT, name="ranked", config=JudgedEnvironmentConfig, backend="ranked_fakes:JudgedEnvironment")
+
+
+@frozen(kw_only=True)
+class WatchConfig:
+    """Options of the observers."""
+
+    word: str = "nothing"
+    """What they write."""
+
+
+class Watch:
+    """Observer: each process leaves a file with its option."""
+
+    config = WatchConfig
+
+    def __init__(self, context: ObserverContext) -> None:
+        assert context.run_directory is not None
+        (context.run_directory / f"watch-{context.rank}").write_text(context.options.word)
+
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Leaves the figures alone."""
+
+
+class Failing:
+    """Observer: raises around the first step, with its option."""
+
+    config = WatchConfig
+
+    def __init__(self, context: ObserverContext) -> None:
+        self.word = context.options.word
+
+    @hookimpl(wrapper=True)
+    def train_step(self, request: TrainStepRequest) -> Iterator[TrainStepRequest]:
+        raise KeyError(self.word)
+        yield request

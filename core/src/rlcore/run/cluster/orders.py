@@ -1,7 +1,9 @@
 """What the driver tells a worker: which plugins to load, and what to build them with."""
 
 import os
+import pickle
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +55,9 @@ class Plugins:
     """Observers, among others, to leave out."""
     observers: tuple[str, ...]
     """Those that the recipe names."""
+    observer_options: Mapping[str, bytes]
+    """By name, the recipe's section of each observer in use that takes options. Pickled one by one, so that a node reads those
+    of the observers that it has."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> "Plugins":
@@ -64,6 +69,7 @@ class Plugins:
             generator=None if generator is None else ChosenPlugin.of(generator),
             disabled=(*prepared.recipe.plugins.disable, *filter(None, map(str.strip, elsewhere))),
             observers=prepared.recipe.observers.names,
+            observer_options={name: pickle.dumps(options) for name, options in prepared.observer_options.items()},
         )
 
 

@@ -138,7 +138,10 @@ class Worker:
         generator = None if plugins.generator is None else load_chosen(plugins.generator)
         observers = discover(plugins.disabled).observers(plugins.observers)
         context = ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
-        self._plugins = load_chosen(plugins.trainer), generator, build_observers(observers, context)
+        sections = plugins.observer_options
+        options = {entry.name: pickle.loads(sections[entry.name]) for entry in observers if entry.name in sections}
+        built = build_observers(observers, context, options)
+        self._plugins = load_chosen(plugins.trainer), generator, built
 
     def rendezvous(self) -> str:
         """An address at which the ranks can meet, with a port that is free on this node."""
