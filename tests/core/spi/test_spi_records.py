@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -95,12 +95,14 @@ def words_of(array):
 shapes = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 
 
+@settings(deadline=None)
 @given(arrays.arrays(st.sampled_from([np.float32, np.float16, np.uint8, np.int64]), shapes))
 def test_a_digest_equals_its_definition_in_whole_numbers(array):
     expected = sum(word * (2 * index + 1) for index, word in enumerate(words_of(array))) % 2**64
     assert tensor_digest(array) == expected
 
 
+@settings(deadline=None)
 @given(arrays.arrays(np.int32, st.integers(1, 20)), st.data())
 def test_one_changed_word_changes_the_digest(array, data):
     index = data.draw(st.integers(0, len(array) - 1))

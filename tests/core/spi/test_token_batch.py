@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ContractError, GlobalCounts, RaggedTokens, TokenBatch
@@ -29,6 +29,7 @@ def batch_of(sequences, masks=None):
 GOOD = batch_of([[1, 2, 3], [4], [5, 6]])
 
 
+@settings(deadline=None)
 @given(token_lists)
 def test_packing_keeps_every_sequence(sequences):
     packed = RaggedTokens.from_lists(sequences)
@@ -44,6 +45,7 @@ def test_packing_nothing_gives_an_empty_batch():
         RaggedTokens.from_lists([[1], []])
 
 
+@settings(deadline=None)
 @given(token_lists, st.data())
 def test_selection_equals_a_loop_over_sequences(sequences, data):
     masks = [np.array(data.draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s)))) for s in sequences]
@@ -62,6 +64,7 @@ def test_selection_equals_a_loop_over_sequences(sequences, data):
     assert selected.offsets.dtype == np.int64
 
 
+@settings(deadline=None)
 @given(token_lists, st.permutations(range(6)))
 def test_counts_do_not_depend_on_order_and_add_up(sequences, order):
     batch = batch_of(sequences)
@@ -126,6 +129,7 @@ def test_offsets_may_allow_empty_sequences():
         check_offsets("offsets", np.array([0, 3, 2]), 2, allow_empty=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
 def test_gathering_ragged_rows_equals_concatenating_them(lengths, data):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
