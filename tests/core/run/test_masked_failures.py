@@ -52,8 +52,13 @@ class Broken(FakeEnvironment):
 
 @pytest.fixture
 def broken() -> Registry:
+    return registry_of("Broken")
+
+
+def registry_of(environment: str) -> Registry:
+    """The fakes, with an environment of this module."""
     capable = FAKE_ENVIRONMENT.capabilities - {capabilities.CHEAP_RESET}
-    provider = evolve(FAKE_ENVIRONMENT, config=BrokenConfig, backend=f"{__name__}:Broken", capabilities=capable)
+    provider = evolve(FAKE_ENVIRONMENT, config=BrokenConfig, backend=f"{__name__}:{environment}", capabilities=capable)
     others = tuple(entry for entry in fake_registry().entries if entry.role != "environment")
     return evolve(fake_registry(), entries=(*others, *Registry.from_providers({"environment": [provider]}).entries))
 
@@ -108,6 +113,60 @@ def test_an_evaluation_that_fails_is_no_success_rate(run: Run, broken: Registry)
         run(*MASK, EVERYTHING, "evaluation.at_start=true", registry=broken)
 
 
+class Doomed(FakeEnvironment):
+    """Two turns. An episode whose first answer begins with one of the letters is lost in the second; all others are solved."""
+
+    config: BrokenConfig
+
+    def __init__(self, context: EnvironmentContext, config: BrokenConfig) -> None:
+        super().__init__(context, config)
+
+    async def step(self, state: Any, turn: Turn) -> StepResult:
+        if state == "lost":
+            raise TimeoutError("no judge")
+        if state == "kept":
+            return StepResult(reward=1.0, done=True, success=True)
+        lost = turn.text[:1] in tuple(self.config.failing)
+        more = Observation(text=" again:")
+        metrics = {"lost": float(lost), **({"only_of_lost": 1.0} if lost else {})}
+        return StepResult(reward=0.5, done=False, observation=more, state="lost" if lost else "kept", metrics=metrics)
+
+
+@pytest.fixture
+def doomed() -> Registry:
+    return registry_of("Doomed")
+
+
+TURNS = (*MASK, "rollout.max_turns=2", "rollout.max_response_tokens=1000", "logging.rollouts_every_n_steps=1")
+
+
+def test_an_episode_that_fails_in_its_last_turn_counts_in_no_figure_of_the_training_samples(
+    run: Run, doomed: Registry, tmp_path: Path
+) -> None:
+    run(*TURNS, "evaluation.at_start=true", "evaluation.temperature=1.0", "environment.fake.failing=nopqrst", registry=doomed)
+    records = read_metrics(tmp_path / "runs" / "run")
+    for record in records[1:]:
+        assert record["environment/failed"] > 0
+        assert record["environment/lost"] == 0.0
+        assert "environment/only_of_lost" not in record
+        assert record["success_rate"] == 1.0
+        assert record["reward_mean"] == 1.5
+    assert 0.0 < records[0]["evaluation/pass@1"] < 1.0, "what fails is not solved"
+    assert records[0]["evaluation/reward_mean"] == 1.5
+
+
+def test_an_episode_that_fails_changes_no_sample_of_the_others(run: Run, broken: Registry, tmp_path: Path) -> None:
+    """Such as one that takes too long on a busy machine, and is missing in the second turn."""
+    tables = {}
+    for name, failing in (("all", ""), ("some", "pqrst")):
+        options = (f"run.name={name}", "run.num_steps=1", f"environment.fake.failing={failing!r}")
+        run(*TURNS, *options, "environment.fake.num_turns=2", registry=broken)
+        tables[name] = pandas.read_parquet(tmp_path / "runs" / name / "rollouts" / "step-000001.parquet")
+    valid = tables["some"]["valid"]
+    assert 8 < valid.sum() < 64
+    assert list(tables["some"]["response"][valid]) == list(tables["all"]["response"][valid])
+
+
 LONG = ("environment.fake.long=abcdefgh", "data.train.shuffle=false", "run.num_steps=8")
 
 
@@ -123,6 +182,20 @@ def test_prompts_that_an_episode_shows_to_be_long_are_dropped(
     assert {prompt[0] for prompt in table["prompt"]} == set("bijklmnop")
     assert len(table) == 9 * 8
     assert "7 of 16 prompts are left out: they have more than 16 tokens (rollout.max_prompt_tokens)" in notes
+
+
+def test_a_prompt_that_is_dropped_changes_no_sample_of_the_others(run: Run, broken: Registry, tmp_path: Path) -> None:
+    """An episode that cannot begin today, so that no one sees how long its prompt is, does so tomorrow."""
+    responses = []
+    for name, long in (("none", ""), ("first", "a")):
+        options = ("run.num_steps=1", "data.train.on_long_prompt=drop", "logging.rollouts_every_n_steps=1")
+        more = ("evaluation.at_start=false", "evaluation.at_end=false", f"environment.fake.long={long!r}")
+        run(*LONG, *options, *more, f"run.name={name}", registry=broken)
+        table = pandas.read_parquet(tmp_path / "runs" / name / "rollouts" / "step-000001.parquet")
+        responses.append(table.groupby("prompt")["response"].apply(list).to_dict())
+    assert len(responses[0]) == 8
+    assert len(responses[1]) == 7
+    assert responses[1].items() <= responses[0].items()
 
 
 def test_they_are_an_error_where_the_recipe_does_not_drop_them(run: Run, broken: Registry) -> None:

@@ -1,5 +1,6 @@
 """Whole runs with the fakes: what a run learns, leaves behind, and does when it is killed, stopped or given nothing."""
 
+import itertools
 import json
 import os
 import signal
@@ -26,7 +27,9 @@ from rlcore.spi import (
     RefitError,
     RewardError,
     Row,
+    StepResult,
     StorageError,
+    Turn,
 )
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -178,6 +181,26 @@ def test_ctrl_c_saves_a_checkpoint_and_the_run_resumes_exactly(run: Run, tmp_pat
     with pytest.raises(InterruptedRun, match="--resume"):
         run("run.name=stopped", "checkpoint.every_n_steps=0", progress=PressesCtrlC(phase, occurrence))
     run("run.name=stopped", "checkpoint.every_n_steps=0", resume=True)
+    assert read_metrics(tmp_path / "runs" / "stopped") == read_metrics(tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize("call", [150, 200], ids=["rollouts", "evaluation"])
+def test_an_environment_that_interrupts_ends_a_run_as_ctrl_c_does(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path, call: int
+) -> None:
+    calls = itertools.count()
+
+    class Interrupting(FakeEnvironment):
+        async def step(self, state: Any, turn: Turn) -> StepResult:
+            if next(calls) == call:
+                raise KeyboardInterrupt
+            return await super().step(state, turn)
+
+    options = ("evaluation.every_n_steps=3", "evaluation.at_start=false", "checkpoint.every_n_steps=0", "run.num_steps=4")
+    run("run.name=whole", *options)
+    with pytest.raises(InterruptedRun, match="--resume"):
+        run("run.name=stopped", *options, registry=registry_with(environment=Interrupting))
+    run("run.name=stopped", *options, resume=True)
     assert read_metrics(tmp_path / "runs" / "stopped") == read_metrics(tmp_path / "runs" / "whole")
 
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.episodes import Failure
+from rlcore.run.episode_failure import Failure
 from rlcore.run.prompts import encode_prompts
 from rlcore.run.tokenizer import Tokenizer
 from rlcore.spi import DataError, Observation, RaggedTokens, ResetResult, Row
+from rlcore.spi.arrays import Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -31,6 +32,8 @@ class EpisodeStarts:
     """[P]"""
     prompts: RaggedTokens
     """P prompts; of an episode that failed, one token in place of it."""
+    kept: Int64Array
+    """int64 [P]: their numbers among the rows that were asked for."""
     num_dropped: int
     """Rows left out since their prompts are over the limit."""
 
@@ -55,6 +58,7 @@ class EpisodeStarts:
             rows=[rows[index] for index in kept],
             resets=[resets[index] for index in kept],
             prompts=RaggedTokens.from_lists([encoded[index] for index in kept]),
+            kept=np.asarray(kept, np.int64),
             num_dropped=len(rows) - len(kept),
         )
 

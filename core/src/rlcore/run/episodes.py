@@ -1,7 +1,6 @@
 """Runs an environment's episodes: many calls at once, each within its time, and what fails ends the run or is masked."""
 
 import asyncio
-import concurrent.futures
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -11,10 +10,10 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.run.data import prompt_fault
-from rlcore.run.event_loop import LoopThread
+from rlcore.run.episode_failure import Failure, shown
+from rlcore.run.event_loop import Abandoned, LoopThread
 from rlcore.spi import (
     ContractError,
-    DataError,
     Environment,
     Observation,
     ResetResult,
@@ -22,7 +21,6 @@ from rlcore.spi import (
     Row,
     StepResult,
     Turn,
-    WorkerError,
 )
 from rlcore.spi.arrays import check_array
 
@@ -41,15 +39,6 @@ TURN_S = 0.002
 """Seconds that calls which never wait may run before others that did wait go on."""
 
 Result = TypeVar("Result", ResetResult, StepResult)
-
-
-@frozen(kw_only=True, eq=False)
-class Failure:
-    """An episode that the environment failed on, where the recipe says to mask those."""
-
-    reason: str
-    error: BaseException | None = None
-    """What the environment raised; None where it took too long."""
 
 
 class EpisodeRunner:
@@ -85,9 +74,11 @@ class EpisodeRunner:
         return self._on_error == "mask"
 
     def reset_all(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[ResetResult | Failure]:
-        """Begin an episode on each row. RewardError for the first that fails (DataError where the environment finds the row
-        wrong), or a Failure in its place where masked; ContractError where the environment returns something else than the
-        interface says, WorkerError where a process of its own has died, which is no fault of the episode."""
+        """Begin an episode on each row. RewardError for the first that fails, or a Failure in its place where masked.
+
+        Masked or not, ContractError where the environment returns something else than the interface says, and what it raises
+        itself of DataError (the row is wrong), PluginError (it cannot work here), WorkerError (a process of its own has died)
+        and KeyboardInterrupt: none of them is the fault of one episode."""
         if len(rows) != len(seeds):
             raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
         calls = _Calls(
@@ -95,7 +86,7 @@ class EpisodeRunner:
             number=len(rows),
             start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
             check=lambda result: _check_reset(result, self._vocabulary_size),
-            describe=lambda index: f"row {rows[index]!r:.160}",
+            describe=lambda index: f"row {shown(rows[index], 160)}",
         )
         return self._run(calls)
 
@@ -108,7 +99,9 @@ class EpisodeRunner:
             number=len(turns),
             start=lambda index: self._environment.step(states[index], turns[index]),
             check=lambda result: _check_step(result, self._vocabulary_size),
-            describe=lambda index: f"response {turns[index].text!r:.120} to the task with state {states[index]!r:.120}",
+            describe=lambda index: (
+                f"response {shown(turns[index].text, 120)} to the task with state {shown(states[index], 120)}"
+            ),
         )
         return self._run(calls)
 
@@ -120,31 +113,35 @@ class EpisodeRunner:
 
     def _run(self, calls: "_Calls[Result]") -> "list[Result | Failure]":
         outcomes: dict[int, Result | Failure] = {}
-        num_stuck = 0
+        stuck: dict[int, Failure] = {}
         while len(outcomes) < calls.number:
             todo = [index for index in range(calls.number) if index not in outcomes]
             sweep = _Sweep(calls, todo, self._timeout_s, self._max_concurrent, stop_at_first=self._on_error == "error")
-            stuck = self._drive(sweep)
+            stuck |= self._drive(sweep)
             outcomes |= sweep.outcomes
             outcomes |= stuck
-            num_stuck += len(stuck)
-            self._raise_first(calls, outcomes, give_up=num_stuck > MAX_STUCK)
+            self._raise_first(calls, outcomes)
+            if len(stuck) > MAX_STUCK:
+                what = self._said(calls, *min(stuck.items()))
+                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: mend the environment")
         return [outcomes[index] for index in range(calls.number)]
 
-    def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]", give_up: bool) -> None:
-        """Raise what the recipe does not let pass: the failure of the lowest number."""
-        for index, outcome in sorted((index, outcome) for index, outcome in outcomes.items() if isinstance(outcome, Failure)):
-            episode = f"episode {index} of {calls.number} ({calls.describe(index)})"
-            what = f"{self._owner}.{calls.function}, {episode}, {outcome.reason}"
-            if isinstance(outcome.error, ContractError | WorkerError):
-                raise type(outcome.error)(what) from outcome.error
-            if isinstance(outcome.error, DataError) and self._on_error == "error":
-                raise DataError(what) from outcome.error
+    def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]") -> None:
+        """Raise what the recipe does not let pass: an interrupt, else the failure of the lowest number."""
+        failures = {index: outcome for index, outcome in sorted(outcomes.items()) if isinstance(outcome, Failure)}
+        for failure in failures.values():
+            if failure.interrupts:
+                raise KeyboardInterrupt from failure.error
+        for index, failure in failures.items():
+            if failure.final is not None:
+                raise failure.final(self._said(calls, index, failure)) from failure.error
             if self._on_error == "error":
                 remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
-                raise RewardError(f"{what}. {remedy}") from outcome.error
-            if give_up:
-                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: mend the environment")
+                raise RewardError(f"{self._said(calls, index, failure)}. {remedy}") from failure.error
+
+    def _said(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
+        """A failure, with the environment and the episode that it is of."""
+        return f"{self._owner}.{calls.function}, episode {index} of {calls.number} ({calls.describe(index)}), {failure.reason}"
 
     def _drive(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
         """Run the sweep to its end; where a call gets stuck, give the event loop up and name the call."""
@@ -154,7 +151,7 @@ class EpisodeRunner:
         try:
             seen, quiet_s = sweep.beats, 0.0
             # Time is counted in polls: a process that was stopped and continued must not find all its calls overdue.
-            while not concurrent.futures.wait([future], timeout=POLL_S).done:
+            while not self._thread.ends(future, POLL_S):
                 seen, quiet_s = sweep.beats, quiet_s + POLL_S if sweep.beats == seen else 0.0
                 if quiet_s > self._timeout_s + GRACE_S or sweep.uncancellable:
                     return self._give_up(sweep)
@@ -168,7 +165,7 @@ class EpisodeRunner:
         assert self._thread is not None
         culprits = sweep.uncancellable or sweep.executing(self._thread.loop)
         limit, where = f"{self._timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
-        sweep.given_up = True
+        sweep.over = True
         self._thread.abandon()
         self._thread = None
         reason = f"neither returned nor let itself be cancelled within {limit}; the event loop is {where}"
@@ -211,16 +208,17 @@ class _Sweep(Generic[Result]):
         self._running: dict[asyncio.Task[None], tuple[int, float]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._yield_at = 0.0
-        self.given_up = False
-        """Set where the event loop is given up: no further call may start on it."""
+        self.over = False
+        """Set where the sweep ends or its event loop is given up: no further call may start."""
 
     async def run(self) -> None:
-        """All calls; with stop_at_first, those until one has failed."""
+        """All calls; those until one has failed, with stop_at_first or where masking is no answer to the failure."""
         lanes: list[asyncio.Task[None]] = [asyncio.create_task(self._lane()) for _ in range(self._num_lanes)]
         watch = asyncio.create_task(self._watch())
         try:
             await asyncio.wait(lanes, return_when=asyncio.FIRST_EXCEPTION)
         finally:
+            self.over = True
             for task in (watch, *lanes):
                 task.cancel()
             ended, _ = await asyncio.wait([watch, *lanes], timeout=GRACE_S)
@@ -239,7 +237,7 @@ class _Sweep(Generic[Result]):
         task = asyncio.current_task()
         assert task is not None
         for index in self._todo:
-            if self.given_up:
+            if self.over:
                 return
             self._running[task] = (index, time.monotonic())
             try:
@@ -248,7 +246,7 @@ class _Sweep(Generic[Result]):
                 del self._running[task]
             self.beats += 1
             self.outcomes[index] = outcome
-            if isinstance(outcome, Failure) and self._stop_at_first:
+            if isinstance(outcome, Failure) and (self._stop_at_first or outcome.ends_run):
                 raise _FirstFailure
             if time.monotonic() > self._yield_at:  # calls that never wait must not keep the others from going on
                 await asyncio.sleep(0)
@@ -261,10 +259,12 @@ class _Sweep(Generic[Result]):
         except asyncio.CancelledError as error:
             if task.cancelling() and task not in self._cancelled:
                 raise
-            outcome = _failure(error)
-        except (Exception, SystemExit) as error:
-            outcome = _failure(error)
-        if task in self._cancelled:
+            outcome = Failure.of(error)
+        except BaseException as error:  # a panic in a native library is no Exception
+            if self.over and isinstance(error, (Abandoned, GeneratorExit)):  # which end the call, not the environment
+                raise
+            outcome = Failure.of(error)
+        if task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
             self._cancelled.discard(task)
             task.uncancel()
             outcome = Failure(reason=f"took longer than {self._timeout_s:g} s (rollout.environment_timeout_s)")
@@ -289,11 +289,6 @@ class _FirstFailure(Exception):
     """Ends a sweep; the failure is among its outcomes."""
 
 
-def _failure(error: BaseException) -> Failure:
-    own = isinstance(error, (RewardError, DataError, ContractError)) and error.__cause__ is None
-    return Failure(reason=str(error) if own else f"raised {type(error).__name__}: {error}", error=error)
-
-
 def _awaitable(value: Any) -> Awaitable[Any]:
     if not hasattr(value, "__await__"):
         raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
@@ -313,7 +308,7 @@ def _check_step(result: Any, vocabulary_size: int | None) -> StepResult:
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
     _check_figure("the reward", result.reward)
     if type(result.done) is not bool or type(result.success) is not bool:
-        raise ContractError(f"returned done={result.done!r:.40}, success={result.success!r:.40}; expected bools")
+        raise ContractError(f"returned done={shown(result.done, 40)}, success={shown(result.success, 40)}; expected bools")
     if result.done != (result.observation is None):
         given = "an observation" if result.done else "no observation"
         raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
@@ -324,14 +319,14 @@ def _check_step(result: Any, vocabulary_size: int | None) -> StepResult:
     for name, value in result.metrics.items():
         if not isinstance(name, str) or name in OWN_METRICS:
             taken = f", which is the core's own: {', '.join(OWN_METRICS)}" if name in OWN_METRICS else ""
-            raise ContractError(f"returned a metric called {name!r:.40}{taken}; expected another name")
+            raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
         _check_figure(f"the metric {name!r}", value)
     return result
 
 
 def _check_figure(name: str, value: object) -> None:
     if not isinstance(value, (float, Real)):
-        raise ContractError(f"returned {name} {value!r:.40}; expected a float")
+        raise ContractError(f"returned {name} {shown(value, 40)}; expected a float")
     if not abs(float(value)) <= LARGEST:
         raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
 
@@ -346,7 +341,7 @@ def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
     if observation.tokens is None:
         fault = prompt_fault(observation.text if observation.messages is None else observation.messages)
         if observation.text is not None and not isinstance(observation.text, str):
-            fault = f"the text {observation.text!r:.40}"
+            fault = f"the text {shown(observation.text, 40)}"
         if fault is not None:
             raise ContractError(f"returned an observation with {fault}; expected text, or messages with role and content")
         return

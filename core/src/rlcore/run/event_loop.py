@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 CLOSE_S = 2.0
@@ -15,7 +15,7 @@ POLITE_S = 0.2
 """Seconds in which a loop that still turns stops by itself."""
 
 
-class _Abandoned(BaseException):
+class Abandoned(BaseException):
     """Raised inside the thread's code to make it end; no `except Exception` holds it up."""
 
 
@@ -43,6 +43,8 @@ class LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_DaemonExecutor())
+        self._interrupted = threading.Event()
+        self._stopping = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="environment-loop")
         self._thread.start()
@@ -50,6 +52,15 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
         """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def ends(self, future: Future[None], timeout_s: float) -> bool:
+        """Whether a future is done within the time. KeyboardInterrupt where code on the loop has raised it, also in a task that
+        no one waits for."""
+        done = bool(wait([future], timeout=timeout_s).done)
+        if self._interrupted.is_set():
+            self._interrupted.clear()
+            raise KeyboardInterrupt
+        return done
 
     def where(self) -> str:
         """The line that the thread is executing."""
@@ -63,26 +74,41 @@ class LoopThread:
         """Cancel what is still running and end the thread; one that does not end within CLOSE_S is left to the process."""
         if self.loop.is_closed():
             return
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._stop()
         self._thread.join(CLOSE_S)
 
     def abandon(self) -> None:
         """End a thread that is stuck in Python code. One that is stuck in a system call stays behind, asleep."""
         self.loop.set_exception_handler(lambda *_: None)  # what becomes of the tasks left behind is no news
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._stop()
         if not self._stopped.wait(POLITE_S):
             thread = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Abandoned))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _run(self) -> None:
         try:
-            self.loop.run_forever()
+            while not self._stopping:
+                self._turn()
             self._stopped.set()
             self._finish()
-        except _Abandoned:
+        except (Abandoned, KeyboardInterrupt, SystemExit):
             pass
         finally:
             self.loop.close()
+
+    def _turn(self) -> None:
+        """Until the loop stops. asyncio keeps these two errors for whoever waits for their task, and lets them out of the loop
+        as well, where they would end the thread with all that is on it."""
+        try:
+            self.loop.run_forever()
+        except KeyboardInterrupt:
+            self._interrupted.set()
+        except SystemExit:
+            pass
 
     def _finish(self) -> None:
         tasks = asyncio.all_tasks(self.loop)

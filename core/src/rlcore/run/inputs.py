@@ -11,7 +11,8 @@ from attrs import frozen
 from rlcore.config.recipe import DataConfig, DatasetConfig
 from rlcore.plugins.binding import max_concurrent
 from rlcore.run.data import PROMPT, PromptStream, Split, load_rows
-from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.episode_failure import Failure
+from rlcore.run.episodes import EpisodeRunner
 from rlcore.run.model_config import config_number
 from rlcore.run.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.setup import Prepared

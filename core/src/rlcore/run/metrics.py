@@ -9,14 +9,16 @@ from rlcore.spi import FinishReason, TrainStepResult
 
 
 def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
-    """What the samples were like; means over valid samples, 0.0 where there is none."""
+    """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
+    those of all, since the policy said what it said, whatever the environment did with it."""
     rollouts, valid = collected.rollouts, collected.rollouts.valid
     rewards = rollouts.rewards[valid] if valid.any() else np.zeros(1, np.float32)
+    success = collected.success[valid] if valid.any() else np.zeros(1, np.bool_)
     truncated = rollouts.finish_reasons != FinishReason.STOP
     return {
         "reward_mean": float(rewards.mean(dtype=np.float64)),
         "reward_std": float(rewards.std(dtype=np.float64)),
-        "success_rate": float(collected.success.mean()),
+        "success_rate": float(success.mean()),
         "response_length_mean": float(collected.num_generated.mean()),
         "response_length_max": float(collected.num_generated.max()),
         "truncated_fraction": float(truncated.mean()),
@@ -56,7 +58,8 @@ def throughput_metrics(num_tokens: int, collected: CollectedRollouts | None, tot
 
 
 def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
-    """pass@1 counts a sample whose environment failed as not solved."""
+    """pass@1 counts a sample whose environment failed as not solved: a share of all samples is the one that evaluations of
+    several models can be compared by."""
     figures = rollout_metrics(collected)
     names = ("reward_mean", "response_length_mean", "truncated_fraction")
-    return {"evaluation/pass@1": figures["success_rate"], **{f"evaluation/{name}": figures[name] for name in names}}
+    return {"evaluation/pass@1": float(collected.success.mean()), **{f"evaluation/{name}": figures[name] for name in names}}

@@ -9,8 +9,9 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore.run.conversation import Conversations
+from rlcore.run.episode_failure import Failure
 from rlcore.run.episode_starts import EpisodeStarts, PromptLimit
-from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.episodes import EpisodeRunner
 from rlcore.run.failures import MaskedFailures
 from rlcore.run.garbage import only_young_collections
 from rlcore.run.groups import GeneratorGroup
@@ -57,13 +58,13 @@ class CollectedRollouts:
 
     rollouts: RolloutBatch
     success: BoolArray
-    """bool [N]: whether the environment called the task solved."""
+    """bool [N]: whether the environment called the task solved; False where it failed."""
     responses: Sequence[str]
     """[N]: the text of all turns of the policy."""
     num_generated: Int64Array
     """int64 [N]: tokens that the policy generated."""
     environment_metrics: Mapping[str, float] = field(factory=dict)
-    """Means over the episodes that report them."""
+    """Means over the turns that report them, of valid episodes."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -126,7 +127,8 @@ class _Collection:
         self.states: list[Any] = [None] * num_episodes
         self.conversations = Conversations(num_episodes, collector.tokenizer, collector.sampling.stop_token_ids)
         self.failures = MaskedFailures(num_samples=num_episodes, max_fraction=collector.max_failed_fraction)
-        self.metric_values: defaultdict[str, list[float]] = defaultdict(list)
+        self.metric_values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """By name: the episodes that reported it, and what."""
         self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
         """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
         self.routed: list[tuple[Int64Array, RoutedExperts]] = []
@@ -184,7 +186,7 @@ class _Collection:
         request = GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
-            seeds=self.random.integers(0, 2**63 - 1, len(active), dtype=np.int64),
+            seeds=self._seeds()[active],
             max_tokens=self.budget[active].astype(np.int32),
             sampling=self.c.sampling,
             weight_version=self.weight_version,
@@ -193,6 +195,13 @@ class _Collection:
         )
         with self.c.clock.phase("generation"):
             return self.c.generator.generate(request)
+
+    def _seeds(self) -> Int64Array:
+        """int64 [N]: a turn's, drawn for all episodes of the rows that were asked for. What becomes of an episode, such as that
+        it fails on a busy machine, then changes no sample of another."""
+        num_rows = len(self.starts.rows) + self.starts.num_dropped
+        seeds = self.random.integers(0, 2**63 - 1, (num_rows, self.c.samples_per_prompt), dtype=np.int64)
+        return seeds[self.starts.kept].reshape(-1)
 
     def _counter(self, num_samples: int) -> Callable[[int, GenerateResult], None]:
         """Tells the display how many samples have ended."""
@@ -235,7 +244,7 @@ class _Collection:
         for index, answer in scored.items():
             self.states[index] = answer.state
             for name, value in answer.metrics.items():
-                self.metric_values[name].append(value)
+                self.metric_values[name].append((index, value))
         return {index: answer.observation for index, answer in scored.items() if answer.observation is not None}
 
     def _read(self, observed: Mapping[int, Observation]) -> list[tuple[int, Int32Array]]:
@@ -291,6 +300,13 @@ class _Collection:
                 np.copyto(place, rows, where=rows >= 0)
         return {ROUTED_EXPERTS: column}
 
+    def _environment_metrics(self) -> dict[str, float]:
+        """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
+        valid = {
+            name: [value for episode, value in values if self.valid[episode]] for name, values in self.metric_values.items()
+        }
+        return {name: float(np.mean(values)) for name, values in valid.items() if values}
+
     def _collected(self) -> CollectedRollouts:
         offsets = self._all_offsets()
         tokens, logprobs, versions = (join_rows(self.columns.pop(name)) for name in ("tokens", "logprobs", "versions"))
@@ -324,5 +340,5 @@ class _Collection:
             success=self.success & self.valid,
             responses=self.texts,
             num_generated=self.num_generated,
-            environment_metrics={name: float(np.mean(values)) for name, values in self.metric_values.items()},
+            environment_metrics=self._environment_metrics(),
         )

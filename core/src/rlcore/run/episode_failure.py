@@ -1,0 +1,82 @@
+"""What an environment did wrong in one episode, in words, and whether masking the episode would be an answer to it."""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from rlcore.spi import ContractError, DataError, PluginError, RewardError, RlcoreError, WorkerError
+
+FINAL: tuple[type[RlcoreError], ...] = (ContractError, DataError, PluginError, WorkerError)
+"""What is wrong with the environment, the data or the installation, and will be in the next episode too: never masked."""
+MAX_ELEMENTS = 8
+MAX_DEPTH = 3
+ONE_LINE = 10**6
+
+
+@frozen(kw_only=True, eq=False)
+class Failure:
+    """An episode that the environment failed on, where the recipe says to mask those."""
+
+    reason: str
+    error: BaseException | None = None
+    """What the environment raised; None where it took too long."""
+    cause: BaseException | None = None
+    """`error`; of a group the member that ends the run, else the first."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """By what the environment raised."""
+        found = list(_members(error))
+        cause = next((one for one in found if isinstance(one, (KeyboardInterrupt, *FINAL))), found[0])
+        if isinstance(cause, (RewardError, *FINAL)) and cause.__cause__ is None:
+            reason = _text(cause)
+        else:
+            reason = f"raised {type(cause).__name__}: {_text(cause)}"
+        if isinstance(error, BaseExceptionGroup):
+            reason += f" (one of {len(found)} in {type(error).__name__}: {_text(error)})"
+        return cls(reason=reason, error=error, cause=cause)
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the environment wants the run to end as Ctrl-C ends it."""
+        return isinstance(self.cause, KeyboardInterrupt)
+
+    @property
+    def final(self) -> type[RlcoreError] | None:
+        """Which of FINAL it is; None where it is none of them."""
+        return next((kind for kind in FINAL if isinstance(self.cause, kind)), None)
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run ends although the recipe masks failures."""
+        return self.interrupts or self.final is not None
+
+
+def shown(value: object, max_characters: int) -> str:
+    """The beginning of a value's repr. Of long texts and containers no more is made than that, and a repr that raises is said,
+    so that it takes no error's place."""
+    from rich.pretty import pretty_repr  # imported here, since only an error needs it
+
+    try:
+        text = pretty_repr(value, max_width=ONE_LINE, max_length=MAX_ELEMENTS, max_string=max_characters, max_depth=MAX_DEPTH)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text[:max_characters]
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    """A group's errors, those of the groups in it too; else the error itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for member in error.exceptions:
+        yield from _members(member)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:
+        return f"<its text raises {type(second).__name__}>"
