@@ -53,7 +53,7 @@ def test_prompts_over_the_limit_are_found_or_counted(workplace: Workplace) -> No
     assert "data.jsonl, of which 1 are over the limits and left out" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize("command", ["check", "train", "eval"])
 def test_held_out_prompts_that_are_trained_on_are_counted(workplace: Workplace, command: str) -> None:
     write_jsonl(workplace.folder / "data.jsonl", ROWS)
     write_jsonl(workplace.folder / "held.jsonl", [ROWS[0], {"prompt": "9+9=", "answer": "18"}, ROWS[5], ROWS[5]])

@@ -15,6 +15,7 @@ from rlcore.run.algorithm_state import read_state, write_state
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
 
@@ -146,6 +147,19 @@ def test_a_state_that_is_there_on_one_side_alone_is_an_error(
     run(registry=after, resume=True, allow_changes=True)
     last = read_metrics(tmp_path / "runs" / "run")[-1]
     assert last.get("seen") == (None if kept_before else 4)
+
+
+def test_another_algorithm_is_refused_as_what_the_recipe_changed(run: Run, registry_with: Stands) -> None:
+    """With all else that makes another run, and not as a version of the algorithm that lost its state."""
+    stateful = registry_with(algorithm=MovingBaseline)
+    plain = Registry.from_providers({"algorithm": [evolve(FAKE_ALGORITHM, name="other")]})
+    both = evolve(stateful, entries=(*stateful.entries, *plain.entries))
+    run("run.num_steps=2", registry=both)
+    other = ("algorithm.name=other", "run.seed=1")
+    with pytest.raises(CheckpointError) as caught:
+        run(*other, registry=both, resume=True)
+    assert "\n  - algorithm.name 'fake' -> 'other'\n  - run.seed 0 -> 1\n" in str(caught.value)
+    assert "version of the algorithm" not in str(caught.value)
 
 
 class HalfStateful(FakeAlgorithm):

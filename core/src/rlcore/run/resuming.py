@@ -43,10 +43,11 @@ def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progr
         progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
     else:
         check_trainer(prepared, checkpoint, state)
+    _check_changes(prepared, directory, state, progress, allow_changes)
+    if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
         _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
             progress.note(text)
-    _check_changes(prepared, directory, state, progress, allow_changes)
     num_steps = prepared.recipe.run.num_steps
     if state is not None and state.step > num_steps:
         progress.note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")

@@ -131,8 +131,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
         _begin(prepared, directory, loop.position.step)
     loop.clock.totals["setup"] = time.perf_counter() - run.start
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-    for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
-        progress.note(note)
+    _say_notes(prepared, inputs, progress)
     run_to_end(loop, saver)
     try:
         return _finish(loop, saver, prepared, time.perf_counter() - run.start)
@@ -156,6 +155,7 @@ def evaluate(
         execution(prepared, inputs.tokenizer, None, progress) as opened,
         opened() as backends,
     ):
+        _say_notes(prepared, inputs, progress)
         version = 0
         if checkpoint is not None:
             _check_intact(checkpoint)
@@ -169,6 +169,12 @@ def evaluate(
             raise _nothing_to_evaluate()
         refitter.refit(version)
         return evaluator.evaluate(version)
+
+
+def _say_notes(prepared: Prepared, inputs: Inputs, progress: Progress) -> None:
+    """What is odd about plugins and data."""
+    for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
+        progress.note(note)
 
 
 def _nothing_to_evaluate() -> ConfigError:
