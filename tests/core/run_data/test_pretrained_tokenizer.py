@@ -67,6 +67,15 @@ def test_the_template_that_is_served_has_the_recipes_variables_as_defaults(direc
     assert served.backend.apply_chat_template(messages, tokenize=False, loud=False, sign=".") == "hi."
 
 
+@pytest.mark.parametrize("value", ["é\n'\"\\", "😀", True, -3, 1e22])
+@pytest.mark.parametrize("template", ["{{ x }}|{{ messages[0]['content'] }}", "\n{{ x }}", "\n\n  {%- if x %}\nx\n{% endif %}"])
+def test_what_is_served_reads_the_variables_as_a_run_does(directory, template, value):
+    tokenizer = load(directory, chat_template=template, chat_template_kwargs={"x": value})
+    served = load(directory, chat_template=chat_template_with_defaults(tokenizer))
+    messages = [{"role": "user", "content": "hi"}]
+    assert served.render_chat(messages) == tokenizer.render_chat(messages)
+
+
 def test_messages_without_a_chat_template(directory):
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     del settings["chat_template"]

@@ -159,11 +159,13 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
 
 def chat_template_with_defaults(tokenizer: PretrainedTokenizer) -> str:
     """The chat template with the recipe's variables as its defaults, for those who give it others."""
+    # Jinja reads JSON's escapes of characters beyond 16 bits as two characters each.
     settings = "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{%- endif %}}"
         for name, value in tokenizer.model.chat_template_kwargs.items()
     )
-    return f"{settings}{tokenizer.backend.chat_template}"
+    # transformers takes one line's end from behind a block: this one, so that the template keeps its own.
+    return f"{settings}\n{tokenizer.backend.chat_template}"
 
 
 def _check_template_variables(template: object, model: ModelConfig) -> None:
