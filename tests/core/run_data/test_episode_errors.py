@@ -19,7 +19,7 @@ def run(monkeypatch):
     monkeypatch.setattr(episodes, "GRACE_S", 0.3)
     runners = []
 
-    def step_all(step, on_error="mask", states=range(6), timeout_s=0.5):
+    def step_all(step, on_error="mask", states=range(6), timeout_s=1.0):
         runners.append(EpisodeRunner(Stepping(step), timeout_s, on_error, owner="environment 'acme'"))
         answer = Turn(text="answer", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
         return runners[-1].step_all(list(states), [answer] * len(states))
@@ -103,7 +103,7 @@ def test_an_interrupt_of_the_environments_own_is_one(run, bad, on_error):
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run(at(3, bad), on_error)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
 
 
 def test_the_runner_goes_on_after_an_interrupt():
@@ -176,7 +176,7 @@ def test_it_ends_at_once(run):
     start = time.monotonic()
     with pytest.raises(DataError):
         run(lambda state: raises(DataError("wrong"))() if state == 3 else asyncio.sleep(60), timeout_s=60.0)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
 
 
 class OddError(DataError):
@@ -275,6 +275,6 @@ def test_calls_that_had_not_ended_begin_again_and_those_that_had_do_not(run, mon
         ended.append(state)
         return 1.0
 
-    outcomes = run(step, states=range(3), timeout_s=0.4)
+    outcomes = run(step, states=range(3), timeout_s=1.0)
     assert [isinstance(outcome, Failure) for outcome in outcomes] == [False, True, False]
     assert (begun, ended) == ([0, 1, 2, 2], [2])
