@@ -6,7 +6,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes is the machine's business: a busy one would fail what is right.
+settings.register_profile("rlcore", deadline=None)
+settings.load_profile("rlcore")
 # TransformerEngine's products of float32 round to TF32 otherwise. Read when CUDA's libraries are loaded, here or in workers.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 # A shell without job control has what it starts in the background ignore Ctrl-C, and everything that this starts too.

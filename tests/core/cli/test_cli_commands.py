@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+import rlcore.run.setup
 from rlcore import __version__
 from rlcore.cli.check import _lines
 from rlcore.cli.main import COMMANDS
@@ -175,3 +176,17 @@ def test_light_commands_import_nothing_heavy(command: list[str]) -> None:
         f"found = [name for name in {HEAVY!r} if name in sys.modules]\nassert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval"])
+def test_a_gpu_that_is_not_there_is_said_before_anything_else(invoke, calls, monkeypatch, command: str) -> None:
+    gpu = prepared()
+    gpu.device = "cuda"
+    monkeypatch.setattr(rlcore.run.setup, "prepare", lambda *_, **__: gpu)
+    monkeypatch.setattr(rlcore.run.setup, "detect_device", lambda: "cpu")
+    result = invoke(command, "r.toml")
+    assert result.exit_code == 2
+    assert 'run.device: found "cuda", and no GPU' in result.stderr
+    assert calls.trained == calls.evaluated == []
+    monkeypatch.setattr(rlcore.run.setup, "detect_device", lambda: "cuda")
+    assert invoke(command, "r.toml").exit_code == 0

@@ -64,6 +64,16 @@ def test_what_changed_is_said_and_every_recipe_is_kept(run: Run, directory: Path
     assert not (directory / "recipe-003.toml").exists()
 
 
+def test_a_recipe_is_kept_where_an_earlier_one_was_removed(run: Run, directory: Path) -> None:
+    for number in (1, 2, 3):
+        run(f"run.num_steps={number}", resume=number > 1)
+    second = (directory / "recipe-002.toml").read_text()
+    (directory / "recipe-001.toml").unlink()
+    run("run.num_steps=4", resume=True)
+    assert (directory / "recipe-002.toml").read_text() == second
+    assert (directory / "recipe-003.toml").is_file()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

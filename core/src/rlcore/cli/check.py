@@ -27,9 +27,10 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     and shows the first prompt as the model will see it. Builds no model, and fetches nothing from the Hub.
     """
     from rlcore.run.preview import preview
-    from rlcore.run.setup import prepare
+    from rlcore.run.setup import prepare, require_device
 
     prepared = prepare(recipe, overrides)
+    require_device(prepared)
     for warning in prepared.registry.warnings:
         click.echo(f"warning: {warning}", err=True)
     for note in prepared.notes:

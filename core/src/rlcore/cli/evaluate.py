@@ -29,13 +29,14 @@ def eval_command(
     The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation].
     """
     from rlcore.cli.display import open_display
-    from rlcore.run.setup import prepare
+    from rlcore.run.setup import prepare, require_device
     from rlcore.run.train import evaluate
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
     extra = [] if model is None else [as_override("model.path", str(model))]
     prepared = prepare(recipe, [*overrides, *extra], evaluating=True)
+    require_device(prepared)
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)
     if as_json:

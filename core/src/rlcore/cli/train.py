@@ -32,7 +32,7 @@ def train_command(
     Ctrl-C saves a checkpoint and stops; the same command with --resume continues. A second Ctrl-C stops at once.
     """
     from rlcore.cli.display import open_display
-    from rlcore.run.setup import prepare
+    from rlcore.run.setup import prepare, require_device
     from rlcore.run.train import train
 
     if allow_changes and not resume:
@@ -40,5 +40,6 @@ def train_command(
     options = {"run.directory": directory, "run.name": name}
     extra = [as_override(key, str(value)) for key, value in options.items() if value is not None]
     prepared = prepare(recipe, [*overrides, *extra])
+    require_device(prepared)
     with open_display(mode, context.find_root().meta) as progress:
         train(prepared, resume=resume, progress=progress, allow_changes=allow_changes)

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,9 @@ def recipe_changes(before: str, after: str) -> list[Change]:
     ]
 
 
-def earlier_recipes(directory: Path) -> Sequence[Path]:
-    """The recipes that were resumed with others, oldest first."""
-    found = {
-        int(match[1]): path for path in directory.iterdir() if (match := re.fullmatch(r"recipe-([0-9]+)\.toml", path.name))
-    }
-    return [found[number] for number in sorted(found)]
+def earlier_recipes(directory: Path) -> Mapping[int, Path]:
+    """The recipes that were resumed with others, by number; the first has the least."""
+    return {int(match[1]): path for path in directory.iterdir() if (match := re.fullmatch(r"recipe-([0-9]+)\.toml", path.name))}
 
 
 def _leaves(text: str) -> dict[str, Any]:

@@ -159,10 +159,9 @@ class RunDirectory:
             write_atomically(self.recipe_file, recipe_toml)
         elif _differ(before, recipe_toml):
             earlier = earlier_recipes(self.path)
-            if (
-                not earlier or earlier[-1].read_text(encoding="utf-8", errors="replace") != before
-            ):  # as after a crash right here
-                write_atomically(self.path / f"recipe-{len(earlier) + 1:03d}.toml", before)
+            last = earlier.get(max(earlier, default=0))
+            if last is None or last.read_text(encoding="utf-8", errors="replace") != before:  # equal after a crash right here
+                write_atomically(self.path / f"recipe-{max(earlier, default=0) + 1:03d}.toml", before)
             write_atomically(self.recipe_file, f"# From step {step + 1} on.\n{recipe_toml}")
 
     def read_metrics(self) -> list[dict[str, float]]:

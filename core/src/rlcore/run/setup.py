@@ -308,6 +308,18 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     return needs
 
 
+def require_device(prepared: Prepared) -> None:
+    """Raise ConfigError where the run would compute in this process on a device that is not there."""
+    if prepared.device == "cuda" and prepared.recipe.cluster is None and detect_device() == "cpu":
+        problem = Problem(
+            path="run.device",
+            found='"cuda", and no GPU that the installed torch can use',
+            expected='a machine with an NVIDIA driver and torch built for CUDA, or "cpu"',
+            remedy='Set run.device to "auto" to take what there is.',
+        )
+        raise ConfigError([problem])
+
+
 def check_ray() -> None:
     """Raise ConfigError where the recipe asks for workers on Ray, which is not installed."""
     from importlib.util import find_spec
