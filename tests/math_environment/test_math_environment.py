@@ -140,13 +140,13 @@ def test_a_verifier_serves_several_event_loops():
 
 
 def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them():
-    """Two processes have 5 s of slow answers before them; each call has 4 s."""
-    config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.4)
+    """Two processes have 5.5 s of slow answers before them; each call has 5 s, which is 30 times what it needs."""
+    config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.15)
     made = MathEnvironment(EnvironmentContext(seed=0), config)
     runner = EpisodeRunner(made, 60.0, max_concurrent=MATH.max_concurrent(config))
     runner.step_all(["1"] * 2, [turn("1")] * 2)  # starts the processes
-    runner = EpisodeRunner(made, 4.0, max_concurrent=MATH.max_concurrent(config))
-    slow = [index % 5 != 4 for index in range(30)]
+    runner = EpisodeRunner(made, 5.0, max_concurrent=MATH.max_concurrent(config))
+    slow = [index % 5 != 4 for index in range(92)]
     results = runner.step_all(
         [SYMBOLIC if late else "42" for late in slow], [turn(ENDLESS if late else "\\boxed{42}") for late in slow]
     )
