@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import ray
@@ -155,7 +156,7 @@ class LocalCalls:
             replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
         return [unpickled(*reply) for reply in replies]
 
-    def train_step(self, order: StepOrder, parts: Any, number: int) -> TrainStepResult:
+    def train_step(self, order: StepOrder, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
         metrics = {"token_mult_prob_error": 1.0}
         version = order.weight_version + 1
@@ -273,8 +274,6 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
 
         yield opened
 
-    timing.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
-    driver.execution = execution  # type: ignore[assignment]
     providers = {
         "trainer": [FAKE_TRAINER],
         "generator": [FAKE_GENERATOR],
@@ -289,7 +288,9 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         keys = {"run.directory": directory, "run.num_steps": num_steps, "training.prompts_per_step": num_rollouts // GROUP}
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
-        driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
+        clock = SimpleNamespace(perf_counter=time.process_time)
+        with patch.object(timing, "time", clock), patch.object(driver, "execution", execution):
+            driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps
     peak_mib = (peak_bytes() - progress.base_bytes) / MIB
     found = min(steps, key=lambda step: step["cpu"])

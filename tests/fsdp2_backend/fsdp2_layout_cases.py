@@ -246,12 +246,12 @@ class GradientsSeen:
         self.tensors: dict[str, Tensor] = {}
         update, model = backend._update, backend._policy
 
-        def see(gradients: Any, norm: float) -> float:
+        def see(gradients: Any, norm: float, schedule_step: int) -> float:
             self.tensors = {
                 name: whole(parameter.grad, torch.float32, backend._device).clone().cpu()
                 for name, parameter in model.named_parameters()
             }
-            return update(gradients, norm)
+            return update(gradients, norm, schedule_step)
 
         backend._update = see
 

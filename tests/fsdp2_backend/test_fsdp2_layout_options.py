@@ -6,6 +6,7 @@ import json
 import pytest
 from attrs import evolve
 
+from rlcore.model_files import model_problems
 from rlcore.spi import CheckContext, ConfigError, ModelSpec
 from rlcore_fsdp2 import layout_check
 from rlcore_fsdp2.check import check
@@ -111,8 +112,9 @@ def test_a_model_that_the_check_could_not_see_is_refused_by_the_trainer(model_di
         backend(model_directory("llama"), config=Fsdp2Config(expert_parallel=2), world_size=2, rendezvous="file:///nowhere")
 
 
-def test_a_config_that_is_no_table_is_left_to_the_model_check(tmp_path):
+def test_a_config_that_is_no_table_is_left_to_the_cores_model_check(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps([]))
     context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=64)
-    assert any("found list" in str(problem) for problem in check(context, Fsdp2Config()))
+    assert not list(check(context, Fsdp2Config()))
+    assert any("found list" in str(problem) for problem in model_problems(str(tmp_path)))
     assert list(check(evolve(context, model=ModelSpec(path="hub/name")), Fsdp2Config(tensor_parallel=2, replicate=1)))

@@ -165,8 +165,8 @@ FAULTS = (
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "microbatches=tuple(batch.select(sequences) for sequences in self._plan(batch, minibatch.sequences)),",
-        "microbatches=tuple(batch.select(sequences) for sequences in self._plan(batch, minibatch.sequences))[:-1],",
+        "microbatches=tuple(batch.select(sequences) for sequences in plan),",
+        "microbatches=tuple(batch.select(sequences) for sequences in plan)[:-1],",
         WITH_KL,
     ),
     Fault(

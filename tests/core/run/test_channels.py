@@ -54,7 +54,7 @@ def test_the_cheapest_of_both_is_taken(
     prepared: Callable[..., Prepared], device: str, trainer: tuple[str, ...], generator: tuple[str, ...], expected: str
 ) -> None:
     both = registry(declaring(FAKE_TRAINER, *trainer), declaring(FAKE_GENERATOR, *generator))
-    assert prepared(f"run.device={device}", registry=both).channel == expected
+    assert prepared(f"run.device={device}", "model.dtype=float32", registry=both).channel == expected
 
 
 def test_a_layout_takes_channels_away(prepared: Callable[..., Prepared]) -> None:
