@@ -112,7 +112,8 @@ class PoolTrainer:
         for rank, result in enumerate(results):
             if not _same_figures(result, results[0]):
                 self.calls.lose("ranks disagree on the figures of a step")
-                raise ContractError(f"train_step: {self.calls.places[rank]} returned {result}; expected rank 0's {results[0]}")
+                found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
+                raise ContractError(f"train_step: {self.calls.places[rank]} returned {found}; expected rank 0's {expected}")
         return [results[leader] for leader in leaders], dispatch
 
     def logprobs(
