@@ -217,8 +217,9 @@ def test_a_costly_answer_leaves_nothing_behind(judged_by):
     ],
 )
 def test_what_ends_a_child_is_told_apart(judged_by, judge, verdict):
-    # A crash costs the system time of its own.
-    answer, child = ask_child(REQUEST, judged_by(judge, timeout_s=1.0), Limits(timeout_s=1.0, max_memory_bytes=2**40))
+    # A crash costs the system time of its own, which counts.
+    timeout_s = 1.0 if verdict == "too_slow" else 60.0
+    answer, child = ask_child(REQUEST, judged_by(judge, timeout_s), Limits(timeout_s=timeout_s, max_memory_bytes=2**40))
     assert json.loads(answer) == {"verdict": verdict}
     assert child is None
 

@@ -5,6 +5,7 @@ from importlib import metadata
 
 import pytest
 
+from rlcore.run import setup
 from rlcore.testing.models import make_model
 from rlcore_megatron import requirements
 
@@ -100,11 +101,14 @@ def test_without_megatron_core_it_is_listed_with_the_remedy(workplace: Workplace
 
 
 @pytest.mark.usefixtures("without_megatron_core")
-def test_without_megatron_core_auto_says_what_it_takes_where_it_would_have_taken_it(workplace: Workplace) -> None:
+def test_without_megatron_core_auto_says_what_it_takes_where_it_would_have_taken_it(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_cpu = workplace.rlcore("check", "grpo.toml")
     assert (on_cpu.exit_code, on_cpu.stderr) == (0, "")
+    monkeypatch.setattr(setup, "detect_device", lambda: "cuda")
     on_cuda = workplace.rlcore("check", "grpo.toml", "run.device=cuda", "generator.name=transformers")
-    assert on_cuda.exit_code == 0
+    assert on_cuda.exit_code == 0, on_cuda.stderr
     assert "trainer       fsdp2" in on_cuda.stdout
     expected = f"trainer 'fsdp2' (priority 50) is taken, as 'megatron' (priority 80) cannot be: {INSTALL}"
     assert on_cuda.stderr == f"note: {expected}\n"

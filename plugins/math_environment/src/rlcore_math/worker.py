@@ -122,6 +122,8 @@ def _serve(stream: TextIO, limits: Limits) -> None:
 
     with contextlib.suppress(ValueError, OSError):  # not every system can limit it
         resource.setrlimit(resource.RLIMIT_DATA, (limits.max_memory_bytes, limits.max_memory_bytes))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer's, not one to look into
     for _ in range(MAX_RESPONSES):
         line = stream.readline()
         if not line:
