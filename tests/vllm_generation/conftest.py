@@ -1,7 +1,9 @@
 """Two small models of one architecture, and engines that several tests share."""
 
 import json
+import os
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,19 @@ def free_process(open_backends):
 
 
 @pytest.fixture(scope="module")
-def hosted_backend(two_models, tmp_path_factory):
+def torchao_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file that a torchao makes when it is imported, in processes that are started while this fixture is."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "torchao-9.0.dist-info").mkdir()
+    (folder / "torchao-9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 9.0\n")
+    (folder / "torchao.py").write_text("open(__file__ + '.imported', 'w').close()\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield folder / "torchao.py.imported"
+
+
+@pytest.fixture(scope="module")
+def hosted_backend(two_models, tmp_path_factory, torchao_imported):
     """Two engines in processes of their own."""
     context = two_models.context("shared_memory", log_directory=tmp_path_factory.mktemp("vllm-logs"))
     backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=60.0))

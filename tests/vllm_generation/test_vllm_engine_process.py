@@ -57,6 +57,10 @@ def test_samples_do_not_depend_on_where_the_engines_are(backend, local_backend, 
     assert sorted(streamed) == list(range(12))
 
 
+def test_engines_import_nothing_that_no_option_asked_for(backend, torchao_imported):
+    assert not torchao_imported.exists()
+
+
 def test_a_refit_in_flight_reaches_every_engine(backend, two_models):
     started = threading.Event()
     request = request_of(2, 280, on_finished=lambda number, sample: started.set())

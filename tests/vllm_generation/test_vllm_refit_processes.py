@@ -5,7 +5,6 @@ import json
 import os
 import string
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,7 @@ def lost():
 
 
 @pytest.fixture(scope="module")
-def started(model_directory, fault_file, tmp_path_factory):
+def started(model_directory, fault_file, tmp_path_factory, torchao_imported):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAULT_VARIABLE, str(fault_file))
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
@@ -118,6 +117,10 @@ def test_each_of_several_refits_counts(channel, replica, transfer_over, weights,
         assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
         assert_holds(version, *range(version))
         assert not list(tmp_path.iterdir())
+
+
+def test_ranks_import_nothing_that_no_option_asked_for(replica, torchao_imported):
+    assert not torchao_imported.exists()
 
 
 def test_larger_buckets_than_before(replica, transfer_over, weights, assert_holds):
@@ -211,11 +214,9 @@ def test_in_process_reaches_no_other_process(replica, transfer_over, weights):
 
 def test_a_rank_that_hangs(replica, transfer_over, weights, fault_file, assert_holds):
     """Here it comes to itself again, and takes the next refit, though it was never told that this one ended."""
-    fault_file.write_text(json.dumps({"rank": 1, "sleep_s": 5.0}))
-    begin = time.monotonic()
+    fault_file.write_text(json.dumps({"rank": 1, "sleep_s": 2.5}))
     with pytest.raises(WorkerError, match=r"replica vllm-0 did not answer in a refit \(bucket\) within 1 s"):
         refit([replica], transfer_over("shared_memory", evolve(TWO_RANKS, refit_timeout_s=1.0)), export_of(weights(30), 30))
-    assert time.monotonic() - begin < 10.0
     refit([replica], transfer_over("shared_memory"), export_of(weights(31), 31))
     assert_holds(31, 30)
 
@@ -224,7 +225,5 @@ def test_a_rank_that_dies(replica, transfer_over, weights, fault_file, lost):
     lost.append("rank 1")
     fault_file.write_text(json.dumps({"rank": 1, "die": True}))
     replica.begin_update().result()
-    begin = time.monotonic()
     with pytest.raises(WorkerError, match=r"replica vllm-0 failed in a refit \(bucket\)"):
         transfer_over("shared_memory").send(export_of(weights(32), 32), may_alias=False)
-    assert time.monotonic() - begin < 20.0

@@ -5,6 +5,8 @@ import string
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rlcore.torchkit.transformers_import import import_transformers
+
 Architecture: TypeAlias = Literal["qwen2", "qwen3", "qwen3_moe", "llama"]
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "qwen3_moe", "llama")
 
@@ -67,6 +69,8 @@ def make_model(
     log-probability shows.
     """
     import torch
+
+    import_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     vocabulary_size = make_tokenizer(directory, alphabet)

@@ -137,6 +137,7 @@ def _put_in_place(functions: Sequence[Any]) -> None:
 
 
 def _build(settings: EngineSettings) -> Any:
+    versions.import_without_torchao()
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 

@@ -134,5 +134,10 @@ def _end_with(parent: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+if __name__ == "__mp_main__":
+    # A rank of the engine has begun, which imports this module before it imports vLLM.
+    from rlcore_vllm.versions import import_without_torchao
+
+    import_without_torchao()
 if __name__ == "__main__":
     main()

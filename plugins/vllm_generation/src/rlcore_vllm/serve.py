@@ -95,8 +95,9 @@ def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings
 
 def server_arguments(request: ServeRequest, settings: EngineSettings) -> Namespace:
     """What `vllm serve` makes of its command line."""
-    from rlcore_vllm.versions import server_parser
+    from rlcore_vllm.versions import import_without_torchao, server_parser
 
+    import_without_torchao()
     arguments: Namespace = server_parser().parse_args([])
     vars(arguments).update(settings.arguments)
     vars(arguments).update(

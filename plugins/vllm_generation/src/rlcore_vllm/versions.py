@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
+from rlcore.torchkit.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
+
+
+def import_without_torchao() -> None:
+    """Before anything else of vLLM: import what would import torchao, which only models that it has quantised need."""
+    import_transformers()
+    with without_torchao(), contextlib.suppress(ImportError):
+        importlib.import_module("vllm.model_executor.layers.quantization.torchao")
 
 
 def make_request(request_id: str, prompt: list[int], params: Any) -> Any:

@@ -14,6 +14,7 @@ from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBat
 from rlcore.spi.arrays import Int16Array, Int32Array
 from rlcore.testing.conformance.reference import Float64Array
 from rlcore.testing.conformance.tensors import Values
+from rlcore.torchkit.transformers_import import import_transformers
 
 
 class HuggingFaceReference:
@@ -26,6 +27,7 @@ class HuggingFaceReference:
 
     def load(self, weights: Values) -> "HuggingFacePolicy":
         """A model with exactly these weights; AssertionError where transformers misses one or does not know it."""
+        import_transformers()
         from safetensors.numpy import save_file
         from transformers import AutoModelForCausalLM
 

@@ -32,6 +32,7 @@ from rlcore.testing.conformance.trainer_fixtures import (
     assert_same_step,
     with_loss,
 )
+from rlcore.torchkit.transformers_import import import_transformers
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -281,6 +282,7 @@ class TrainerLifecycle(TrainerFixtures):
         require(provider, capabilities.SAVE_HF)
         trainer.step((batch,), 0)
         trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+        import_transformers()
         from transformers import AutoModelForCausalLM
 
         from rlcore.testing.conformance.huggingface_reference import HuggingFacePolicy
