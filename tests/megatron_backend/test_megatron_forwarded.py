@@ -172,6 +172,12 @@ def test_what_was_not_checked_is_refused_when_it_is_made() -> None:
             "of Megatron's TransformerConfig. Leave it out: it follows from the model at model.path",
         ),
         (
+            {"transformer": {"fp32_residual_connection": True}},
+            "trainer.megatron.transformer.fp32_residual_connection: found a field that is not for this table to set; expected "
+            "another field of Megatron's TransformerConfig. Leave it out: Megatron rounds every sum to model.dtype again, and "
+            "layers in bfloat16 fail over the float32 of the first",
+        ),
+        (
             {"transformer": {"activation_func": "gelu"}},
             "trainer.megatron.transformer.activation_func: found a field that is not for this table to set; expected another "
             "field of Megatron's TransformerConfig. Leave it out: it follows from the model at model.path",
@@ -313,6 +319,22 @@ def wrong(found: list[str]) -> dict[str, str]:
             {},
             {"moe_aux_loss_coeff": 0.1},
             "0.1; expected moe_router_load_balancing_type beside it. One without the other balances nothing",
+        ),
+        (
+            "cpu",
+            {},
+            {"moe_router_load_balancing_type": ["aux_loss", "aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]},
+            "['aux_loss', 'aux_loss']; expected each of them once",
+        ),
+        *(
+            (
+                "cpu",
+                {},
+                {"moe_aux_loss_coeff": weights, "moe_router_load_balancing_type": kinds},
+                f"{weights}; expected a number for each of moe_router_load_balancing_type: a list where that is one, and as "
+                "long",
+            )
+            for kinds, weights in ((["aux_loss", "none"], [0.1]), (["aux_loss"], 0.1), ("aux_loss", [0.1]))
         ),
         (
             "cpu",

@@ -160,22 +160,34 @@ def _routing_problems(setting: _Setting, table: Mapping[str, Any], shape: ModelS
                     "transformer", key, table[key], "no such field for a model without experts", "Leave it out"
                 )
         return
-    kinds = _listed(table.get("moe_router_load_balancing_type"))
-    for kind in kinds:
-        if kind not in BALANCING:
-            expected = f"among {', '.join(BALANCING)}, which leave the routing itself as it is in generation"
-            yield _value_problem("transformer", "moe_router_load_balancing_type", kind, expected)
-    balanced = any(kind != "none" for kind in kinds)
+    yield from _balancing_problems(table)
     weighted = any(weight > 0 for weight in _listed(table.get("moe_aux_loss_coeff")))
-    if weighted != balanced:
-        found, missing = "moe_aux_loss_coeff", "moe_router_load_balancing_type"
-        found, missing = (found, missing) if weighted else (missing, found)
-        remedy = "One without the other balances nothing"
-        yield _value_problem("transformer", found, table[found], f"{missing} beside it", remedy)
     if "moe" in _listed(table.get("recompute_modules")) and setting.has_stages and (weighted or table.get("moe_z_loss_coeff")):
         expected = "other modules, with several stages and a loss of routers"
         remedy = f'A router would take the tokens of a later microbatch for its own. Or set {SECTION}.recompute to "full"'
         yield _value_problem("transformer", "recompute_modules", table["recompute_modules"], expected, remedy)
+
+
+def _balancing_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
+    """Kinds of losses that balance experts, and their coefficients."""
+    keys = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
+    kinds, weights = (_listed(table.get(key)) for key in keys)
+    for kind in kinds:
+        if kind not in BALANCING:
+            expected = f"among {', '.join(BALANCING)}, which leave the routing itself as it is in generation"
+            yield _value_problem("transformer", keys[0], kind, expected)
+    if len(set(kinds)) < len(kinds):
+        yield _value_problem("transformer", keys[0], table[keys[0]], "each of them once")
+    balanced, weighted = any(kind != "none" for kind in kinds), any(weight > 0 for weight in weights)
+    listed = {isinstance(table.get(key), list | tuple) for key in keys}
+    if kinds and weights and (len(kinds) != len(weights) or len(listed) > 1):
+        expected = f"a number for each of {keys[0]}: a list where that is one, and as long"
+        yield _value_problem("transformer", keys[1], table[keys[1]], expected)
+    elif weighted != balanced:
+        found, missing = reversed(keys) if weighted else keys
+        yield _value_problem(
+            "transformer", found, table[found], f"{missing} beside it", "One without the other balances nothing"
+        )
 
 
 def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:

@@ -55,6 +55,9 @@ OWNED: dict[str, dict[str, str]] = {
             "embedding_init_method_std init_method output_layer_init_method embedding_init_method",
         ),
         **_owned(_DTYPE, "params_dtype bf16 fp16 pipeline_dtype autocast_dtype enable_autocast"),
+        "fp32_residual_connection": _LEAVE.format(
+            "Megatron rounds every sum to model.dtype again, and layers in bfloat16 fail over the float32 of the first"
+        ),
         **_owned(
             _FUNCTION,
             "timers finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func "
