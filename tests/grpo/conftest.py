@@ -1,9 +1,8 @@
-"""Shared by the tests of GRPO: packed batches as a loss receives them, and hypothesis without a time limit per example."""
+"""Shared by the tests of GRPO: packed batches as a loss receives them."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from rlcore.spi import (
     ADVANTAGES,
@@ -14,9 +13,6 @@ from rlcore.spi import (
     LossInputs,
     TokenBatch,
 )
-
-settings.register_profile("grpo", deadline=None, max_examples=25)
-settings.load_profile("grpo")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore_grpo.advantages import group_advantages
@@ -43,6 +43,7 @@ def reference_of_group(rewards, baseline, normalisation):
     return result
 
 
+@settings(max_examples=25)
 @given(st.data(), group_sizes, options)
 def test_groups_match_the_plain_formula(data, sizes, chosen):
     baseline, normalisation = chosen
@@ -54,6 +55,7 @@ def test_groups_match_the_plain_formula(data, sizes, chosen):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=25)
 @given(st.integers(2, 64), rewards_of_any_scale, rewards_of_any_scale, st.sampled_from(BASELINES))
 def test_one_reward_apart_from_equal_others_is_bounded(size, common, lone, baseline):
     """A leave-one-out standard deviation is 0 here but for rounding, and dividing by it gives advantages of any size."""
@@ -62,6 +64,7 @@ def test_one_reward_apart_from_equal_others_is_bounded(size, common, lone, basel
     assert np.abs(found).max() <= bound * (1 + 1e-9)
 
 
+@settings(max_examples=25)
 @given(st.lists(rewards_of_any_scale, min_size=2, max_size=40), st.sampled_from(BASELINES))
 def test_advantages_are_bounded_and_sum_to_zero(rewards, baseline):
     found = advantages(rewards, baseline=baseline)
@@ -79,6 +82,7 @@ def test_a_lone_success_weighs_more_in_a_larger_group(baseline):
     assert lone[2] == pytest.approx(eight, rel=1e-12)
 
 
+@settings(max_examples=25)
 @given(st.floats(1 / 1024, 1024, width=32), st.sampled_from(BASELINES))
 def test_groups_of_two_are_normalised(gap, baseline):
     found = advantages([0.0, gap], baseline=baseline, epsilon=0.0)
@@ -86,6 +90,7 @@ def test_groups_of_two_are_normalised(gap, baseline):
     np.testing.assert_allclose(found, [-expected, expected], rtol=1e-9)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=12), st.integers(-64, 64), st.sampled_from([0.25, 2.0, 16.0]), options)
 def test_shift_of_rewards_changes_nothing_and_scale_only_where_not_normalised(rewards, shift, scale, chosen):
     baseline, normalisation = chosen
@@ -94,6 +99,7 @@ def test_shift_of_rewards_changes_nothing_and_scale_only_where_not_normalised(re
     np.testing.assert_allclose(moved, plain * (1 if normalisation == "std" else scale), rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=25)
 @given(st.data(), group_sizes, options)
 def test_groups_do_not_touch_each_other_and_order_within_does_not_matter(data, sizes, chosen):
     rewards = np.float32(data.draw(st.lists(st.floats(0, 1, width=32), min_size=sum(sizes), max_size=sum(sizes))))

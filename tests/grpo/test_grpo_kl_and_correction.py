@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore_grpo.correction import importance_ratio, truncate
@@ -28,6 +28,7 @@ def two_distributions(seed, size=7):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("gradient", ["expectation", "estimate"])
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_value_matches_the_reference_and_is_clamped(estimator, gradient, seed):
     random = np.random.default_rng(seed)
@@ -64,6 +65,7 @@ def sampled(policy_logits, reference_logits, estimator, gradient):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_expectation_and_its_gradient_are_those_of_the_divergence(estimator, seed):
     policy, ref = two_distributions(seed)
@@ -75,6 +77,7 @@ def test_expectation_and_its_gradient_are_those_of_the_divergence(estimator, see
     torch.testing.assert_close(found, expected)
 
 
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_differentiating_k2_alone_gives_the_gradient_of_the_divergence_and_k1_none(seed):
     policy, ref = two_distributions(seed)
@@ -85,6 +88,7 @@ def test_differentiating_k2_alone_gives_the_gradient_of_the_divergence_and_k1_no
     torch.testing.assert_close(k1, torch.zeros_like(k1))
 
 
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_importance_ratio_moves_an_expectation_from_generator_to_trainer(seed):
     trainer, generator = (logits.detach().log_softmax(0) for logits in two_distributions(seed))
@@ -100,6 +104,7 @@ def test_importance_ratio_is_zero_where_it_is_not_finite_and_has_no_gradient():
     np.testing.assert_allclose(found.numpy(), [0.0, 0.0, 0.0, 0.0, np.exp(0.5)], rtol=1e-6)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 100))
 def test_truncation_changes_only_what_is_above_the_maximum(ratios, maximum):
     """min(ratio, C): Ionides, "Truncated Importance Sampling", 2008."""

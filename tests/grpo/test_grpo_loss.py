@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
@@ -95,6 +95,7 @@ def run(inputs, config):
 
 @each_config
 @pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_value_matches_the_reference(make_batch, make_inputs, config, first, seed):
     batch, logprobs, entropy = make_batch(seed, LENGTHS)
@@ -140,6 +141,7 @@ def gather(batch, indices):
 
 
 @each_config
+@settings(max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 10**6))
 def test_loss_gradient_and_metrics_do_not_depend_on_cut_or_order(make_batch, make_inputs, config, data, seed):
     """A loss that divides by a microbatch's own counts fails here."""

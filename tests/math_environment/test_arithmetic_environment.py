@@ -50,7 +50,7 @@ def content(prompt):
     return tuple(sorted((sign, *sorted(map(int, factors.split("*")))) for sign, factors in summands))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=configs)
 def test_train_and_evaluation_share_no_problem_nor_an_exchange_of_one(config):
     splits = {split: environment(config).rows(split) for split in ("train", "evaluation")}
@@ -60,7 +60,7 @@ def test_train_and_evaluation_share_no_problem_nor_an_exchange_of_one(config):
     assert not set(map(content, prompts["evaluation"])) & set(map(content, prompts["train"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=configs)
 def test_answers_are_those_of_the_prompts(config):
     for row in environment(config).rows("train"):
@@ -70,7 +70,6 @@ def test_answers_are_those_of_the_prompts(config):
         assert all(config.min_operand <= operand <= config.max_operand for operand in operands)
 
 
-@settings(deadline=None)
 @given(config=configs)
 def test_problems_depend_on_their_own_seed_alone(config):
     first = ArithmeticEnvironment(EnvironmentContext(seed=1), config)
@@ -238,10 +237,10 @@ def test_rows_slice_and_index():
 
 
 def test_a_million_problems_are_made_in_time():
-    start = time.perf_counter()
+    start = time.process_time()
     rows = environment(ArithmeticConfig(max_operand=9999, num_train=1_000_000)).rows("train")
     assert len(rows) == 1_000_000
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 def test_the_provider_names_what_exists():

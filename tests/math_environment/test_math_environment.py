@@ -34,7 +34,7 @@ from rlcore_math.verifier import Verifier
 from rlcore_math.worker import Child, Limits
 from rlcore_math.worker import _ask as ask_child
 
-ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0)
+ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0, max_memory_mib=2047)
 SYMBOLIC = "2^{10}"
 """A reference that an answer need not be worked out for, so that it is computed, however long that takes."""
 ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
@@ -45,8 +45,14 @@ def environment(**options):
 
 
 @pytest.fixture(scope="module")
-def math_runner():
-    runner = EpisodeRunner(environment(), 60.0)
+def shared():
+    """An environment whose process, which takes seconds to start, serves many tests."""
+    return environment()
+
+
+@pytest.fixture(scope="module")
+def math_runner(shared):
+    runner = EpisodeRunner(shared, 60.0)
     yield runner
     runner.close()
 
@@ -120,33 +126,30 @@ def test_responses_are_scored(math_runner):
 
 
 def test_an_endless_expression_is_wrong_counted_and_holds_up_no_other(math_runner):
-    start = time.monotonic()
     answers = ["\\boxed{42}", ENDLESS, "\\boxed{42}", "\\boxed{7}"]
     results = math_runner.step_all(["42", SYMBOLIC, "42", "42"], [turn(answer) for answer in answers])
-    assert time.monotonic() - start < 15.0
     assert [result.reward for result in results] == [1.0, 0.0, 1.0, 0.0]
     assert [result.metrics["verification_timed_out"] for result in results] == [0.0, 1.0, 0.0, 0.0]
     assert not any(result.metrics["verification_failed"] for result in results)
 
 
-def test_a_reference_that_is_no_answer_is_an_error():
+def test_a_reference_that_is_no_answer_is_an_error(shared):
     with pytest.raises(DataError, match=r"found the reference answer 'none ####' \(answer\); expected a number, LaTeX"):
-        asyncio.run(environment().step("none ####", turn("5")))
+        asyncio.run(shared.step("none ####", turn("5")))
 
 
-def test_a_verifier_serves_several_event_loops():
-    shared = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
-    assert [asyncio.run(shared.judge("1", "\\boxed{1}", require_boxed=False)) for _ in range(3)] == ["right"] * 3
+def test_a_verifier_serves_several_event_loops(shared):
+    assert [asyncio.run(shared.step("1", turn("\\boxed{1}"))).success for _ in range(3)] == [True] * 3
 
 
 def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them():
-    """Two processes have 5.5 s of slow answers before them; each call has 5 s, which is 30 times what it needs."""
-    config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.15)
+    """Two processes have 3.2 s of slow answers before them; each call has 3 s, which is 30 times what it needs."""
+    config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.1)
     made = MathEnvironment(EnvironmentContext(seed=0), config)
     runner = EpisodeRunner(made, 60.0, max_concurrent=MATH.max_concurrent(config))
     runner.step_all(["1"] * 2, [turn("1")] * 2)  # starts the processes
-    runner = EpisodeRunner(made, 5.0, max_concurrent=MATH.max_concurrent(config))
-    slow = [index % 5 != 4 for index in range(92)]
+    runner = EpisodeRunner(made, 3.0, max_concurrent=MATH.max_concurrent(config))
+    slow = [index % 5 != 4 for index in range(80)]
     results = runner.step_all(
         [SYMBOLIC if late else "42" for late in slow], [turn(ENDLESS if late else "\\boxed{42}") for late in slow]
     )
@@ -224,15 +227,20 @@ def test_what_ends_a_child_is_told_apart(judged_by, judge, verdict):
     assert child is None
 
 
+def process_of(made):
+    """Its only one, which waits."""
+    worker = made._verifier._idle.get()
+    made._verifier._idle.put(worker)
+    return psutil.Process(worker._process.pid)
+
+
 @pytest.mark.parametrize("of", ["the worker", "its child"])
-def test_a_process_that_is_killed_costs_no_verdict(of):
-    killed = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
-    assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
-    worker = killed._idle.get()
-    process = psutil.Process(worker._process.pid)
+def test_a_process_that_is_killed_costs_no_verdict(of, shared):
+    assert asyncio.run(shared.step("1", turn("\\boxed{1}"))).success
+    process = process_of(shared)
     (process if of == "the worker" else process.children()[0]).kill()
-    killed._idle.put(worker)
-    assert asyncio.run(killed.judge("1", "\\boxed{1}", require_boxed=False)) == "right"
+    assert asyncio.run(shared.step("1", turn("\\boxed{1}"))).success
+    assert (process_of(shared).pid == process.pid) is (of == "its child")
 
 
 def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
@@ -247,12 +255,11 @@ def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads the limit from /proc")
-def test_memory_is_limited():
-    limited = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=777)
-    asyncio.run(limited.judge("1", "1", require_boxed=False))
-    [child] = psutil.Process(limited._idle.get()._process.pid).children()
+def test_memory_is_limited(shared):
+    asyncio.run(shared.step("1", turn("1")))
+    [child] = process_of(shared).children()
     with open(f"/proc/{child.pid}/limits") as limits:
-        assert f"Max data size             {777 * 2**20}" in limits.read()
+        assert f"Max data size             {2047 * 2**20}" in limits.read()
 
 
 def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
@@ -268,8 +275,6 @@ def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
 SCRIPT = """
 import asyncio, sys
 from rlcore_math.verifier import Verifier
-from rlcore_math.worker import Child, Limits
-from rlcore_math.worker import _ask as ask_child
 verifier = Verifier(num_processes=1, timeout_s=2.0, max_memory_mib=1024)
 asyncio.run(verifier.judge("1", "1", require_boxed=False))
 print(verifier._idle.get()._process.pid, flush=True)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.spi import ContractError
+from rlcore.testing.ranks import launch
 from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 NUM_RANKS = 2
@@ -108,7 +109,7 @@ def run(rank: int, root: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     root = tmp_path_factory.mktemp("parallel")
-    torch.multiprocessing.spawn(run, args=(root,), nprocs=NUM_RANKS)
+    launch(run, (root,), NUM_RANKS)
     return [json.loads((root / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 

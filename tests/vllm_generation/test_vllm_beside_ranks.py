@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rlcore.testing.ranks import launch
 from rlcore_vllm.environment import alone
 
 NUM_RANKS = 2
@@ -36,7 +37,7 @@ def start_alone(rank: int, folder: Path) -> None:
 
 
 def test_a_rank_starts_its_engine_without_the_others(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(start_alone, (tmp_path,), nprocs=NUM_RANKS)
+    launch(start_alone, (tmp_path,), NUM_RANKS)
 
 
 def test_nothing_is_replaced_where_there_is_one_rank() -> None:

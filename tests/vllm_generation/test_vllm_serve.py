@@ -118,26 +118,31 @@ def of_choice(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
 @pytest.fixture(scope="module")
 def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`rlcore serve` on the first model, in a process of its own, until it gets Ctrl-C."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    command = [sys.executable, "-c", "from rlcore.cli.main import main; main()", "serve", str(models[0]), "--port", str(port)]
-    command += ["--name", "policy", "run.device=cpu", "generator.vllm.cpu_kv_cache_gib=0.1"]
-    with log.open("wb") as output:
+    command = [sys.executable, "-c", "from rlcore.cli.main import main; main()", "serve", str(models[0]), "--name", "policy"]
+    command += ["run.device=cpu", "generator.vllm.cpu_kv_cache_gib=0.1"]
+    with socket.socket() as held, log.open("wb") as output:
+        # The server may take the port in spite of this socket, which keeps it from everyone else until then.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, start_new_session=True
+            [*command, "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
         )
-    served = Served(process=process, port=port, log=log)
-    try:
-        served.wait()
-        yield served
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        served = Served(process=process, port=port, log=log)
+        try:
+            served.wait()
+            yield served
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def logprobs(model: Path, tokens: list[int]) -> np.ndarray:
