@@ -10,6 +10,7 @@ import pytest
 from rlcore.plugins.binding import build_algorithm
 from rlcore.plugins.checks import OWN_METRICS, OWN_PREFIXES
 from rlcore.plugins.discovery import Registry
+from rlcore.plugins.exits import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,
@@ -135,6 +136,7 @@ def test_what_it_raises_passes_with_a_note(make_algorithm):
     with pytest.raises(KeyError, match="adv") as raised:
         make_algorithm(lambda rollouts: rollouts.batch.token_columns["adv"]).build_batch(ROLLOUTS)
     assert raised.value.__notes__ == [f"raised in build_batch of {LABEL}"]
+    assert owner_of(raised.value) == LABEL
 
 
 def test_one_that_would_end_the_process_is_an_error(make_algorithm):

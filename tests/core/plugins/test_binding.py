@@ -19,6 +19,7 @@ from rlcore.plugins.binding import (
     run_check,
 )
 from rlcore.plugins.discovery import Registry
+from rlcore.plugins.exits import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,
@@ -358,6 +359,7 @@ def test_what_a_constructor_raises_passes_unchanged_with_a_note(entry, backends)
     with pytest.raises(ModelError) as raised:
         build_trainer(entry, CONTEXT, backends.Config())
     assert raised.value.__notes__ == ["raised while building trainer 'fake' (in-process 0)"]
+    assert owner_of(raised.value) == "trainer 'fake' (in-process 0)"
 
 
 def test_a_constructor_takes_context_and_config(entry, backends):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcore.config.recipe import DatasetConfig
+from rlcore.plugins.exits import owner_of
 from rlcore.run import jsonl_line
 from rlcore.run.data import load_rows
 from rlcore.spi import ContractError, DataError
@@ -60,11 +61,21 @@ def test_rows_that_are_none_and_what_raises_name_the_function():
         def rows(self, split):
             raise KeyError(split)
 
-    with pytest.raises(ContractError, match=r"Generating\.rows\('train'\): returned a list_iterator; expected a sequence"):
-        load_rows(DatasetConfig(), "train", Generating())
+    class Listing:
+        def rows(self, split):
+            return ["1+1="]
+
+    name = "environment 'acme'"
+    with pytest.raises(
+        ContractError, match=rf"^{name}: rows\('train'\) returned a list_iterator; expected a sequence of records"
+    ):
+        load_rows(DatasetConfig(), "train", Generating(), name)
+    with pytest.raises(ContractError, match=rf"^{name}: rows\('train'\) returned rows of str; expected a sequence of records"):
+        load_rows(DatasetConfig(), "train", Listing(), name)
     with pytest.raises(KeyError) as raised:
-        load_rows(DatasetConfig(), "train", Raising())
-    assert raised.value.__notes__ == ["raised in Raising.rows('train') of the environment"]
+        load_rows(DatasetConfig(), "train", Raising(), name)
+    assert raised.value.__notes__ == [f"raised in rows('train') of {name}"]
+    assert owner_of(raised.value) == name
 
 
 def test_jsonl_rows_are_those_of_the_file(write_jsonl):

@@ -10,7 +10,20 @@ from attrs import define
 
 from rlcore.run import episodes, event_loop
 from rlcore.run.episodes import EpisodeRunner, Failure
-from rlcore.spi import ContractError, DataError, FinishReason, PluginError, RewardError, StepResult, Turn, WorkerError
+from rlcore.spi import (
+    ConfigError,
+    ContractError,
+    DataError,
+    FinishReason,
+    ModelError,
+    PluginError,
+    Problem,
+    RewardError,
+    StepResult,
+    StorageError,
+    Turn,
+    WorkerError,
+)
 
 
 @pytest.fixture
@@ -163,12 +176,25 @@ async def beside_a_masked_one():
         (raises(PluginError("the process that checks answers does not start")), PluginError, "the process that checks answers"),
         (raises(WorkerError("the judge died")), WorkerError, "the judge died"),
         (raises(ContractError("broken")), ContractError, "broken"),
+        (raises(StorageError("no space for the judge's cache")), StorageError, "no space for the judge's cache"),
         (beside_a_masked_one, WorkerError, r"the judge died \(one of 2 in ExceptionGroup: checks \(2 sub-exceptions\)\)"),
     ],
 )
 def test_what_is_no_fault_of_the_episode_ends_even_a_masking_run(run, bad, kind, reason, on_error):
     with pytest.raises(kind, match=rf"^environment 'acme'\.step, episode 3 of 6 \(.*\), {reason}"):
         run(at(3, bad), on_error)
+
+
+PROBLEM = Problem(path="environment.acme.judge", found="no address", expected="one")
+
+
+@pytest.mark.parametrize("on_error", ["error", "mask"])
+@pytest.mark.parametrize("kind", [ConfigError, ModelError])
+def test_nor_is_passed_over_what_is_wrong_with_the_recipe(run, kind, on_error):
+    with pytest.raises(kind, match=r"environment\.acme\.judge: found no address; expected one") as raised:
+        run(at(3, raises(kind([PROBLEM]))), on_error)
+    (note,) = raised.value.__notes__
+    assert note.startswith("raised in environment 'acme'.step, episode 3 of 6 (")
 
 
 def test_it_ends_at_once(run):

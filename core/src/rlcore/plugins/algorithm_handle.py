@@ -42,7 +42,7 @@ class AlgorithmHandle:
         """A copy of what it keeps between steps; None where it keeps nothing. ContractError where that is no state."""
         if not isinstance(self._algorithm, StatefulAlgorithm):
             return None
-        with attributed(f"raised in save_state of {self.entry.label}"):
+        with attributed("raised in save_state of", self.entry.label):
             state = self._algorithm.save_state()
         try:
             return _copied(state)
@@ -52,13 +52,13 @@ class AlgorithmHandle:
     def load_state(self, state: AlgorithmState) -> None:
         """Go back to a state, of which the algorithm gets a copy."""
         assert isinstance(self._algorithm, StatefulAlgorithm)
-        with attributed(f"raised in load_state of {self.entry.label}"):
+        with attributed("raised in load_state of", self.entry.label):
             self._algorithm.load_state(_copied(state))
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
         _check_origin(rollouts.batch, self._vocabulary_size)
-        with attributed(f"raised in build_batch of {self.entry.label}"):
+        with attributed("raised in build_batch of", self.entry.label):
             returned = self._algorithm.build_batch(_protected(rollouts))
         try:
             batch = check_record(returned, TrainingBatch)

@@ -100,7 +100,8 @@ def build_algorithm(
     if any(hasattr(cls, name) for name in STATE_METHODS):
         problems += method_problems(cls, StatefulAlgorithm, STATE_METHODS)
     backend = _build(entry, "algorithm", context, config, problems)
-    needs = getattr(backend, "needs", None)
+    with attributed("raised by needs of", entry.label):
+        needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
         _raise_for(entry, "does not fit its role", [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
     try:
@@ -117,7 +118,7 @@ def build_environment(entry: Entry, context: EnvironmentContext, config: object)
 
 def max_concurrent(entry: Entry, config: object) -> int | None:
     """How many calls of an environment can be at work at once, by its provider. PluginError where that is no such number."""
-    with attributed(f"raised by max_concurrent of {entry.label}"):
+    with attributed("raised by max_concurrent of", entry.label):
         found = _provider(entry).max_concurrent(config)
     if found is not None and (type(found) is not int or found < 1):
         raise PluginError(
@@ -136,7 +137,7 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
         kind = "an async def" if callable(found) else f"a {type(found).__name__}"
         raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
     _require_arguments(entry, f"check {path!r}", found, "context, config")
-    with attributed(f"raised by the check of {entry.label}"):
+    with attributed("raised by the check of", entry.label):
         returned = found(context, config)
         problems = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
     if problems is None or not all(isinstance(problem, Problem) for problem in problems):
@@ -189,7 +190,7 @@ def _build(entry: Entry, role: Role, context: object, config: object, problems: 
     if not isinstance(config, expected):
         raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {expected.__name__}")
     _require_arguments(entry, cls.__name__, cls, "context, config")
-    with attributed(f"raised while building {entry.label}"):
+    with attributed("raised while building", entry.label):
         return cast("object", cls(context, config))
 
 

@@ -35,17 +35,16 @@ def owner_of(error: BaseException) -> str | None:
 
 
 @contextmanager
-def attributed(note: str, owner: str | None = None) -> Iterator[None]:
-    """Calls into a plugin outside its hooks: what they raise passes through with a note, but for what ends the process. `owner`
-    is blamed for it."""
+def attributed(what: str, owner: str) -> Iterator[None]:
+    """Calls into a plugin outside its hooks: what they raise passes through as the own error of `owner`, as messages call it,
+    with a note of what it was doing, such as "raised in build_batch of"; but for what ends the process."""
     try:
         yield
-    except SystemExit as error:
-        if is_ordered(error):
+    except BaseException as error:  # a panic in a native library is no Exception
+        if is_outside(error):
             raise
-        raise exit_error(note, error) from error
-    except Exception as error:
-        error.add_note(note)
-        if owner is not None:
-            blame(error, owner)
+        if isinstance(error, SystemExit):
+            raise exit_error(f"{what} {owner}", error) from error
+        error.add_note(f"{what} {owner}")
+        blame(error, owner)
         raise

@@ -33,7 +33,7 @@ def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str,
     if entry.config is not None and not isinstance(options.get(entry.name), entry.config):
         found = "found no options for it" if entry.name not in options else "found another class's options for it"
         raise PluginError(f"{entry.label}: {found}; expected the packages of the driver's machine on every machine")
-    with attributed(f"raised while building {entry.label}", owner=entry.label):
+    with attributed("raised while building", entry.label):
         observer = entry.observer(evolve(context, options=options.get(entry.name)))
     problems = list(observer_problems(observer, (TrainerSpec, GeneratorSpec)))
     if problems:

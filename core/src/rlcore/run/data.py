@@ -17,6 +17,7 @@ import pyarrow as pa
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
+from rlcore.plugins.exits import attributed
 from rlcore.run.jsonl_line import parse_line
 from rlcore.run.seeds import Stream
 from rlcore.spi import ContractError, DataError, Environment, Row
@@ -28,15 +29,18 @@ PROMPT, COMPLETION = "prompt", "completion"
 _USUAL_PROMPT_FIELDS = ("question", "problem", "instruction", "messages", "input", "query", "text")
 
 
-def load_rows(config: DatasetConfig, split: Split, environment: Environment | None) -> Sequence[Row]:
-    """The rows of `[data.<split>]`, at least one; DataError where there are none or one has no prompt.
+def load_rows(
+    config: DatasetConfig, split: Split, environment: Environment | None, owner: str = "environment"
+) -> Sequence[Row]:
+    """The rows of `[data.<split>]`, at least one; DataError where there are none or one has no prompt. `owner` is what messages
+    call the environment.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
     """
     key = f"data.{split}"
     if config.source == "environment":
-        rows = _environment_rows(config, key, split, environment)
+        rows = _environment_rows(config, key, split, environment, owner)
     elif config.source == "jsonl":
         rows = _jsonl_rows(config, key)
     else:
@@ -72,8 +76,10 @@ def prompt_fault(value: object) -> str | None:
     return None
 
 
-def _environment_rows(config: DatasetConfig, key: str, split: Split, environment: Environment | None) -> Sequence[Row]:
-    rows = None if environment is None else _rows_of(environment, split)
+def _environment_rows(
+    config: DatasetConfig, key: str, split: Split, environment: Environment | None, owner: str
+) -> Sequence[Row]:
+    rows = None if environment is None else _rows_of(environment, split, owner)
     if rows is None:
         has = "the recipe names no environment" if environment is None else f"the environment brings no {split!r} rows"
         raise DataError(
@@ -83,15 +89,18 @@ def _environment_rows(config: DatasetConfig, key: str, split: Split, environment
     return rows if config.limit is None else rows[: config.limit]
 
 
-def _rows_of(environment: Environment, split: Split) -> Sequence[Row] | None:
-    what = f"{type(environment).__name__}.rows({split!r})"
-    try:
+def _rows_of(environment: Environment, split: Split, owner: str) -> Sequence[Row] | None:
+    with attributed(f"raised in rows({split!r}) of", owner):
         rows = environment.rows(split)
-    except Exception as error:
-        error.add_note(f"raised in {what} of the environment")
-        raise
-    if rows is not None and not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        raise ContractError(f"{what}: returned a {type(rows).__name__}; expected a sequence of records, or None")
+        if rows is None:
+            return None
+        is_sequence = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        first = rows[0] if is_sequence and len(rows) else {}
+    expected = "expected a sequence of records, which are mappings, or None"
+    if not is_sequence:
+        raise ContractError(f"{owner}: rows({split!r}) returned a {type(rows).__name__}; {expected}")
+    if not isinstance(first, Mapping):
+        raise ContractError(f"{owner}: rows({split!r}) returned rows of {type(first).__name__}; {expected}")
     return rows
 
 

@@ -4,9 +4,28 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from rlcore.spi import ContractError, DataError, PluginError, RewardError, RlcoreError, WorkerError
+from rlcore.spi import (
+    ConfigError,
+    ContractError,
+    DataError,
+    ModelError,
+    PluginError,
+    RewardError,
+    RlcoreError,
+    StorageError,
+    WorkerError,
+)
+from rlcore.spi.errors import ProblemsError
 
-FINAL: tuple[type[RlcoreError], ...] = (ContractError, DataError, PluginError, WorkerError)
+FINAL: tuple[type[RlcoreError], ...] = (
+    ConfigError,
+    ContractError,
+    DataError,
+    ModelError,
+    PluginError,
+    StorageError,
+    WorkerError,
+)
 """What is wrong with the environment, the data or the installation, and will be in the next episode too: never masked."""
 MAX_ELEMENTS = 8
 MAX_DEPTH = 3
@@ -42,14 +61,23 @@ class Failure:
         return isinstance(self.cause, KeyboardInterrupt)
 
     @property
-    def final(self) -> type[RlcoreError] | None:
-        """Which of FINAL it is; None where it is none of them."""
-        return next((kind for kind in FINAL if isinstance(self.cause, kind)), None)
-
-    @property
     def ends_run(self) -> bool:
         """Whether the run ends although the recipe masks failures."""
-        return self.interrupts or self.final is not None
+        return self.interrupts or self.is_final
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is one of FINAL."""
+        return isinstance(self.cause, FINAL)
+
+    def final_error(self, where: str) -> RlcoreError:
+        """Of those, the error that ends the run; `where` is the call that it is of."""
+        kind = next(kind for kind in FINAL if isinstance(self.cause, kind))
+        if not isinstance(self.cause, ProblemsError):
+            return kind(f"{where}, {self.reason}")
+        error = kind(self.cause.problems)  # which no text makes
+        error.add_note(f"raised in {where}")
+        return error
 
 
 def shown(value: object, max_characters: int) -> str:

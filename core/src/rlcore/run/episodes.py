@@ -77,8 +77,8 @@ class EpisodeRunner:
         """Begin an episode on each row. RewardError for the first that fails, or a Failure in its place where masked.
 
         Masked or not, ContractError where the environment returns something else than the interface says, and what it raises
-        itself of DataError (the row is wrong), PluginError (it cannot work here), WorkerError (a process of its own has died)
-        and KeyboardInterrupt: none of them is the fault of one episode."""
+        itself of DataError (the row is wrong), PluginError (it cannot work here), ConfigError, ModelError, StorageError,
+        WorkerError (a process of its own has died) and KeyboardInterrupt: none of them is the fault of one episode."""
         if len(rows) != len(seeds):
             raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
         calls = _Calls(
@@ -133,15 +133,18 @@ class EpisodeRunner:
             if failure.interrupts:
                 raise KeyboardInterrupt from failure.error
         for index, failure in failures.items():
-            if failure.final is not None:
-                raise failure.final(self._said(calls, index, failure)) from failure.error
+            if failure.is_final:
+                raise failure.final_error(self._where(calls, index)) from failure.error
             if self._on_error == "error":
                 remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
                 raise RewardError(f"{self._said(calls, index, failure)}. {remedy}") from failure.error
 
     def _said(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
         """A failure, with the environment and the episode that it is of."""
-        return f"{self._owner}.{calls.function}, episode {index} of {calls.number} ({calls.describe(index)}), {failure.reason}"
+        return f"{self._where(calls, index)}, {failure.reason}"
+
+    def _where(self, calls: "_Calls[Result]", index: int) -> str:
+        return f"{self._owner}.{calls.function}, episode {index} of {calls.number} ({calls.describe(index)})"
 
     def _drive(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
         """Run the sweep to its end; where a call gets stuck, give the event loop up and name the call."""

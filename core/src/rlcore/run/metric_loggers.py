@@ -63,7 +63,7 @@ class ObserverLogger:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for entry in self.observers:
             if isinstance(entry.observer, StepObserver):
-                with attributed(f"raised in after_step of {entry.label}", owner=entry.label):
+                with attributed("raised in after_step of", entry.label):
                     entry.observer.after_step(step, dict(metrics))
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from rlcore.model_files import model_problems
 from rlcore.plugins.binding import build_trainer, import_object
 from rlcore.plugins.device import Device, detect_device
 from rlcore.plugins.discovery import Entry, Registry, discover
-from rlcore.plugins.exits import exit_error
+from rlcore.plugins.exits import attributed
 from rlcore.plugins.selection import AUTO, explain, select
 from rlcore.run.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.closing import closed_after
@@ -168,10 +168,8 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
     if provider.reads_model and (problems := model_problems(model)):
         raise ModelError(problems)
     function = import_object(serving.generator, provider.serve)
-    try:
+    with attributed("raised in serve of", serving.generator.label):
         function(request, plugin_config(serving.recipe, serving.generator))
-    except SystemExit as error:
-        raise exit_error(f"{serving.generator.label}: serve", error) from error
 
 
 def _chat_template(config: ModelConfig, model: str) -> str | None:
