@@ -77,6 +77,10 @@ from rlcore.spi import ConfigError
         "data.train.subset=main",
         "data.train.split=train",
         'plugins.disable=[""]',
+        "data.on_overlap=error",
+        "model.chat_template_kwargs.budget=inf",
+        "model.chat_template_kwargs.budget=-inf",
+        "model.chat_template_kwargs.enable-thinking=true",
     ],
 )
 def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> None:
@@ -106,6 +110,7 @@ def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> Non
         ("run.name=2026-11-21 demo",),
         ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=0.2"),
         ("model.chat_template_kwargs={enable_thinking=false}",),
+        ("data.evaluation={}", "data.on_overlap=error"),
     ],
 )
 def test_sound_combinations(load, overrides: tuple[str, ...]) -> None:

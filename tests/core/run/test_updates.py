@@ -151,3 +151,12 @@ def test_truncated_sampling_is_refused_unless_its_bias_is_accepted(run: Run) -> 
     )
     with pytest.raises(ConfigError, match="there is no such bias"):
         run(ratio, "rollout.accept_truncation_bias=true", "run.name=other")
+    with pytest.raises(ConfigError, match=r"accept_truncation_bias: found true, with algorithm 'fake', which compares no prob"):
+        run("rollout.top_k=3", "rollout.accept_truncation_bias=true", "run.name=other")
+
+
+def test_demonstrations_are_learned_at_no_temperature(run: Run) -> None:
+    with pytest.raises(
+        ConfigError, match=r"rollout\.temperature: found 0\.7, with algorithm 'fake', which trains on no rollouts"
+    ):
+        run("algorithm.fake.source=demonstrations", "rollout.temperature=0.7")

@@ -168,7 +168,9 @@ def test_loading_leaves_the_directory_as_it_was(directory, tmp_path):
 
 
 def test_another_process_reads_the_same_tokenizer(directory):
-    tokenizer = load(directory, chat_template="{{ messages[0]['content'] }}!")
+    """As each worker of a cluster, where the run is resumed too."""
+    template = "{{ messages[0]['content'] }}{% if loud %}!{% endif %}"
+    tokenizer = load(directory, chat_template=template, chat_template_kwargs={"loud": True})
     found = pickle.loads(pickle.dumps(tokenizer))
     assert found.decode(found.encode("two")) == "two"
     assert (found.stop_token_ids, found.prompt_prefix) == (tokenizer.stop_token_ids, tokenizer.prompt_prefix)

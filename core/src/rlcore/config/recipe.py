@@ -134,9 +134,11 @@ class RolloutConfig:
     environment_timeout_s: float = 60.0
     """Most seconds for one call of the environment."""
     on_environment_error: Literal["error", "mask"] = "error"
-    """End the run, or mask the sample out of the training step and count it as `environment/failed`."""
+    """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
+    solved, and counted as `evaluation/failed`."""
     max_failed_fraction: float = 0.5
-    """With "mask", the largest share of a step's samples that may fail; above it the run ends and says why they did."""
+    """With "mask", the largest share of the samples of a step, or of an evaluation, that may fail; above it the run ends and
+    says why they did."""
 
     @property
     def truncates(self) -> bool:

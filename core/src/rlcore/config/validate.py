@@ -268,6 +268,31 @@ def _held_out_needed(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("data.evaluation", "data.on_overlap")
+def _overlap_with_nothing(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.data.evaluation is None and recipe.data.on_overlap == "error":
+        yield Problem(
+            path="data.on_overlap",
+            found='"error", without a [data.evaluation]',
+            expected="a held-out set, whose prompts might be trained on",
+            remedy="Write [data.evaluation], or leave the key out.",
+        )
+
+
+@rule("model.chat_template_kwargs")
+def _template_variables(recipe: Recipe) -> Iterator[Problem]:
+    """What a served chat template cannot have as a default: it is written as JSON into the template."""
+    for name, value in recipe.model.chat_template_kwargs.items():
+        if not name.isidentifier():
+            yield Problem(
+                path=f"model.chat_template_kwargs.{name}",
+                found="a name that no template can read",
+                expected="letters, digits and underscores, not beginning with a digit",
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            yield Problem(path=f"model.chat_template_kwargs.{name}", found=f"{value}", expected="a finite number")
+
+
 @rule("model.path", "model.revision")
 def _revision_of_directory(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model

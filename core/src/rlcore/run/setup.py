@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.config.convert import OBSERVERS, convert, selected_options
 from rlcore.config.load import read_raw
-from rlcore.config.recipe import Recipe
+from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import model_problems
 from rlcore.plugins.algorithm_handle import AlgorithmHandle
 from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
@@ -25,6 +25,7 @@ from rlcore.spi import (
     ROLES,
     Algorithm,
     AlgorithmContext,
+    AlgorithmNeeds,
     CheckContext,
     ConfigError,
     DtypeName,
@@ -431,27 +432,51 @@ def _impossible(recipe: Recipe, algorithm: Algorithm) -> Iterator[Problem]:
             remedy="Add a section [environment] with a name.",
         )
     if needs.untruncated_sampling and recipe.rollout.truncates and not recipe.rollout.accept_truncation_bias:
-        found = {"top_k": recipe.rollout.top_k, "top_p": recipe.rollout.top_p}
-        for key in [name for name, value in found.items() if value != {"top_k": 0, "top_p": 1.0}[name]]:
+        for key in ("top_k", "top_p"):
+            value = getattr(recipe.rollout, key)
+            if value == getattr(RolloutConfig(), key):
+                continue
             yield Problem(
                 path=f"rollout.{key}",
-                found=f"{found[key]}, with algorithm {recipe.algorithm.name!r}, which compares both' probabilities",
+                found=f"{value}, with algorithm {recipe.algorithm.name!r}, which compares the generator's probabilities with "
+                "the trainer's",
                 expected="the whole distribution (top_k = 0, top_p = 1.0): the generator's probabilities are of the tokens "
                 "that it kept, the trainer's are of all, so ratios and importance weights are biased",
                 remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
             )
-    if needs.source != "rollouts" and recipe.rollout.replay_routing:
-        yield Problem(
-            path="rollout.replay_routing",
-            found=f"true, with algorithm {recipe.algorithm.name!r}, which trains on no rollouts",
-            expected="false: there is no routing to replay",
-        )
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(
             path="rollout.samples_per_prompt",
             found=str(recipe.rollout.samples_per_prompt),
             expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
             remedy="Raise it; a group's statistics need several samples.",
+        )
+    yield from _pointless(recipe, needs)
+
+
+def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """Keys of [rollout] that do nothing with this algorithm, or what nobody can mean."""
+    rollout, algorithm = recipe.rollout, f"with algorithm {recipe.algorithm.name!r}, which"
+    if rollout.accept_truncation_bias and not needs.untruncated_sampling:
+        yield Problem(
+            path="rollout.accept_truncation_bias",
+            found=f"true, {algorithm} compares no probabilities with the generator's",
+            expected="false: truncated sampling biases nothing there",
+        )
+    if needs.source == "rollouts":
+        return
+    if rollout.replay_routing:
+        yield Problem(
+            path="rollout.replay_routing",
+            found=f"true, {algorithm} trains on no rollouts",
+            expected="false: there is no routing to replay",
+        )
+    if rollout.temperature != 1.0:
+        yield Problem(
+            path="rollout.temperature",
+            found=f"{rollout.temperature}, {algorithm} trains on no rollouts",
+            expected="1.0: what is learned would be the probabilities at that temperature",
+            remedy="Leave it out; evaluation.temperature is that of evaluations.",
         )
 
 
