@@ -87,7 +87,7 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
     request = request_of(4, 280, on_finished=kill)
     request.max_tokens[:2] = 1
     with pytest.raises(
-        WorkerError, match=r"vllm-1 ended with signal SIGKILL\. Its output is in .*vllm-1\.log; its last lines:\n"
+        WorkerError, match=r"vllm-1 ended with signal SIGKILL\. Its output is in .*vllm-1\.log\.\nIts last lines:\n"
     ):
         backend.generate(request)
     assert survivor.poll() is None

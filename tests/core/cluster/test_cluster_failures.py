@@ -55,7 +55,7 @@ def test_a_defect_on_one_rank_ends_the_others_and_is_named(run: Run, tmp_path: P
     notes = notes_of(caught.value)
     log = tmp_path / "runs" / "run" / "logs" / "rank-1.log"
     assert "raised on rank 1 (node 127.0.0.1, process " in notes
-    assert f"Its output is in {log}; its last lines:" in notes
+    assert f"Its output is in {log}.\nIts last lines:\n" in notes
     assert "this is rank 1" in notes
     assert "The worker's own traceback" in notes
     assert "go_wrong" in notes

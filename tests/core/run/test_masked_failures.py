@@ -83,7 +83,7 @@ def test_an_environment_that_always_fails_ends_a_run_that_masks(run: Run, broken
     with pytest.raises(RewardError) as raised:
         run(*MASK, EVERYTHING, registry=broken)
     assert str(raised.value) == (
-        "the environment failed on 64 of 64 samples: 64 x raised KeyError: 'answer'. That is more than "
+        "the environment failed on 64 of 64 samples of the step: 64 x raised KeyError: 'answer'. That is more than "
         "rollout.max_failed_fraction = 0.5 of them. Repair the environment or the data, or raise it"
     )
     assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
@@ -103,13 +103,15 @@ def test_failures_below_the_bound_are_said_with_reason_and_count(
     assert len(said) == len(records) == 2
     for note, record in zip(said, records, strict=True):
         assert 0 < record["environment/failed"] <= 32
-        assert note.startswith(f"the environment failed on {record['environment/failed']:.0f} of 64 samples: ")
+        assert note.startswith(f"the environment failed on {record['environment/failed']:.0f} of 64 samples of the step: ")
         assert " x raised ConnectionError: no judge" in note
         assert "\n" not in note
 
 
 def test_an_evaluation_that_fails_is_no_success_rate(run: Run, broken: Registry) -> None:
-    with pytest.raises(RewardError, match=r"failed on 16 of 16 samples"):
+    with pytest.raises(
+        RewardError, match=r"failed on 16 of 16 samples of the evaluation: .* rollout\.max_failed_fraction = 0\.5"
+    ):
         run(*MASK, EVERYTHING, "evaluation.at_start=true", registry=broken)
 
 
@@ -152,6 +154,7 @@ def test_an_episode_that_fails_in_its_last_turn_counts_in_no_figure_of_the_train
         assert record["success_rate"] == 1.0
         assert record["reward_mean"] == 1.5
     assert 0.0 < records[0]["evaluation/pass@1"] < 1.0, "what fails is not solved"
+    assert records[0]["evaluation/failed"] == 16 * (1.0 - records[0]["evaluation/pass@1"])
     assert records[0]["evaluation/reward_mean"] == 1.5
 
 
@@ -181,7 +184,7 @@ def test_prompts_that_an_episode_shows_to_be_long_are_dropped(
     table = pandas.read_parquet(tmp_path / "runs" / "run" / "rollouts" / "step-000001.parquet")
     assert {prompt[0] for prompt in table["prompt"]} == set("bijklmnop")
     assert len(table) == 9 * 8
-    assert "7 of 16 prompts are left out: they have more than 16 tokens (rollout.max_prompt_tokens)" in notes
+    assert "data.train: 7 of 16 prompts are left out: they have more than 16 tokens (rollout.max_prompt_tokens)" in notes
 
 
 def test_a_prompt_that_is_dropped_changes_no_sample_of_the_others(run: Run, broken: Registry, tmp_path: Path) -> None:

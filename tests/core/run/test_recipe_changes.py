@@ -35,8 +35,28 @@ def directory(tmp_path: Path) -> Path:
 def test_each_value_that_differs_is_a_change_and_what_is_unset_is_none() -> None:
     before = '# From step 3 on.\n# environment = none\n[run]\nname = "a"\nseed = 1\n[rollout]\nstop_strings = ["x"]\n'
     after = '[run]\nname = "b"\nseed = 2\n[rollout]\nstop_strings = ["x"]\n[environment]\nname = "math"\n'
-    assert list(map(str, recipe_changes(before, after))) == ["run.seed 1 -> 2", "environment.name none -> 'math'"]
-    assert list(map(str, recipe_changes(after, before))) == ["run.seed 2 -> 1", "environment.name 'math' -> none"]
+    assert list(map(str, recipe_changes(before, after))) == ["run.seed 1 -> 2", "[environment] is new"]
+    assert list(map(str, recipe_changes(after, before))) == ["run.seed 2 -> 1", "[environment] is gone"]
+
+
+def test_a_section_that_is_new_or_gone_is_one_change() -> None:
+    common = "[generator]\nname = 'one'\n[model.chat_template_kwargs]\n"
+    before = f"[trainer.one]\na = 1\nb = 2\n[trainer.one.c]\nd = 3\n{common}[generator.one]\n"
+    after = f"[trainer.two]\na = 1\n{common}thinks = true\n"
+    changes = recipe_changes(before, after)
+    assert list(map(str, changes)) == [
+        "[trainer.two] is new",
+        "[trainer.one] is gone",
+        "model.chat_template_kwargs.thinks none -> True",
+    ]
+    assert [change.makes_another_run for change in changes] == [False, False, True]
+    (change,) = recipe_changes("", "[environment]\nname = 'math'\n")
+    assert change.makes_another_run, "it has a key that does"
+
+
+def test_long_texts_and_numbers_of_another_kind_differ() -> None:
+    long = "x" * 80
+    assert len(recipe_changes(f'a = "{long}1"\nb = true\nc = 1', f'a = "{long}2"\nb = 1\nc = 1.0')) == 3
 
 
 def test_an_unchanged_recipe_is_resumed_without_a_word(run: Run, directory: Path) -> None:

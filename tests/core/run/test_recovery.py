@@ -1,6 +1,9 @@
 """Workers that die and refits that fail: tried again with the same seeds, a bounded number of times, and never stale."""
 
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,8 +11,12 @@ import pytest
 from attrs import evolve
 
 from rlcore.plugins.discovery import Registry
+from rlcore.run import train as train_module
+from rlcore.run.cluster.failures import last_lines
+from rlcore.run.in_process import in_process
 from rlcore.run.progress import SilentProgress
-from rlcore.spi import RefitError, WorkerError, hookimpl
+from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
+from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -108,6 +115,97 @@ def test_one_attempt_is_one(run: Run, mortal: Registry) -> None:
     with pytest.raises(WorkerError):
         run("refit.max_attempts=1", registry=mortal)
     assert Mortal.calls["refit"] == 1
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs with a [cluster] find their workers in this process. Those that are named here do not start."""
+    doomed: list[str] = []
+
+    @contextmanager
+    def execution(prepared: Any, tokenizer: Any, log_directory: Path, progress: Any) -> Iterator[Any]:
+        @contextmanager
+        def opened() -> Iterator[Any]:
+            if doomed:
+                raise WorkerError(f"build: {doomed.pop()} died")
+            with in_process(prepared, tokenizer, log_directory) as backends:
+                yield backends
+
+        yield opened
+
+    monkeypatch.setattr(train_module, "execution", execution)
+    return doomed
+
+
+def test_an_evaluation_by_itself_is_tried_again_too(prepared: Any, mortal: Registry) -> None:
+    figures = []
+    for dead in (set(), {1}):
+        Mortal.dies(generate=dead)
+        options: dict[str, Any] = {"checkpoint": None, "progress": SilentProgress(), "tokenizer": FakeTokenizer()}
+        figures.append(train_module.evaluate(prepared(registry=mortal), **options))
+    assert figures[0] == figures[1]
+
+
+RESTARTS = ("cluster.max_restarts=3", "refit.max_attempts=1")
+
+
+def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, mortal: Registry, cluster: list[str]) -> None:
+    """However often its workers are started anew."""
+    Mortal.dies()
+    run("run.num_steps=2", *RESTARTS, registry=mortal)
+    cluster += ["rank 1", "rank 0"]
+    Mortal.dies(generate={3})
+    odd, notes = evolve(mortal, warnings=("a plugin is odd",)), Notes()
+    run("run.num_steps=4", "optimizer.learning_rate=0.05", *RESTARTS, resume=True, registry=odd, progress=notes)
+    assert notes.texts == [
+        "the recipe has changed: run.num_steps 2 -> 4; optimizer.learning_rate 0.1 -> 0.05",
+        "a plugin is odd",
+        "restart 1 of 3, from the newest checkpoint: build: rank 0 died",
+        "restart 2 of 3, from the newest checkpoint: build: rank 1 died",
+        "restart 3 of 3, from the newest checkpoint: engine 0 died in generate",
+    ]
+
+
+def test_checkpoints_that_are_gone_when_workers_start_anew_are_said(run: Run, mortal: Registry, cluster: list[str]) -> None:
+    Mortal.dies(generate={5})
+    with pytest.raises(CheckpointError, match="holds no checkpoint; .* that of step 3 was saved"):
+        run(*RESTARTS, registry=mortal, progress=RemovesCheckpoints())
+
+
+class RemovesCheckpoints(SilentProgress):
+    """Once workers are to be started anew."""
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+        self.checkpoints = run_directory / "checkpoints"
+
+    def note(self, text: str) -> None:
+        if text.startswith("restart "):
+            shutil.rmtree(self.checkpoints)
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_workers(run: Run, mortal: Registry, cluster: list[str]) -> None:
+    Mortal.dies(generate={5})
+    summary = run(*RESTARTS, registry=mortal, progress=SlowSteps())
+    assert summary["total_s"] - summary["setup_s"] > SlowSteps.SECONDS, "what came before the restart is no set-up"
+
+
+class SlowSteps(SilentProgress):
+    """The first one alone."""
+
+    SECONDS = 0.5
+
+    def step(self, step: int, metrics: Any) -> None:
+        time.sleep(self.SECONDS if step == 1 else 0.0)
+
+
+def test_the_first_line_of_a_death_stands_by_itself(tmp_path: Path) -> None:
+    """It is what notes show."""
+    log = tmp_path / "rank-0.log"
+    assert last_lines(log) == f"Its output is in {log}, on its own node"
+    log.write_text("")
+    assert last_lines(log) == f"Its output is in {log}, where it wrote nothing"
+    log.write_text("one\ntwo\n")
+    assert last_lines(log) == f"Its output is in {log}.\nIts last lines:\n  one\n  two"
 
 
 def test_weights_that_change_on_the_way_twice_end_the_run(run: Run, mortal: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,12 @@ import pytest
 from attrs import evolve
 
 from rlcore.plugins.discovery import Registry
+from rlcore.run.inputs import load_inputs
 from rlcore.run.progress import SilentProgress
 from rlcore.run.rollouts import CollectedRollouts, RolloutCollector
 from rlcore.run.run_directory import RunDirectory
 from rlcore.run.seeds import Stream
+from rlcore.run.setup import Prepared
 from rlcore.spi import (
     CheckpointError,
     DataError,
@@ -31,7 +33,7 @@ from rlcore.spi import (
     StorageError,
     Turn,
 )
-from rlcore.testing.fakes import fake_registry
+from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 
@@ -140,6 +142,31 @@ def test_training_and_evaluation_see_their_own_rows_alone(run: Run, monkeypatch:
     own = {split: {str(row["prompt"]) for row in environment.rows(split) or ()} for split in ("train", "evaluation")}
     assert {prompt for rows in found[Stream.ROLLOUTS] for prompt in rows} == own["train"]
     assert [set(rows) for rows in found[Stream.EVALUATION]] == [own["evaluation"]] * 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ((), "3 of 4"),
+        (("evaluation.max_prompts=2",), "1 of 2"),
+        (
+            ("rollout.max_prompt_tokens=3", *(f"data.{split}.on_long_prompt=drop" for split in ("train", "evaluation"))),
+            "1 of 2",
+        ),
+    ],
+)
+def test_only_rows_that_are_used_are_held_out_or_trained_on(
+    prepared: Callable[..., Prepared], tmp_path: Path, overrides: tuple[str, ...], found: str
+) -> None:
+    sources = []
+    for split, prompts in {"train": ["a:", "b:", "long:"], "evaluation": ["a:", "c:", "long:", "long:"]}.items():
+        path = tmp_path / f"{split}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        sources += [f"data.{split}.source=jsonl", f"data.{split}.path={path}"]
+    with load_inputs(prepared(*sources, *overrides), FakeTokenizer()) as inputs:
+        assert inputs.notes == (
+            f"data.evaluation: {found} held-out prompts are in data.train too, so that pass@1 measures what was trained on",
+        )
 
 
 def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

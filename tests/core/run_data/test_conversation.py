@@ -215,7 +215,9 @@ def test_a_template_that_changes_what_stood_before_the_turn_is_refused(load, tal
 
 
 def test_what_cannot_be_told_is_masked_and_counted_where_the_recipe_masks(load, talk):
-    with pytest.raises(RewardError, match=r"failed on 2 of 2 samples: 2 x the chat template rewrites what the policy said"):
+    with pytest.raises(
+        RewardError, match=r"failed on 2 of 2 samples of the step: 2 x the chat template rewrites what the policy said"
+    ):
         talk(load("qwen3"), THOUGHT, Observation(messages=[USER]), [Observation(messages=[USER])], on_error="mask")
 
 

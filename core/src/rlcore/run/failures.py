@@ -15,6 +15,8 @@ class MaskedFailures:
     """Of the N samples of a step, or of an evaluation."""
 
     num_samples: int
+    of: str
+    """What the samples are of, in words."""
     max_fraction: float
     """rollout.max_failed_fraction"""
     reasons: dict[int, str] = field(factory=dict)
@@ -38,7 +40,8 @@ class MaskedFailures:
         if len(counts) > MAX_REASONS:
             others = sum(counts.values()) - sum(count for _, count in counts.most_common(MAX_REASONS))
             listed.append(f"{others} x something else")
-        return f"the environment failed on {len(self.reasons)} of {self.num_samples} samples: {'; '.join(listed)}"
+        number = f"{len(self.reasons)} of {self.num_samples} samples of {self.of}"
+        return f"the environment failed on {number}: {'; '.join(listed)}"
 
 
 def _shortened(reason: str) -> str:

@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 
 import numpy as np
 from attrs import frozen
@@ -36,6 +37,9 @@ class Inputs:
     """Where the algorithm trains on them; its sequences are the kept rows'."""
     evaluation_rows: Sequence[Row] | None
     evaluation_kept: Int64Array
+    """int64: the held-out rows within the limits."""
+    measured: Int64Array
+    """int64: those of them that evaluation.max_prompts lets pass."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
 
@@ -43,23 +47,12 @@ class Inputs:
 @contextmanager
 def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
     """Read and check all data; the environment's event loop stops at the end."""
-    recipe, environment = prepared.recipe, prepared.environment
+    recipe = prepared.recipe
     tokenizer = tokenizer or load_tokenizer(recipe.model)
-    episodes = None
-    if environment is not None:
-        rollout = recipe.rollout
-        entry = prepared.chosen["environment"]
-        episodes = EpisodeRunner(
-            environment,
-            rollout.environment_timeout_s,
-            rollout.on_environment_error,
-            entry.label,
-            max_concurrent(entry, prepared.config("environment")),
-            config_number(recipe.model.path, "vocab_size"),
-        )
+    episodes = _episodes(prepared)
     try:
         observe = _observer(prepared, episodes)
-        train_rows = load_rows(recipe.data.train, "train", environment)
+        train_rows = rows_of(prepared, "train")
         demonstrations = None
         if prepared.algorithm.needs.source == "demonstrations":
             demonstrations = _demonstrations(prepared, train_rows, tokenizer)
@@ -68,11 +61,14 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
         evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
         if prepared.environment is not None and recipe.data.evaluation is not None:
-            evaluation_rows = load_rows(recipe.data.evaluation, "evaluation", environment)
+            evaluation_rows = rows_of(prepared, "evaluation")
             evaluation_kept = _within_limits(
                 prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
             )
-        notes = () if evaluation_rows is None else tuple(_overlap(recipe.data, train_rows, evaluation_rows))
+        measured = evaluation_kept[: recipe.evaluation.max_prompts]
+        notes: tuple[str, ...] = ()
+        if evaluation_rows is not None:
+            notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
             episodes=episodes,
@@ -87,6 +83,7 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             demonstrations=demonstrations,
             evaluation_rows=evaluation_rows,
             evaluation_kept=evaluation_kept,
+            measured=measured,
             notes=notes,
         )
     finally:
@@ -94,13 +91,41 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             episodes.close()
 
 
-def _overlap(data: DataConfig, train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[str]:
-    """A note where held-out prompts are trained on too; DataError where the recipe wants none."""
+def _episodes(prepared: Prepared) -> EpisodeRunner | None:
+    if prepared.environment is None:
+        return None
+    recipe, entry = prepared.recipe, prepared.chosen["environment"]
+    return EpisodeRunner(
+        prepared.environment,
+        recipe.rollout.environment_timeout_s,
+        recipe.rollout.on_environment_error,
+        entry.label,
+        max_concurrent(entry, prepared.config("environment")),
+        config_number(recipe.model.path, "vocab_size"),
+    )
+
+
+def rows_of(prepared: Prepared, split: Split) -> Sequence[Row]:
+    """The rows of a data set that the recipe has."""
+    config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
+    owner = "environment" if entry is None else entry.label
+    return load_rows(config, split, prepared.environment, owner)
+
+
+def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:
+    """Some of the rows, in order, gone through as a whole: that is faster than to take each by its number."""
+    wanted = np.zeros(len(rows), np.bool_)
+    wanted[numbers] = True
+    return compress(rows, wanted.tolist())
+
+
+def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) -> Iterator[str]:
+    """A note where held-out prompts are trained on too; DataError where the recipe wants none. Both are the rows in use."""
     held_out = Counter(map(_prompt_key, evaluation))
     number = sum(held_out[key] for key in held_out.keys() & set(map(_prompt_key, train)))
     if number == 0:
         return
-    found = f"data.evaluation: {number} of {len(evaluation)} held-out prompts are in data.train too"
+    found = f"data.evaluation: {number} of {held_out.total()} held-out prompts are in data.train too"
     if data.on_overlap == "error":
         raise DataError(f"{found}; expected none (data.on_overlap). Take them out of one of the two")
     yield f"{found}, so that pass@1 measures what was trained on"

@@ -20,7 +20,7 @@ from rlcore.run.metric_loggers import MetricLogger
 from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
 from rlcore.run.minibatch import Minibatch
 from rlcore.run.progress import Progress
-from rlcore.run.refit import Refitter, first_line
+from rlcore.run.refit import Refitter
 from rlcore.run.residency import Residency
 from rlcore.run.rollouts import CollectedRollouts
 from rlcore.run.seeds import Stream
@@ -36,7 +36,6 @@ from rlcore.spi import (
     TokenBatch,
     TrainingBatch,
     TrainStepResult,
-    WorkerError,
     capabilities,
 )
 from rlcore.spi.arrays import Int64Array
@@ -289,21 +288,15 @@ class Loop:
     def _to_training(self) -> None:
         """Let the trainer work."""
         if self.residency is not None and self.residency.to_training():
-            self.position.generator_version = -1
+            self._forget_generator()
 
     def _generating(self, generate: Callable[[], ResultT]) -> ResultT:
-        """What `generate` returns at the trainer's weights. A worker that dies in it costs one more attempt: the seeds are the
-        same, and so are the samples."""
-        for attempt in range(1, self.recipe.refit.max_attempts + 1):
-            self._refit()
-            try:
-                return generate()
-            except WorkerError as error:
-                self.position.generator_version = -1
-                if attempt == self.recipe.refit.max_attempts or self.refitter is None or not self.refitter.generator.is_usable:
-                    raise
-                self.progress.note(f"generation failed and is tried again: {first_line(error)}")
-        raise AssertionError("unreachable: refit.max_attempts is at least 1")
+        """What `generate` returns at the trainer's weights."""
+        assert self.refitter is not None, "what generates is refitted"
+        return self.refitter.generating(generate, self._refit, self._forget_generator)
+
+    def _forget_generator(self) -> None:
+        self.position.generator_version = -1
 
     def _evaluate(self) -> dict[str, float]:
         if self.evaluator is None:

@@ -62,4 +62,8 @@ def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
     several models can be compared by."""
     figures = rollout_metrics(collected)
     names = ("reward_mean", "response_length_mean", "truncated_fraction")
-    return {"evaluation/pass@1": float(collected.success.mean()), **{f"evaluation/{name}": figures[name] for name in names}}
+    return {
+        "evaluation/pass@1": float(collected.success.mean()),
+        **{f"evaluation/{name}": figures[name] for name in names},
+        "evaluation/failed": figures["environment/failed"],
+    }

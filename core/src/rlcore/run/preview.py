@@ -6,8 +6,8 @@ from pathlib import Path
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data import Split, load_rows
-from rlcore.run.inputs import Inputs, load_inputs
+from rlcore.run.data import Split
+from rlcore.run.inputs import Inputs, load_inputs, rows_of
 from rlcore.run.prompts import encode_prompts
 from rlcore.run.setup import Prepared
 from rlcore.run.tokenizer import Tokenizer, is_here, load_tokenizer
@@ -43,7 +43,7 @@ def preview(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Preview:
     counts: dict[Split, str] = {}
     for split, config in _data_sets(prepared).items():
         if split not in remote:
-            counts[split] = _counted(len(load_rows(config, split, prepared.environment)), config)
+            counts[split] = _counted(len(rows_of(prepared, split)), config)
     return Preview(rows=counts, first_prompt=None, notes=notes)
 
 

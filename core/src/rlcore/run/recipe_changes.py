@@ -21,12 +21,13 @@ ANOTHER_RUN = (
 random and what is learned. Whether model.path is another model its digest says."""
 PLACES = ("run.directory", "run.name")
 """Where the run lies, which may be moved."""
-ABSENT = "none"
+ABSENT, SECTION = "none", "a section"
+"""In place of a value: of a key that is not there, and of a table."""
 
 
 @frozen(kw_only=True)
 class Change:
-    """A key with another value than before."""
+    """A key with another value than before, or a section that is new or gone, of which the keys are not listed."""
 
     key: str
     before: str
@@ -34,10 +35,13 @@ class Change:
 
     @property
     def makes_another_run(self) -> bool:
-        """Whether a run with the new value is not the one that was begun."""
-        return any(self.key == key or self.key.startswith(f"{key}.") for key in ANOTHER_RUN)
+        """Whether a run with the new value is not the one that was begun; of a section, with a key in it."""
+        within = (f"{self.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{self.key}.") for key in ANOTHER_RUN)
+        return any(within)
 
     def __str__(self) -> str:
+        if SECTION in (self.before, self.after):
+            return f"[{self.key}] is {'new' if self.after == SECTION else 'gone'}"
         return f"{self.key} {self.before} -> {self.after}"
 
 
@@ -46,13 +50,8 @@ def recipe_changes(before: str, after: str) -> list[Change]:
 
     Raises ValueError where `before` is no TOML.
     """
-    old, new = _leaves(before), _leaves(after)
-    keys = [*new, *(key for key in old if key not in new)]
-    return [
-        Change(key=key, before=_shown(old.get(key)), after=_shown(new.get(key)))
-        for key in keys
-        if key not in PLACES and old.get(key) != new.get(key)
-    ]
+    changes = _differences(tomllib.loads(before), tomllib.loads(after), "")
+    return [change for change in changes if change.key not in PLACES]
 
 
 def earlier_recipes(directory: Path) -> Mapping[int, Path]:
@@ -60,19 +59,22 @@ def earlier_recipes(directory: Path) -> Mapping[int, Path]:
     return {int(match[1]): path for path in directory.iterdir() if (match := re.fullmatch(r"recipe-([0-9]+)\.toml", path.name))}
 
 
-def _leaves(text: str) -> dict[str, Any]:
-    """Every value by its dotted key. What `dump_toml` writes as a comment, being None, has no key."""
-    return dict(_walk(tomllib.loads(text), ""))
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> Iterator[Change]:
+    """What two tables differ in. What `dump_toml` writes as a comment, being None, is in neither; an empty table, such as that
+    of a plugin without options, says no more than none."""
+    for name in [*new, *(name for name in old if name not in new)]:
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, f"{prefix}{name}.")
+        elif (was := _text(before)) != (now := _text(after)):
+            yield Change(key=f"{prefix}{name}", before=_shortened(was), after=_shortened(now))
 
 
-def _walk(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return SECTION if value else ABSENT
+    return ABSENT if value is None else repr(value)
 
 
-def _shown(value: Any) -> str:
-    text = ABSENT if value is None else repr(value)
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,6 +1,7 @@
 """Bringing the generator to the trainer's weights, and by which way."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -12,6 +13,8 @@ from rlcore.run.generator_places import separate
 from rlcore.run.groups import GeneratorGroup, RefitOrder, WeightRoute
 from rlcore.run.progress import Progress
 from rlcore.spi import DtypeName, PluginError, RefitChannel, RefitError, Role, WorkerError
+
+ResultT = TypeVar("ResultT")
 
 CHANNELS: dict[Device, tuple[RefitChannel, ...]] = {
     # Mapping the sender's memory costs as little as handing it over, and leaves the generator an interpreter of its own.
@@ -74,6 +77,20 @@ class Refitter:
                 self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
             else:
                 return
+
+    def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None], lost: Callable[[], None]) -> ResultT:
+        """What `generate` returns once `refit` has brought the weights. A worker that dies in it costs one more attempt: the
+        seeds are the same, and so are the samples. `lost` is called where the generator may have lost its weights with it."""
+        for attempt in range(1, self.max_attempts + 1):
+            refit()
+            try:
+                return generate()
+            except WorkerError as error:
+                lost()
+                if attempt == self.max_attempts or not self.generator.is_usable:
+                    raise
+                self.progress.note(f"generation failed and is tried again: {first_line(error)}")
+        raise AssertionError("unreachable: refit.max_attempts is at least 1")
 
 
 def first_line(error: BaseException) -> str:

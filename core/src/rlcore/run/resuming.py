@@ -23,10 +23,29 @@ def check_new(directory: RunDirectory) -> None:
 
 
 def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progress, *, allow_changes: bool) -> Path | None:
-    """The newest intact checkpoint of the run that the directory holds; None where the run had not saved one yet.
+    """What `newest` finds, for a recipe that may be another one than the run had.
 
-    CheckpointError where there is no run, where what it saved is gone or damaged, and where the recipe makes another run of it,
-    unless `allow_changes`. Nothing is written.
+    CheckpointError also where the recipe makes another run of it, unless `allow_changes`. Nothing is written.
+    """
+    checkpoint = newest(directory, progress)
+    state = None if checkpoint is None else read_loop_state(checkpoint)
+    if checkpoint is not None and state is not None:
+        check_trainer(prepared, checkpoint, state)
+    _check_changes(prepared, directory, state, progress, allow_changes)
+    if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
+        _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
+        if text:
+            progress.note(text)
+    num_steps = prepared.recipe.run.num_steps
+    if state is not None and state.step > num_steps:
+        progress.note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
+    return checkpoint
+
+
+def newest(directory: RunDirectory, progress: Progress) -> Path | None:
+    """The newest intact checkpoint of the run that the directory holds; None, with a note, where it had not saved one yet.
+
+    CheckpointError where there is no run, and where what it saved is gone or damaged.
     """
     if not directory.path.is_dir():
         raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
@@ -38,19 +57,8 @@ def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progr
             f"{directory.last_saved} was saved. To begin anew would overwrite what is known of the steps so far (metrics.jsonl "
             f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
         )
-    state = None if checkpoint is None else read_loop_state(checkpoint)
-    if checkpoint is None or state is None:
+    if checkpoint is None:
         progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
-    else:
-        check_trainer(prepared, checkpoint, state)
-    _check_changes(prepared, directory, state, progress, allow_changes)
-    if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
-        _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
-        if text:
-            progress.note(text)
-    num_steps = prepared.recipe.run.num_steps
-    if state is not None and state.step > num_steps:
-        progress.note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
     return checkpoint
 
 

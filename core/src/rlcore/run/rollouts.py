@@ -81,6 +81,8 @@ class RolloutCollector:
     max_turns: int
     max_failed_fraction: float
     """Of the samples that are masked, since their environment failed."""
+    purpose: str = "the step"
+    """What the samples are for, in words."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
     clock: PhaseClock
@@ -102,7 +104,8 @@ class RolloutCollector:
         starts = EpisodeStarts.of(rows, resets, self.tokenizer, self.prompt_limit, placeholder)
         if starts.num_dropped:
             limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
-            self.progress.note(f"{starts.num_dropped} of {len(rows)} prompts are left out: they have more than {limit}")
+            found = f"{starts.num_dropped} of {len(rows)} prompts are left out: they have more than {limit}"
+            self.progress.note(f"{self.prompt_limit.key}: {found}")
         return starts
 
 
@@ -126,7 +129,9 @@ class _Collection:
         self.texts = [""] * num_episodes
         self.states: list[Any] = [None] * num_episodes
         self.conversations = Conversations(num_episodes, collector.tokenizer, collector.sampling.stop_token_ids)
-        self.failures = MaskedFailures(num_samples=num_episodes, max_fraction=collector.max_failed_fraction)
+        self.failures = MaskedFailures(
+            num_samples=num_episodes, of=collector.purpose, max_fraction=collector.max_failed_fraction
+        )
         self.metric_values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         """By name: the episodes that reported it, and what."""
         self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve, field, frozen
@@ -22,7 +23,7 @@ from rlcore.run.plots import not_drawn, run_panels, save_png
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.refit import Refitter, first_line
 from rlcore.run.residency import Residency
-from rlcore.run.resuming import check_new, check_trainer, find_checkpoint, model_change, resolved_recipe
+from rlcore.run.resuming import check_new, check_trainer, find_checkpoint, model_change, newest, resolved_recipe
 from rlcore.run.rollouts import RolloutCollector
 from rlcore.run.run_directory import RunDirectory, storage_errors
 from rlcore.run.saving import RunSaver, model_digest
@@ -65,12 +66,14 @@ def train(
         start=start,
         allow_changes=allow_changes,
         initial_state=prepared.algorithm.save_state(),
+        clock=PhaseClock(progress),
     )
     _ = _find_checkpoint(run, resume, SilentProgress())  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         # Once more: it might have been another's until now.
         checkpoint = _find_checkpoint(run, resume, progress)
         run = evolve(run, prepared=prepared.observed(directory.path))
+        _say_notes(prepared, inputs, progress)
         with execution(run.prepared, inputs.tokenizer, directory.logs, progress) as opened:
             if not resume:
                 _begin(prepared, directory, 0)
@@ -92,6 +95,7 @@ class _Run:
     """Whether a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
     """What the algorithm keeps before the first step; None where it keeps nothing."""
+    clock: PhaseClock
     guard: InterruptGuard = field(factory=InterruptGuard)
 
 
@@ -117,7 +121,7 @@ def _run_with_restarts(
                 raise
             run.progress.note(f"restart {restart} of {max_restarts}, from the newest checkpoint: {first_line(error)}")
             cause, resume = error, True
-            checkpoint = _find_checkpoint(run, True, run.progress)
+            checkpoint = newest(run.directory, run.progress)  # of this very run: its recipe is looked at no more
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -129,9 +133,8 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
     if resume:
         _restore(run, loop, saver, checkpoint)
         _begin(prepared, directory, loop.position.step)
-    loop.clock.totals["setup"] = time.perf_counter() - run.start
+    run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
     progress.started(directory.path, loop.position.step, prepared.recipe.run.num_steps)
-    _say_notes(prepared, inputs, progress)
     run_to_end(loop, saver)
     try:
         return _finish(loop, saver, prepared, time.perf_counter() - run.start)
@@ -147,6 +150,7 @@ def evaluate(
     recipe = prepared.recipe
     if prepared.environment is None or recipe.data.evaluation is None:
         raise _nothing_to_evaluate()
+    state = None if checkpoint is None else _checked_state(prepared, checkpoint)
     clock = PhaseClock(progress)
     prepared = prepared.observed(None)
     with (
@@ -157,18 +161,16 @@ def evaluate(
     ):
         _say_notes(prepared, inputs, progress)
         version = 0
-        if checkpoint is not None:
-            _check_intact(checkpoint)
-            state = read_loop_state(checkpoint)
-            _check_is_ours(prepared, checkpoint, state)
+        if checkpoint is not None and state is not None:
             _saver(prepared, inputs, backends, RunDirectory(path=checkpoint.parent.parent)).load(checkpoint, state)
             version = state.weight_version
         refitter = _refitter(prepared, backends, progress)
         evaluator = _evaluator(prepared, inputs, backends, clock, progress)
         if refitter is None or evaluator is None:
             raise _nothing_to_evaluate()
-        refitter.refit(version)
-        return evaluator.evaluate(version)
+        refit, residency = partial(refitter.refit, version), _residency(prepared, backends, clock)
+        bring = refit if residency is None else partial(residency.to_generation, refit)
+        return refitter.generating(partial(evaluator.evaluate, version), bring, lambda: None)
 
 
 def _say_notes(prepared: Prepared, inputs: Inputs, progress: Progress) -> None:
@@ -198,18 +200,17 @@ def _find_checkpoint(run: _Run, resume: bool, progress: Progress) -> Path | None
     return find_checkpoint(run.prepared, run.directory, progress, allow_changes=run.allow_changes)
 
 
-def _check_intact(checkpoint: Path) -> None:
+def _checked_state(prepared: Prepared, checkpoint: Path) -> LoopState:
+    """CheckpointError where a checkpoint is damaged, or another model's or another trainer's."""
     damage = find_damage(checkpoint)
     if damage is not None:
         raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
-
-
-def _check_is_ours(prepared: Prepared, checkpoint: Path, state: LoopState) -> None:
-    """CheckpointError where a checkpoint is another model's or another trainer's."""
+    state = read_loop_state(checkpoint)
     check_trainer(prepared, checkpoint, state)
     change = model_change(prepared, state)
     if change is not None:
         raise CheckpointError(f"{checkpoint} belongs to another model: {change}. Name the recipe that it was trained with")
+    return state
 
 
 def _begin(prepared: Prepared, directory: RunDirectory, step: int) -> None:
@@ -219,9 +220,8 @@ def _begin(prepared: Prepared, directory: RunDirectory, step: int) -> None:
 
 
 def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) -> Loop:
-    prepared, directory, progress = run.prepared, run.directory, run.progress
+    prepared, directory, progress, clock = run.prepared, run.directory, run.progress, run.clock
     recipe = prepared.recipe
-    clock = PhaseClock(progress)
     loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
     if recipe.logging.tensorboard:
         loggers.append(TensorBoardLogger(directory.path / "tensorboard"))
@@ -265,7 +265,7 @@ def _evaluator(
     return HeldOutEvaluator(
         collector=_collector(prepared, inputs, backends, clock, progress, evaluation=True),
         rows=inputs.evaluation_rows,
-        kept=inputs.evaluation_kept[: prepared.recipe.evaluation.max_prompts],
+        kept=inputs.measured,
         seed=prepared.recipe.run.seed,
     )
 
@@ -298,6 +298,7 @@ def _collector(
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
         max_failed_fraction=rollout.max_failed_fraction,
+        purpose="the evaluation" if evaluation else "the step",
         routed_experts=rollout.replay_routing and not evaluation,
         clock=clock,
         progress=progress,

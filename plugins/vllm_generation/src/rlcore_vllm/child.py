@@ -113,7 +113,9 @@ class Child:
 
     def _output_note(self) -> str:
         lines = self._output().splitlines()[-NUM_LOG_LINES:]
-        return f"Its output is in {self._log_file}; its last lines:\n" + "\n".join(lines)
+        if not lines:
+            return f"Its output is in {self._log_file}, where it wrote nothing"
+        return "\n".join([f"Its output is in {self._log_file}.", "Its last lines:", *lines])
 
     def _output(self) -> str:
         with contextlib.suppress(OSError), self._log_file.open("rb") as log:

@@ -91,7 +91,9 @@ def last_lines(log_file: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
     except OSError:
         return f"Its output is in {log_file}, on its own node"
-    return "\n".join([f"Its output is in {log_file}; its last lines:", *(f"  {line}" for line in lines)])
+    if not lines:
+        return f"Its output is in {log_file}, where it wrote nothing"
+    return "\n".join([f"Its output is in {log_file}.", "Its last lines:", *(f"  {line}" for line in lines)])
 
 
 def with_origin(error: BaseException, place: Whereabouts, remote: RemoteError) -> BaseException:

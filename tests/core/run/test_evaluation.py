@@ -1,0 +1,45 @@
+"""`rlcore eval`: a model or a checkpoint is measured alone, where a run would have measured it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run import train as train_module
+from rlcore.run.progress import SilentProgress
+from rlcore.run.train import evaluate
+from rlcore.spi import CheckpointError
+from rlcore.testing.fakes import FakeTokenizer
+
+from .conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+
+
+def measured(prepared: Any, checkpoint: Path | None) -> dict[str, float]:
+    return evaluate(prepared, checkpoint=checkpoint, progress=SilentProgress(), tokenizer=FakeTokenizer())
+
+
+@pytest.mark.parametrize("offload", ["none", "state", "all"])
+def test_a_checkpoint_is_measured_whatever_of_the_trainer_leaves_the_gpu(
+    run: Run, prepared: Callable[..., Any], tmp_path: Path, offload: str
+) -> None:
+    turns = ("run.device=cuda", "model.dtype=float32", f"residency.offload_trainer={offload}")
+    run(*turns)
+    directory = tmp_path / "runs" / "run"
+    figures = measured(prepared(*turns), directory / "checkpoints" / "step-000006")
+    last = read_metrics(directory)[-1]
+    assert figures == {name: value for name, value in last.items() if name.startswith("evaluation/")}
+    assert figures["evaluation/failed"] == 0.0
+
+
+def test_a_damaged_checkpoint_is_said_before_anything_is_read_or_built(
+    run: Run, prepared: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("run.num_steps=2")
+    checkpoint = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
+    (checkpoint / "loop.json").write_text("{}")
+    monkeypatch.setattr(train_module, "load_inputs", lambda *_: pytest.fail("data are read"))
+    with pytest.raises(CheckpointError, match="is no intact checkpoint"):
+        measured(prepared(), checkpoint)
