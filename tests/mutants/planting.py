@@ -7,10 +7,11 @@ as it is imported, so the file stays as it is, and whatever imports the module i
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -40,6 +41,8 @@ HEAVY = (
 SURVIVED, KILLED = 0, 1
 """pytest's exit codes where all tests passed, and where some failed."""
 NEVER_LOADED = 90
+LIMIT_S = 300
+"""Of a test; half of what the one has that judges it."""
 
 
 @frozen
@@ -70,7 +73,13 @@ class Server:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
         )
 
     def judge(self, module: str, line: str, planted: str, killer: str, folder: Path) -> Outcome:
@@ -80,16 +89,18 @@ class Server:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, f"the server has ended, with {self._process.wait()}"
+        code = int(answer)
         output = (folder / "output").read_text(errors="replace")
         verdicts: dict[int, Literal["killed", "survived"]] = {SURVIVED: "survived", KILLED: "killed"}
         return Outcome(verdicts.get(code, "broken"), output)
 
     def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        """End the process, and a test that hangs in it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 @contextmanager
@@ -168,7 +179,7 @@ def _run(order: dict[str, str]) -> None:
     os.dup2(descriptor, 2)
     planted = Planted(order["module"], order["source"])
     sys.meta_path.insert(0, planted)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 'base'}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={LIMIT_S}", f"--basetemp={folder / 'base'}"]
     code = pytest.main([*options, order["killer"]])
     sys.stdout.flush()
     os._exit(int(code) if planted.is_loaded else NEVER_LOADED)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from attrs import frozen
 
 from .cases import MAX_MICROBATCH_TOKENS, PARTIAL_CREDIT, SAMPLES_PER_PROMPT, Case
 from .recorded import Part, RecordedRun, Sample
@@ -16,41 +15,37 @@ OF_FIRST_UPDATE = ("token_mult_prob_error", "generation_kl_error", "importance_r
 """A step's line in metrics.jsonl holds the first update's; of `*_max` the greatest, of the others the mean."""
 
 
-@frozen(kw_only=True)
-class Tolerance:
-    """How far float32 may be from float64 after so many updates at a large learning rate."""
-
-    figures: float = 1e-4
-    """Relative, and absolute."""
-    logprobs: float = 1e-4
-    """In nats."""
-    weights: float = 1e-5
-    """Norm of a tensor's difference by the tensor's own."""
+# How far float32 may be from float64 after so many updates at a large learning rate.
+FIGURES = 1e-4
+"""Relative, and absolute."""
+LOGPROBS = 1e-4
+"""In nats."""
+WEIGHTS = 1e-5
+"""Norm of a tensor's difference by the tensor's own."""
 
 
 def differences(case: Case, run: RecordedRun, reference: ReferenceRun, steps: Sequence[ExpectedStep]) -> list[str]:
     """All of them, in the order in which they arise: what the first ones name is the cause, the rest may follow from it."""
-    tolerance = Tolerance()
     found: list[str] = []
     for number, (step, line) in enumerate(zip(steps, run.metrics, strict=True), start=1):
-        found += [f"step {number}: {text}" for text in _samples(step, tolerance)]
+        found += [f"step {number}: {text}" for text in _samples(step)]
         for version, update in enumerate(step.updates, start=step.weight_version):
             if version < len(run.updates):
-                found += [f"update {version}: {text}" for text in _update(case, run.updates[version], update, tolerance)]
-        found += [f"metrics of step {number}: {text}" for text in _metrics(line, step, tolerance)]
+                found += [f"update {version}: {text}" for text in _update(case, run.updates[version], update)]
+        found += [f"metrics of step {number}: {text}" for text in _metrics(line, step)]
     num_updates = sum(len(step.updates) for step in steps)
     if len(run.updates) != num_updates:
         found.append(f"{len(run.updates)} updates; expected {num_updates}")
-    return [*found, *_weights(run.weights, reference.weights, tolerance)]
+    return [*found, *_weights(run.weights, reference.weights)]
 
 
-def _samples(step: ExpectedStep, tolerance: Tolerance) -> Iterator[str]:
+def _samples(step: ExpectedStep) -> Iterator[str]:
     """Whether the samples are those of the weights that the step started from, and rewarded for what they say."""
     distances = [
         float(np.abs(own.sample.generation_logprobs - own.drawn_from.numpy())[own.sample.loss_mask].max())
         for own in step.samples
     ]
-    if not max(distances) <= tolerance.logprobs:
+    if not max(distances) <= LOGPROBS:
         yield f"generation_logprobs are off by up to {max(distances):.2g}"
     groups = Counter((expected.sample.group, expected.sample.prompt) for expected in step.samples)
     if set(groups.values()) != {SAMPLES_PER_PROMPT} or len({group for group, _ in groups}) != len(groups):
@@ -78,7 +73,7 @@ def _reward(sample: Sample) -> float:
     return PARTIAL_CREDIT * right / max(len(response), len(answer))
 
 
-def _update(case: Case, parts: Sequence[Part], expected: ExpectedUpdate, tolerance: Tolerance) -> Iterator[str]:
+def _update(case: Case, parts: Sequence[Part], expected: ExpectedUpdate) -> Iterator[str]:
     if len(parts) != case.ranks:
         yield f"{len(parts)} ranks took part; expected {case.ranks}"
     if len({len(part.microbatches) for part in parts}) != 1:
@@ -89,16 +84,16 @@ def _update(case: Case, parts: Sequence[Part], expected: ExpectedUpdate, toleran
         if (part.num_loss_tokens, part.num_loss_sequences, part.temperature) != counts:
             found = (part.num_loss_tokens, part.num_loss_sequences, part.temperature)
             yield f"loss tokens, loss sequences and temperature are {found}; expected {counts}"
-        yield from _figures(part.figures, expected.figures, tolerance)
+        yield from _figures(part.figures, expected.figures)
     microbatches = [batch for part in parts for batch in part.microbatches]
     for batch in microbatches:
         size = sum(len(sequence.tokens) for sequence in batch)
         if size > MAX_MICROBATCH_TOKENS and len(batch) > 1:
             yield f"a microbatch of {size} tokens"
-    yield from _sequences(case, [sequence for batch in microbatches for sequence in batch], expected, tolerance)
+    yield from _sequences(case, [sequence for batch in microbatches for sequence in batch], expected)
 
 
-def _sequences(case: Case, seen: Sequence[SeenSequence], expected: ExpectedUpdate, tolerance: Tolerance) -> Iterator[str]:
+def _sequences(case: Case, seen: Sequence[SeenSequence], expected: ExpectedUpdate) -> Iterator[str]:
     """Whether the ranks together saw each sequence once, with its mask and columns. One without a loss token only keeps a rank
     busy."""
     counted = [sequence for sequence in seen if sequence.loss_mask.any()]
@@ -109,18 +104,18 @@ def _sequences(case: Case, seen: Sequence[SeenSequence], expected: ExpectedUpdat
     by_key = {own.sample.key: own for own in expected.samples}
     for sequence in counted:
         if sequence.key in by_key:
-            yield from _columns(case, sequence, by_key[sequence.key], expected.is_first, tolerance)
+            yield from _columns(case, sequence, by_key[sequence.key], expected.is_first)
 
 
-def _columns(case: Case, seen: SeenSequence, expected: ExpectedSample, is_first: bool, tolerance: Tolerance) -> Iterator[str]:
+def _columns(case: Case, seen: SeenSequence, expected: ExpectedSample, is_first: bool) -> Iterator[str]:
     mask = expected.sample.loss_mask
     if seen.loss_mask.tolist() != mask.tolist():
         yield f"loss_mask {seen.loss_mask.tolist()}; expected {mask.tolist()}"
     wanted = {"advantages": (np.full(len(mask), expected.advantage), 1e-5)}
     if case.previous == "trainer" and not is_first:
-        wanted["previous_logprobs"] = expected.at_step_start.numpy(), tolerance.logprobs
+        wanted["previous_logprobs"] = expected.at_step_start.numpy(), LOGPROBS
     if case.kl:
-        wanted["reference_logprobs"] = expected.reference.numpy(), tolerance.logprobs
+        wanted["reference_logprobs"] = expected.reference.numpy(), LOGPROBS
     for name, (values, most) in wanted.items():
         if name not in seen.columns:
             yield f"{name} are missing"
@@ -128,15 +123,15 @@ def _columns(case: Case, seen: SeenSequence, expected: ExpectedSample, is_first:
             yield f"{name} of a sequence of group {seen.group} are off by {distance:.2g}"
 
 
-def _figures(found: Mapping[str, float], expected: Mapping[str, float], tolerance: Tolerance) -> Iterator[str]:
+def _figures(found: Mapping[str, float], expected: Mapping[str, float]) -> Iterator[str]:
     for name, value in expected.items():
         if name not in found:
             yield f"{name} is missing; expected {value}"
-        elif not abs(found[name] - value) <= tolerance.figures * max(1.0, abs(value)):
+        elif not abs(found[name] - value) <= FIGURES * max(1.0, abs(value)):
             yield f"{name} is {found[name]}; expected {value}"
 
 
-def _metrics(line: Mapping[str, float], step: ExpectedStep, tolerance: Tolerance) -> Iterator[str]:
+def _metrics(line: Mapping[str, float], step: ExpectedStep) -> Iterator[str]:
     updates = [update.figures for update in step.updates]
     expected = {"updates": len(updates), "weight_version": step.weight_version + len(updates)}
     for name in updates[0] if updates else ():
@@ -145,19 +140,19 @@ def _metrics(line: Mapping[str, float], step: ExpectedStep, tolerance: Tolerance
             expected[name] = values[0]
         else:
             expected[name] = max(values) if name.endswith("_max") else float(np.mean(values))
-    yield from _figures(line, expected, tolerance)
+    yield from _figures(line, expected)
     unmeasured = [name for name in OF_FIRST_UPDATE if name in line and name not in expected]
     if updates and unmeasured:
-        yield f"{', '.join(unmeasured)} compare two distributions"
+        yield f"{', '.join(unmeasured)} are there, though a cut sampling distribution is not the trainer's"
 
 
-def _weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: Tolerance) -> Iterator[str]:
+def _weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Iterator[str]:
     if found.keys() != expected.keys():
         yield f"weights {sorted(found.keys() ^ expected.keys())} are on one side alone"
         return
     for name, tensor in expected.items():
         distance = float((found[name].double() - tensor).norm() / tensor.norm())
-        if not distance <= tolerance.weights:
+        if not distance <= WEIGHTS:
             yield f"{name} is off by {distance:.2g} of its norm"
 
 

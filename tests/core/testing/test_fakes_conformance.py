@@ -1,11 +1,18 @@
 """The fakes pass the conformance kit, whichever of their capabilities they declare."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 
 from rlcore.spi import OptimizerSpec, capabilities
 from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_RANKED_TRAINER, FAKE_TRAINER
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks import right_trainers too
+
+from right_trainers import ExportsOneTensorTwice, FiguresRoundedOnRankOne
 
 
 class TestFakeTrainer(FakeTrainerConformance):
@@ -46,3 +53,14 @@ class TestFakeGeneratorThatDeclaresLittle(FakeGeneratorConformance):
     @pytest.fixture
     def provider(self):
         return evolve(FAKE_GENERATOR, capabilities={capabilities.REFIT_IN_PROCESS})
+
+
+def held_to_its_check(trainer, provider):
+    changed = evolve(provider, backend=f"{trainer.__module__}:{trainer.__name__}")
+    others = (name for name in dir(FakeTrainerConformance) if name.startswith("test_") and name != trainer.check)
+    fields = {"provider": pytest.fixture(lambda self: changed), **dict.fromkeys(others)}
+    return type(trainer.__name__, (FakeTrainerConformance,), fields)
+
+
+TestFiguresRoundedOnRankOne = held_to_its_check(FiguresRoundedOnRankOne, FAKE_RANKED_TRAINER)
+TestExportsOneTensorTwice = held_to_its_check(ExportsOneTensorTwice, FAKE_TRAINER)

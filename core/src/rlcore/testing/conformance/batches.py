@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from attrs import evolve
 
 from rlcore.spi import ADVANTAGES, PREVIOUS_LOGPROBS, GlobalCounts, TokenBatch
 from rlcore.spi.arrays import Int64Array
@@ -43,6 +44,27 @@ def with_previous_logprobs(batch: TokenBatch) -> TokenBatch:
     random = np.random.default_rng(9)
     column = np.where(batch.loss_mask, -random.exponential(3.0, batch.num_tokens), 0.0).astype(np.float32)
     return batch.with_token_column(PREVIOUS_LOGPROBS, column)
+
+
+def spoiled(batch: TokenBatch) -> TokenBatch:
+    """Whose last loss token makes the probe loss NaN."""
+    column = batch.token_columns[ADVANTAGES].copy()
+    column[np.flatnonzero(batch.loss_mask)[-1]] = np.nan
+    return batch.with_token_column(ADVANTAGES, column)
+
+
+def without_loss(batch: TokenBatch) -> TokenBatch:
+    """Without a token to learn from."""
+    return evolve(batch, loss_mask=np.zeros(batch.num_tokens, np.bool_))
+
+
+def counts_of(batches: Sequence[TokenBatch]) -> GlobalCounts:
+    """Of all together."""
+    found = [batch.counts() for batch in batches]
+    return GlobalCounts(
+        num_loss_tokens=sum(part.num_loss_tokens for part in found),
+        num_loss_sequences=sum(part.num_loss_sequences for part in found),
+    )
 
 
 def manifold(batch: TokenBatch, factor: int) -> GlobalCounts:

@@ -15,7 +15,7 @@ class GeneratorConformance(GeneratorSampling, GeneratorDistribution, GeneratorWe
             def provider(self): return PROVIDER
 
     Fixtures to override where the default does not fit: `config` (the provider's defaults), `device` ("cpu"), `channel`
-    ("in_process"), `model` (a tiny
-    Qwen3 in float32), `weights` (the model's own and those of another seed), `tolerance` (1e-4 nats), `decode` (the model's
-    tokenizer), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
+    ("in_process"), `model` (a tiny Qwen3 in float32), `weights` (the model's own and those of another seed), `tolerance`
+    (1e-4 nats), `decode` (the model's tokenizer), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE)
+    and `routed_reference`.
     """

@@ -1,7 +1,7 @@
 """Checks of thousands of sampled tokens against the distributions that they should come from.
 
 Under a right sampler every figure below adds up differences from an expected value, so that its size in standard deviations
-is a standard normal number.
+is a standard normal number, or nearly so. Of all figures of the kit, one is too far off by chance in a few of 10⁴ suites.
 """
 
 from math import sqrt
@@ -12,6 +12,13 @@ from attrs import define, field
 
 from rlcore.spi import GenerateResult, Provider, SamplingParams, capabilities
 from rlcore.spi.arrays import Int32Array
+from rlcore.testing.conformance.chance import (
+    KOLMOGOROV_SMIRNOV,
+    UNLIKELY,
+    UNLIKELY_OF_MANY,
+    distance_to_uniform,
+    limit_of,
+)
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
     EDGE,
@@ -24,10 +31,9 @@ from rlcore.testing.conformance.generator_fixtures import (
 from rlcore.testing.conformance.reference import Float64Array, Reference, ReferencePolicy, sampling_distribution
 
 LONGEST_TAIL = 16
+MOST_SHOWN = 8
 FEWEST = 32.0
 """Variance below which a count is too far from normal to be judged."""
-UNLIKELY, UNLIKELY_OF_MANY = 4.5, 5.5
-"""Standard deviations: one figure, and one of those of all tokens, is as far off by chance in one of 10⁵ suites."""
 CASES = {
     "plain": (SamplingParams(), 20, ()),
     "cool": (SamplingParams(temperature=0.6), 5, ()),
@@ -52,6 +58,10 @@ class Excess:
     def deviations(self) -> float:
         """The difference in standard deviations."""
         return self.difference / max(sqrt(self.variance), 1e-9)
+
+    def is_beyond(self, deviations: float) -> bool:
+        """Whether it is as far off as a normal number by so many standard deviations, where there is enough to judge by."""
+        return self.variance >= FEWEST and abs(self.deviations) > limit_of(deviations, self.variance)
 
 
 @define
@@ -104,27 +114,24 @@ class Evidence:
         excess.add(members[np.arange(len(tokens)), tokens], mass, mass * (1.0 - mass))
 
     def problems(self) -> list[str]:
-        """What is too far off to be chance."""
+        """What is too far off to be chance, of more than a few figures the farthest off."""
         named = {
             "log-probability plus entropy, which is above 0 where the sampler is cooler than it says": self.surprise,
             "tokens that came before in the sample or its prompt": self.repeats,
             "tokens that equal the one before": self.in_a_row,
             **{f"the last {length} of the vocabulary": excess for length, excess in self.tails.items()},
         }
+        tokens = {f"token {token}": Excess(*both) for token, both in enumerate(zip(self.counts, self.variances, strict=True))}
+        off = [(excess, name) for name, excess in named.items() if excess.is_beyond(UNLIKELY)]
+        off += [(excess, name) for name, excess in tokens.items() if excess.is_beyond(UNLIKELY_OF_MANY)]
+        off.sort(key=lambda pair: -abs(pair[0].deviations))
         found = [
             f"{name}: off by {excess.difference:+.1f}, {excess.deviations:+.1f} standard deviations"
-            for name, excess in named.items()
-            if abs(excess.deviations) > UNLIKELY and excess.variance >= FEWEST
+            for excess, name in off[:MOST_SHOWN]
         ]
-        frequent = self.variances >= FEWEST
-        deviations = np.where(frequent, self.counts, 0.0) / np.sqrt(np.where(frequent, self.variances, 1.0))
-        worst = int(np.abs(deviations).argmax())
-        if abs(deviations[worst]) > UNLIKELY_OF_MANY:
-            found.append(f"token {worst}: off by {self.counts[worst]:+.1f}, {deviations[worst]:+.1f} standard deviations")
-        ranks = np.sort(np.concatenate(self.ranks))
-        gap = float(np.abs(ranks - (np.arange(len(ranks)) + 0.5) / len(ranks)).max())
-        if gap * np.sqrt(len(ranks)) > 2.5:
-            found.append(f"frequencies of more and less probable tokens: Kolmogorov-Smirnov distance {gap:.4f}")
+        gap = distance_to_uniform(np.concatenate(self.ranks))
+        if gap > KOLMOGOROV_SMIRNOV:
+            found.append(f"frequencies of more and less probable tokens: Kolmogorov-Smirnov distance times √n is {gap:.2f}")
         return found
 
 

@@ -235,11 +235,10 @@ def opening(provider: Provider, config: Any, context: GeneratorContext) -> Itera
     close()
 
 
-def make_question(vocabulary_size: int) -> Question:
-    """Prompts from 1 to 40 tokens, two samples each, limits from 1 to 16 tokens."""
+def make_question(vocabulary_size: int, num_samples: int = 2) -> Question:
+    """Prompts from 1 to 40 tokens, `num_samples` each, limits from 1 to 16 tokens."""
     random = np.random.default_rng(4)
     prompts = [random.integers(0, vocabulary_size, length).tolist() for length in PROMPT_LENGTHS]
-    num_samples = 2
     num_seeds = len(prompts) * num_samples
     return Question(
         prompts=RaggedTokens.from_lists(prompts),

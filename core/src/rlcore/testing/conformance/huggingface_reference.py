@@ -1,5 +1,6 @@
 """The kit's default reference: the model as `transformers` has it, in float32 on the CPU, one sequence at a time."""
 
+import hashlib
 import pkgutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import field, frozen
 
 from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBatch
 from rlcore.spi.arrays import Int16Array, Int32Array
@@ -22,29 +24,15 @@ class HuggingFaceReference:
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
-        self._config = _model_config(model)
-        self.vocabulary_size = int(self._config.vocab_size)
+        self.vocabulary_size = int(_model_config(model).vocab_size)
 
     def load(self, weights: Values) -> "HuggingFacePolicy":
         """A model with exactly these weights; AssertionError where transformers misses one or does not know it."""
-        import_transformers()
-        from safetensors.numpy import save_file
-        from transformers import AutoModelForCausalLM
-
-        with tempfile.TemporaryDirectory() as name:
-            self._config.save_pretrained(name)
-            arrays = {key: np.ascontiguousarray(value) for key, value in weights.items()}
-            save_file(arrays, Path(name) / "model.safetensors", metadata={"format": "pt"})
-            model, report = AutoModelForCausalLM.from_pretrained(
-                name,
-                dtype="float32",
-                attn_implementation="eager",
-                trust_remote_code=self._model.trust_remote_code,
-                output_loading_info=True,
-            )
-        wrong = {kind: found for kind, found in report.items() if found}
-        assert not wrong, f"the exported weights are not those of the model: {wrong}"
-        return HuggingFacePolicy(model)
+        digest = hashlib.sha256()
+        for name, value in weights.items():
+            digest.update(f"{name} {value.shape} ".encode())
+            digest.update(value.tobytes())
+        return _load(self._model, _Weights(digest=digest.hexdigest(), values=weights))
 
 
 class HuggingFacePolicy:
@@ -148,6 +136,35 @@ def _sent_to(experts: Any, router: Any, output: Any) -> Any:
     chosen = experts.where(experts >= 0, own)
     weights = logits.softmax(-1).gather(1, chosen)
     return logits, weights / weights.sum(-1, keepdim=True) if router.norm_topk_prob else weights, chosen
+
+
+@frozen(kw_only=True)
+class _Weights:
+    digest: str
+    values: Values = field(eq=False)
+
+
+@lru_cache(maxsize=2)
+def _load(model: ModelSpec, weights: _Weights) -> HuggingFacePolicy:
+    """Kept, since most checks start from the same weights or go back and forth between two."""
+    import_transformers()
+    from safetensors.numpy import save_file
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as name:
+        _model_config(model).save_pretrained(name)
+        arrays = {key: np.ascontiguousarray(value) for key, value in weights.values.items()}
+        save_file(arrays, Path(name) / "model.safetensors", metadata={"format": "pt"})
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype="float32",
+            attn_implementation="eager",
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+        )
+    wrong = {kind: found for kind, found in report.items() if found}
+    assert not wrong, f"the exported weights are not those of the model: {wrong}"
+    return HuggingFacePolicy(loaded)
 
 
 @lru_cache(maxsize=8)

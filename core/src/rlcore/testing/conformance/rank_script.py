@@ -1,18 +1,17 @@
 """What each of two ranks does in the kit: the same calls on both, each with its part of the data."""
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from rlcore.plugins.binding import build_trainer
 from rlcore.plugins.handles import TrainerHandle
 from rlcore.spi import (
     BoundError,
-    ExportWeightsRequest,
     LoadStateRequest,
-    LogprobsRequest,
     NonFiniteError,
     Provider,
     RankSpec,
@@ -21,11 +20,10 @@ from rlcore.spi import (
     TrainerContext,
     TrainerLayout,
     TrainStepRequest,
-    TrainStepResult,
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore.testing.conformance.fixtures import entry_of
-from rlcore.testing.conformance.tensors import Values, collect
+from rlcore.testing.conformance.trainer_fixtures import StepOutcome, TrainerUnderTest
 
 NUM_RANKS = 2
 ItemT = TypeVar("ItemT")
@@ -53,15 +51,12 @@ class RankJob:
     provider: Provider
     config: Any
     context: TrainerContext
-    rendezvous: str
     directory: Path
     """Empty: for the checkpoint, and for each rank's report in `report-<rank>`."""
     steps: tuple[SharedStep, ...]
     """One after the other, at the versions 0, 1, 2; the last is made twice, from the same checkpoint."""
-    poisoned: SharedStep
-    """A step at version 1 that has to be refused, since one rank's loss is not finite."""
-    bounded: SharedStep | None
-    """A step at version 1 that has to be refused, since the ranks' metrics together exceed a bound; None without bounds."""
+    refused: Mapping[str, SharedStep]
+    """Steps at version 1 that every rank has to refuse, by what is wrong with them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -73,59 +68,47 @@ class RankReport:
     """Of the first step's microbatches of this rank, before it."""
     reference: tuple[Float32Array, ...] | None
     """The same under the reference policy, after all steps."""
-    results: tuple[TrainStepResult, ...]
-    weights: tuple[Values, ...]
-    """After each step."""
-    refusals: dict[str, str] = field(factory=dict)
-    """What the steps that had to be refused came to: the error's class, or "taken"."""
+    steps: tuple[StepOutcome, ...]
+    refusals: Mapping[str, str]
+    """What the steps that have to be refused came to: the error's class, or "taken"."""
 
 
-def play(rank: int, job: RankJob, barrier: Any) -> None:
+def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
     """The whole script on one rank; its report is pickled into job.directory."""
     entry = entry_of("trainer", job.provider, job.context.place.device)
-    place = RankSpec(
-        rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.place.device, rendezvous=job.rendezvous
-    )
+    place = RankSpec(rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.place.device, rendezvous=rendezvous)
     handle = build_trainer(entry, evolve(job.context, place=place), job.config)
     try:
-        report = _play(handle, job, barrier)
+        report = _play(TrainerUnderTest(handle=handle, loss=job.steps[0].request.loss), job, barrier)
     finally:
         handle.close()
     (job.directory / f"report-{rank}").write_bytes(pickle.dumps(report))
 
 
-def _play(handle: TrainerHandle, job: RankJob, barrier: Any) -> RankReport:
-    results, weights, refusals = [], [], {}
-    own = share_of(job.steps[0].shares, handle.layout)
-    temperature = job.steps[0].request.temperature
-    logprobs = handle.get_logprobs(logprobs_request(own, "policy", temperature, 0)).logprobs
+def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
+    layout, steps, refusals = trainer.handle.layout, [], {}
+    own, temperature = share_of(job.steps[0].shares, layout), job.steps[0].request.temperature
+    logprobs = trainer.logprobs(own, temperature=temperature)
     for step in job.steps[:-1]:
-        results.append(handle.train_step(step.of(handle.layout)))
-        weights.append(_weights(handle))
-        if len(results) == 1:
-            refusals["not finite"] = _refusal(handle, job.poisoned)
-            if job.bounded is not None:
-                refusals["over a bound"] = _refusal(handle, job.bounded)
+        steps.append(_taken(trainer, step))
+        if len(steps) == 1:
+            refusals = {name: _refusal(trainer.handle, refused) for name, refused in job.refused.items()}
     state = job.directory / "state"
     state.mkdir(exist_ok=True)
-    handle.save_state(SaveStateRequest(directory=state, kind="resume"))
+    trainer.handle.save_state(SaveStateRequest(directory=state, kind="resume"))
     barrier.wait()  # the core loads only when all ranks have saved
     for _ in range(2):
-        results.append(handle.train_step(job.steps[-1].of(handle.layout)))
-        weights.append(_weights(handle))
-        handle.load_state(LoadStateRequest(directory=state))
+        steps.append(_taken(trainer, job.steps[-1]))
+        trainer.handle.load_state(LoadStateRequest(directory=state))
     reference = None
     if job.context.needs_reference:
-        request = logprobs_request(own, "reference", temperature, len(job.steps) - 1)
-        reference = handle.get_logprobs(request).logprobs
-    return RankReport(
-        layout=handle.layout,
-        logprobs=logprobs,
-        reference=reference,
-        results=tuple(results),
-        weights=tuple(weights),
-        refusals=refusals,
-    )
+        reference = trainer.logprobs(own, len(job.steps) - 1, model="reference", temperature=temperature)
+    return RankReport(layout=layout, logprobs=logprobs, reference=reference, steps=tuple(steps), refusals=refusals)
+
+
+def _taken(trainer: TrainerUnderTest, step: SharedStep) -> StepOutcome:
+    result = trainer.handle.train_step(step.of(trainer.handle.layout))
+    return StepOutcome(result=result, weights=trainer.weights(result.weight_version, max_bucket_bytes=1 << 14))
 
 
 def _refusal(handle: TrainerHandle, step: SharedStep) -> str:
@@ -136,24 +119,8 @@ def _refusal(handle: TrainerHandle, step: SharedStep) -> str:
     return "taken"
 
 
-def _weights(handle: TrainerHandle) -> Values:
-    version = handle.weight_version
-    assert version is not None
-    request = ExportWeightsRequest(weight_version=version, dtype="float32", max_bucket_bytes=1 << 14)
-    return collect(handle.export_weights(request))
-
-
 def share_of(shares: tuple[tuple[ItemT, ...], tuple[ItemT, ...]], layout: TrainerLayout) -> tuple[ItemT, ...]:
     """A rank's microbatches, or what belongs to them: its own, or all where the ranks are one data-parallel rank."""
     if layout.data_parallel_size == 1:
         return shares[0] + shares[1]
     return shares[layout.data_parallel_rank]
-
-
-def logprobs_request(
-    microbatches: tuple[TokenBatch, ...], model: Any, temperature: float, weight_version: int
-) -> LogprobsRequest:
-    """Log-probabilities without the entropy."""
-    return LogprobsRequest(
-        microbatches=microbatches, model=model, temperature=temperature, entropy=False, weight_version=weight_version
-    )

@@ -30,6 +30,11 @@ def values_of(tensor: Any) -> NDArray[np.float32]:
     return values
 
 
+def num_bytes(weights: Mapping[str, Any]) -> int:
+    """Of all tensors; of those that are equal, as a head is that is tied to the embedding, once."""
+    return sum({content.tobytes(): len(content) for content in map(bytes_of, weights.values())}.values())
+
+
 def dtype_of(tensor: Any) -> DtypeName:
     """The name of the dtype."""
     name: DtypeName = str(tensor.dtype).rpartition(".")[2]  # type: ignore[assignment]

@@ -1,6 +1,6 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
@@ -29,7 +29,7 @@ from rlcore.spi import (
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array
-from rlcore.testing.conformance.batches import MAX_SEQUENCE_LENGTH, make_batch
+from rlcore.testing.conformance.batches import MAX_SEQUENCE_LENGTH, counts_of, make_batch
 from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of
 from rlcore.testing.conformance.probe import ProbeConfig
 from rlcore.testing.conformance.reference import Reference
@@ -54,7 +54,7 @@ class TrainerUnderTest:
     handle: TrainerHandle
     loss: LossSpec
 
-    def step(
+    def request(
         self,
         batches: tuple[TokenBatch, ...],
         weight_version: int = 0,
@@ -63,23 +63,20 @@ class TrainerUnderTest:
         loss: LossSpec | None = None,
         counts: GlobalCounts | None = None,
         **options: Any,
-    ) -> TrainStepResult:
-        """One update; the counts are those of the batches unless given. `options` are further fields of the request."""
-        found = [batch.counts() for batch in batches]
-        of_batches = GlobalCounts(
-            num_loss_tokens=sum(part.num_loss_tokens for part in found),
-            num_loss_sequences=sum(part.num_loss_sequences for part in found),
+    ) -> TrainStepRequest:
+        """The request of one update; the counts are those of the batches unless given. `options` are further fields."""
+        return TrainStepRequest(
+            microbatches=batches,
+            counts=counts or counts_of(batches),
+            loss=loss or self.loss,
+            temperature=temperature,
+            weight_version=weight_version,
+            **options,
         )
-        return self.handle.train_step(
-            TrainStepRequest(
-                microbatches=batches,
-                counts=counts or of_batches,
-                loss=loss or self.loss,
-                temperature=temperature,
-                weight_version=weight_version,
-                **options,
-            )
-        )
+
+    def step(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> TrainStepResult:
+        """One update; `options` are those of `request`."""
+        return self.handle.train_step(self.request(batches, weight_version, **options))
 
     def outcome(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> StepOutcome:
         """One update and the weights after it."""
@@ -111,9 +108,25 @@ class TrainerUnderTest:
         assert entropy is not None
         return entropy[0]
 
-    def weights(self, weight_version: int = 0) -> Values:
+    def weights(self, weight_version: int = 0, *, max_bucket_bytes: int = 1 << 20) -> Values:
         """A copy of the exported weights, in float32."""
-        return collect(self.handle.export_weights(export_request(weight_version)))
+        return collect(self.handle.export_weights(export_request(weight_version, max_bucket_bytes=max_bucket_bytes)))
+
+
+@frozen(kw_only=True, eq=False)
+class Undisturbed:
+    """Updates of a trainer to which nothing else happened."""
+
+    batch: TokenBatch
+    other: TokenBatch
+    """Of the second update; the third is made of both."""
+    before: Values
+    """The weights before the first update."""
+    steps: tuple[StepOutcome, StepOutcome, StepOutcome]
+
+
+_KEPT: dict[str, Undisturbed] = {}
+"""The latest, by the trainer and the data it is of."""
 
 
 class OpenTrainer(Protocol):
@@ -207,22 +220,53 @@ class TrainerFixtures(BackendFixtures):
         """An optimizer step's sequences."""
         return make_batch(reference.vocabulary_size, seed=1)
 
+    @pytest.fixture
+    def undisturbed(
+        self,
+        provider: Provider,
+        config: Any,
+        trainer_context: TrainerContext,
+        open_trainer: OpenTrainer,
+        loss: LossSpec,
+        reference: Reference,
+        batch: TokenBatch,
+    ) -> Undisturbed:
+        """Three updates of a trainer to which nothing else happens, made once for a class's checks."""
+        given = type(self), provider, config, trainer_context, loss, batch.tokens.tobytes(), batch.loss_mask.tobytes()
+        if (key := repr(given)) not in _KEPT:
+            other = make_batch(reference.vocabulary_size, seed=3)
+            with open_trainer() as trainer:
+                before = trainer.weights()
+                steps = trainer.outcome((batch,), 0), trainer.outcome((other,), 1), trainer.outcome((batch, other), 2)
+            _KEPT.clear()
+            _KEPT[key] = Undisturbed(batch=batch, other=other, before=before, steps=steps)
+        return _KEPT[key]
 
-def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values) -> None:
-    """The two updates are one but for rounding.
+
+def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values, whose: str = "") -> None:
+    """The two updates are one but for rounding; `whose` begins each message.
 
     Weights are compared by the norm of the whole update: Adam divides each gradient by its own size, so that where it is
     nothing but rounding, single elements may differ.
     """
-    assert_close("loss", found.result.loss, expected.result.loss, 1e-5)
-    assert_close("grad_norm", found.result.grad_norm, expected.result.grad_norm, 1e-4)
-    assert found.result.learning_rate == expected.result.learning_rate
-    assert found.result.metrics.keys() == expected.result.metrics.keys()
-    for name, value in expected.result.metrics.items():
-        assert_close(name, found.result.metrics[name], value, 1e-5)
-    difference = distance(found.weights, expected.weights)
-    update = distance(expected.weights, before)
-    assert difference <= 0.02 * update, f"the updated weights differ by {difference:.3g}; the update itself is {update:.3g}"
+    one, other = found.result, expected.result
+    assert_close(f"{whose}loss", one.loss, other.loss, 1e-5)
+    assert_close(f"{whose}grad_norm", one.grad_norm, other.grad_norm, 1e-4)
+    assert one.learning_rate == other.learning_rate, (
+        f"{whose}learning_rate: found {one.learning_rate}; expected {other.learning_rate}"
+    )
+    assert_same_names(f"{whose}metrics", one.metrics, other.metrics)
+    for name, value in other.metrics.items():
+        assert_close(whose + name, one.metrics[name], value, 1e-5)
+    difference, update = distance(found.weights, expected.weights), distance(expected.weights, before)
+    assert difference <= 0.02 * update, (
+        f"{whose}the updated weights differ by {difference:.3g}; expected at most 0.02 of the update's own {update:.3g}"
+    )
+
+
+def assert_same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Of figures or tensors."""
+    assert found.keys() == expected.keys(), f"{what}: found {sorted(found)}; expected {sorted(expected)}"
 
 
 def assert_close(name: str, found: float, expected: float, relative: float) -> None:

@@ -16,6 +16,7 @@ from rlcore.testing.conformance.batches import (
     make_batch,
     manifold,
     with_previous_logprobs,
+    without_loss,
 )
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
@@ -24,7 +25,9 @@ from rlcore.testing.conformance.trainer_fixtures import (
     OpenTrainer,
     TrainerFixtures,
     TrainerUnderTest,
+    Undisturbed,
     assert_close,
+    assert_same_names,
     assert_same_step,
     with_loss,
 )
@@ -106,7 +109,7 @@ class TrainerNumerics(TrainerFixtures):
         value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
         result = trainer.step(arrange(batch, arrangement), temperature=temperature)
         assert_close("loss", result.loss, value, tolerance)
-        assert result.metrics.keys() == metrics.keys()
+        assert_same_names("metrics", result.metrics, metrics)
         for name, expected in metrics.items():
             assert_close(name, result.metrics[name], expected, tolerance)
 
@@ -151,7 +154,7 @@ class TrainerNumerics(TrainerFixtures):
         value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config, previous)
         norm = policy.gradient_norm(carrying, chosen, 1.0)
         result = trainer.step(arrange(carrying, "reversed"), loss=chosen)
-        assert result.metrics.keys() == metrics.keys(), f"with previous log-probabilities {declared!r}"
+        assert_same_names(f"metrics with previous log-probabilities {declared!r}", result.metrics, metrics)
         for name, expected in metrics.items():
             assert_close(name, result.metrics[name], expected, tolerance)
         assert_close("loss", result.loss, value, tolerance)
@@ -159,29 +162,22 @@ class TrainerNumerics(TrainerFixtures):
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_update_does_not_depend_on_the_microbatches(
-        self, open_trainer: OpenTrainer, batch: TokenBatch, arrangement: Arrangement
+        self, open_trainer: OpenTrainer, undisturbed: Undisturbed, arrangement: Arrangement
     ) -> None:
         """Microbatch size, packing and order change loss, gradient norm and new weights by rounding alone."""
         with open_trainer() as trainer:
-            before = trainer.weights()
-            expected = trainer.outcome((batch,))
-        with open_trainer() as trainer:
-            assert_same_step(trainer.outcome(arrange(batch, arrangement)), expected, before)
+            found = trainer.outcome(arrange(undisturbed.batch, arrangement))
+        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
 
-    def test_microbatch_without_loss_tokens_adds_nothing(
-        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch
-    ) -> None:
+    def test_microbatch_without_loss_tokens_adds_nothing(self, open_trainer: OpenTrainer, undisturbed: Undisturbed) -> None:
         """Ranks have equally many microbatches, so some may hold nothing to learn."""
-        other = make_batch(reference.vocabulary_size, seed=2)
-        empty = evolve(other, loss_mask=np.zeros(other.num_tokens, np.bool_))
+        empty = without_loss(undisturbed.other)
         with open_trainer() as trainer:
-            before = trainer.weights()
-            expected = trainer.outcome((batch,))
-        with open_trainer() as trainer:
-            assert_same_step(trainer.outcome((empty, batch, empty)), expected, before)
+            found = trainer.outcome((empty, undisturbed.batch, empty))
+        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
 
     def test_tokens_after_the_last_loss_token_get_no_gradient(
-        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch
+        self, open_trainer: OpenTrainer, reference: Reference, batch: TokenBatch, undisturbed: Undisturbed
     ) -> None:
         """Other tokens in their place change nothing."""
         tokens = batch.tokens.copy()
@@ -190,10 +186,8 @@ class TrainerNumerics(TrainerFixtures):
             tokens[end - num_after : end] = (tokens[end - num_after : end] + 1) % reference.vocabulary_size
         assert (tokens != batch.tokens).sum() >= 3, "the batch has too few tokens after its last loss tokens"
         with open_trainer() as trainer:
-            before = trainer.weights()
-            expected = trainer.outcome((batch,))
-        with open_trainer() as trainer:
-            assert_same_step(trainer.outcome((evolve(batch, tokens=tokens),)), expected, before)
+            found = trainer.outcome((evolve(batch, tokens=tokens),))
+        assert_same_step(found, undisturbed.steps[0], undisturbed.before)
 
     def test_losses_are_divided_by_the_global_counts(self, open_trainer: OpenTrainer, batch: TokenBatch) -> None:
         """With counts three times those of the rank's own microbatches, loss and gradient are a third."""

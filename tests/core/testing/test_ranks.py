@@ -1,0 +1,85 @@
+"""Ranks in processes of their own: none is left behind, and a port that someone else took fails nobody."""
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
+
+from rlcore.testing.conformance import trainer_ranks
+from rlcore.testing.conformance.rank_script import RankJob
+from rlcore.testing.ranks import launch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def note_and_wait(rank, directory):
+    (directory / str(rank)).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def pids(directory):
+    while len(found := [path.read_text() for path in directory.iterdir()]) < 2 or not all(found):
+        time.sleep(0.01)
+    return [int(pid) for pid in found]
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def note_path(rank, directory):
+    (directory / "path").write_text(os.environ["PYTHONPATH"])
+
+
+def test_the_server_of_ranks_finds_the_modules_that_tests_find(tmp_path):
+    """Or each rank would import for itself what was to be imported once."""
+    launch(note_path, (tmp_path,), 1)
+    assert str(HERE) in (tmp_path / "path").read_text().split(os.pathsep)
+    assert str(HERE) not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+@pytest.mark.parametrize("ending", [TimeoutError, KeyboardInterrupt])
+def test_ranks_do_not_outlive_the_wait_for_them(tmp_path, monkeypatch, ending):
+    """Neither where it took too long, nor where a signal ends it, as a test's own time limit does."""
+    join = ProcessContext.join
+
+    def once_all_run(context, timeout):
+        pids(tmp_path)
+        if ending is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return join(context, timeout)
+
+    monkeypatch.setattr(ProcessContext, "join", once_all_run)
+    with pytest.raises(ending):
+        launch(note_and_wait, (tmp_path,), 2, timeout_s=0.01)
+    assert not any(map(is_running, pids(tmp_path)))
+
+
+@pytest.mark.parametrize(("num_failures", "fails"), [(2, False), (3, True)])
+def test_a_port_that_someone_else_took_is_tried_anew(tmp_path, monkeypatch, num_failures, fails):
+    addresses = []
+
+    def launched(function, arguments, num_ranks, *, timeout_s):
+        addresses.append(arguments[1])
+        if len(addresses) <= num_failures:
+            raise ProcessRaisedException("OSError: [Errno 98] Address already in use", 0, 1)
+        for rank in range(num_ranks):
+            (Path(tmp_path) / f"report-{rank}").write_bytes(pickle.dumps(rank))
+
+    monkeypatch.setattr(trainer_ranks, "launch", launched)
+    job = RankJob(provider=None, config=None, context=None, directory=tmp_path, steps=(), refused={})
+    if fails:
+        with pytest.raises(AssertionError, match="Address already in use"):
+            trainer_ranks.launched(job)
+    else:
+        assert trainer_ranks.launched(job) == [0, 1]
+    assert len(addresses) == 3
