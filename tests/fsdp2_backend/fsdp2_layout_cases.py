@@ -1,5 +1,6 @@
 """What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
 
+import gc
 import json
 import shutil
 import traceback
@@ -146,6 +147,10 @@ def label(layout: Layout, architecture: str, form: str) -> str:
     return f"{layout.name}/{architecture}/{form}"
 
 
+loaded = cache(torch.load)
+"""What many cases of a rank are compared with, read once."""
+
+
 @frozen(kw_only=True)
 class Place(Comparing):
     """Where a case runs, and what it is compared with."""
@@ -167,7 +172,7 @@ class Place(Comparing):
         return make_backend(self.root / "models" / architecture, **place, **options)
 
     def expected(self, architecture: str) -> Any:
-        return torch.load(self.root / f"{architecture}.pt")
+        return loaded(self.root / f"{architecture}.pt")
 
 
 def make_models(root: Path, **options: Any) -> None:
@@ -390,6 +395,7 @@ def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: s
     ParallelLayout.meshes = cache(ParallelLayout.meshes)  # type: ignore[method-assign]
     every = cases(num_ranks, device)
     results = dict.fromkeys(every, "not run, since a case before it broke off")
+    frozen_before = gc.get_freeze_count()
     for name, function in every.items():
         place = Place(rank=rank, num_ranks=num_ranks, root=root, device=device, dtype=dtype)
         try:
@@ -398,5 +404,7 @@ def run_all(rank: int, num_ranks: int, root: Path, device: str = "cpu", dtype: s
         except Exception:
             results[name] = traceback.format_exc()
             break  # the ranks are out of step
+        if gc.get_freeze_count() == frozen_before:
+            gc.freeze()  # closing a trainer collects garbage: what the first case imported and read need not be looked through
     (root / f"results-{num_ranks}-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

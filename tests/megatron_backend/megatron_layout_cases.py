@@ -1,9 +1,11 @@
 """What each rank does to compare a layout with one process: LAYOUTS is the table, and one launch runs all rows of a size."""
 
+import gc
 import json
 import math
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,10 @@ class Launch:
         return self.root / f"results-{self.num_ranks}-{self.dtype}-{rank}.json"
 
 
+loaded = cache(torch.load)
+"""What many cases of a rank are compared with, read once."""
+
+
 @frozen(kw_only=True)
 class Place(Launch, Comparing):
     """Where a case runs, and what it is compared with."""
@@ -222,7 +228,7 @@ class Place(Launch, Comparing):
         return make_backend(self.root / "models" / architecture, config=config, **place, **options)
 
     def expected(self, architecture: str, form: str) -> Any:
-        return torch.load(self.root / f"{architecture}-{self.loss_of(form)}.pt")
+        return loaded(self.root / f"{architecture}-{self.loss_of(form)}.pt")
 
 
 def prepare(root: Path, **options: Any) -> None:
@@ -365,7 +371,7 @@ def expected_auxiliary(model: Path, num_data_ranks: int) -> dict[str, Any]:
 def check_auxiliary(place: Place, layout: Layout, architecture: str) -> None:
     """The router's losses add the gradients of their formulas, and every rank reports their values."""
     backend = place.backend(evolve(layout, options={**layout.options, **AUXILIARY_OPTIONS}), architecture)
-    expected = torch.load(auxiliary_file(place.root, architecture, data_size(layout)))
+    expected = loaded(auxiliary_file(place.root, architecture, data_size(layout)))
     seen, bounds = GradientsSeen(backend), place.bounds(architecture)
     parts = auxiliary_parts(backend.layout.data_parallel_rank, backend.layout.data_parallel_size)
     result = backend.train_step(step_request(parts, BATCHES[0].counts()))
@@ -399,6 +405,7 @@ def run_all(rank: int, launch: Launch) -> None:
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=launch.num_ranks)
     every = cases(launch.num_ranks)
     results = dict.fromkeys(every, "not run, since a case before it broke off")
+    frozen_before = gc.get_freeze_count()
     for name, function in every.items():
         place = Place(rank=rank, **asdict(launch))
         try:
@@ -408,5 +415,7 @@ def run_all(rank: int, launch: Launch) -> None:
             results[name] = traceback.format_exc()
             if launch.num_ranks > 1:
                 break
+        if gc.get_freeze_count() == frozen_before:
+            gc.freeze()  # closing a trainer collects garbage: what the first case imported and read need not be looked through
     launch.results(rank).write_text(json.dumps(results))
     dist.destroy_process_group()
