@@ -4,6 +4,7 @@ A server imports what is heavy and never changed, and forks for every fault. The
 as it is imported, so the file stays as it is, and whatever imports the module in that process gets the fault.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -25,6 +26,8 @@ HEAVY = (
     "pyarrow.parquet",
     "pytest",
     "hypothesis",
+    "pandas",
+    "plotext",
     "cattrs",
     "click.testing",
     "rich",
@@ -160,6 +163,7 @@ def _serve() -> None:
     for name in HEAVY:
         importlib.import_module(name)
     assert not any(name.partition(".")[0].startswith("rlcore") for name in sys.modules)
+    gc.freeze()  # what is collected at the end of each test is not among these imports
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()
