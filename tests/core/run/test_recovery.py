@@ -12,7 +12,6 @@ from attrs import evolve
 
 from rlcore.plugins.discovery import Registry
 from rlcore.run import train as train_module
-from rlcore.run.cluster.failures import last_lines
 from rlcore.run.in_process import in_process
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
@@ -196,16 +195,6 @@ class SlowSteps(SilentProgress):
 
     def step(self, step: int, metrics: Any) -> None:
         time.sleep(self.SECONDS if step == 1 else 0.0)
-
-
-def test_the_first_line_of_a_death_stands_by_itself(tmp_path: Path) -> None:
-    """It is what notes show."""
-    log = tmp_path / "rank-0.log"
-    assert last_lines(log) == f"Its output is in {log}, on its own node"
-    log.write_text("")
-    assert last_lines(log) == f"Its output is in {log}, where it wrote nothing"
-    log.write_text("one\ntwo\n")
-    assert last_lines(log) == f"Its output is in {log}.\nIts last lines:\n  one\n  two"
 
 
 def test_weights_that_change_on_the_way_twice_end_the_run(run: Run, mortal: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

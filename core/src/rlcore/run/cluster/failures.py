@@ -1,5 +1,6 @@
 """Errors on their way from a worker to the driver: the worker's own exception, with its rank, node and last lines of output."""
 
+import contextlib
 import pickle
 import traceback
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.spi import RlcoreError, WorkerError
+from rlcore.spi import RlcoreError
 
 NUM_LOG_LINES = 20
 MAX_LOG_BYTES = 2**14
@@ -17,8 +18,8 @@ MAX_LOG_BYTES = 2**14
 class RemoteError:
     """An exception in a form that travels: classes whose constructors take other arguments than `args` do not pickle."""
 
-    pickled_class: bytes | None
-    """None where the class cannot be found by its name elsewhere."""
+    pickled_classes: tuple[bytes, ...]
+    """Its class and the bases of that, of which some may not be found by their names elsewhere."""
     pickled_state: bytes
     """`args` and attributes; what does not pickle is left out."""
     text: str
@@ -34,7 +35,7 @@ class RemoteError:
         attributes = {name: value for name, value in vars(error).items() if _pickled(value) is not None}
         args = error.args if _pickled(error.args) is not None else (str(error),)
         return cls(
-            pickled_class=_pickled(type(error)),
+            pickled_classes=tuple(filter(None, map(_pickled, _classes(error)))),
             pickled_state=pickle.dumps((args, attributes)),
             text=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
@@ -43,17 +44,16 @@ class RemoteError:
         )
 
     def restore(self) -> BaseException:
-        """The exception again, in the driver: class, message, attributes and notes. No constructor is called."""
-        try:
-            args, attributes = pickle.loads(self.pickled_state)
-            if self.pickled_class is not None:
-                cls: type[BaseException] = pickle.loads(self.pickled_class)
+        """The exception again, in the driver: class, message, attributes and notes. No constructor is called. Of a class that
+        the driver does not have, it is one of the nearest base: an error that workers raise is not one that workers died of."""
+        for pickled in self.pickled_classes:
+            with contextlib.suppress(Exception):
+                cls: type[BaseException] = pickle.loads(pickled)
+                args, attributes = pickle.loads(self.pickled_state)
                 error = cls.__new__(cls, *args)
                 vars(error).update(attributes)
                 return error
-        except Exception:  # a class or a module that the driver does not have
-            pass
-        return WorkerError(self.text)
+        return RlcoreError(self.text)
 
 
 @frozen(kw_only=True)
@@ -102,6 +102,10 @@ def with_origin(error: BaseException, place: Whereabouts, remote: RemoteError) -
     if not remote.is_ours:
         error.add_note(f"The worker's own traceback:\n{remote.traceback}")
     return error
+
+
+def _classes(error: BaseException) -> list[type]:
+    return [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
 
 
 def _pickled(value: object) -> bytes | None:

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from rlcore.plugins.binding import build_generator, build_trainer
 from rlcore.plugins.discovery import Entry, ObserverEntry, discover
-from rlcore.plugins.exits import exit_error, is_ordered
+from rlcore.plugins.exits import exit_error, is_outside
 from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
 from rlcore.plugins.observers import build_observers
 from rlcore.plugins.selection import load_chosen
@@ -78,8 +78,8 @@ class Worker:
         self._thread, self._doing = threading.get_ident(), name
         try:
             value, error = getattr(self, name)(*arguments), None
-        except (Exception, SystemExit) as raised:
-            if is_ordered(raised):
+        except BaseException as raised:  # a panic in a native library is no Exception
+            if is_outside(raised):
                 raise
             sys.stdout.flush()
             # To Ray, a plugin's SystemExit is an actor that ends as it was told to.
