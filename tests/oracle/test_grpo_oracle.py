@@ -15,7 +15,6 @@ import pytest
 
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.cluster.ray_session import ray_session
-from rlcore_grpo import loss
 
 from .cases import NUM_STEPS, PROMPTS_PER_STEP, Case
 from .judging import differences
@@ -82,25 +81,10 @@ def test_bfloat16_moves_the_policy_as_far(case: Case, run: Run, model: Path) -> 
     recorded = run(case)
     updates = [update for step in ReferenceRun(model, case.options).steps(recorded.samples) for update in step.updates]
     assert len(recorded.updates) == len(updates)
+    assert max(update.figures["clip_fraction"] for update in updates) > 0.1, "a policy that stays where it is would pass"
     for (part,), update in zip(recorded.updates, updates, strict=True):
         names = ("ratio_mean", "clip_fraction", "clip_fraction_low", "clip_fraction_high")
         assert [part.figures[name] for name in names] == [pytest.approx(update.figures[name], abs=0.05) for name in names]
-
-
-def test_a_run_whose_later_updates_compare_the_policy_with_itself_fails(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every part of it is right by itself, and no figure is suspicious by itself."""
-    objective = loss.clipped_objective
-    monkeypatch.setattr(
-        loss, "clipped_objective", lambda current, _, *rest, **bounds: objective(current, current.detach(), *rest, **bounds)
-    )
-    case = Case(trainer="fsdp2", updates=4, previous="trainer", kl=False, cut=False)
-    recorded = run(case)
-    assert recorded.updates[1][0].figures["ratio_max"] == 1.0
-    reference = ReferenceRun(model, case.options)
-    found = differences(case, recorded, reference, reference.steps(recorded.samples))
-    assert any(line.startswith("update 1: ratio_max is 1.0; expected ") for line in found)
 
 
 def judge(case: Case, recorded: RecordedRun, model: Path) -> None:
