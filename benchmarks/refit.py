@@ -81,9 +81,9 @@ def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], Weight
 
 
 def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int], WeightExport]:
-    from rlcore.config.strict import structure
     from rlcore.plugins.binding import build_trainer
     from rlcore.plugins.discovery import discover
+    from rlcore.schema.structure import structure
 
     entry = next(entry for entry in discover().of("trainer") if entry.name == "fsdp2")
     config, _ = structure({}, entry.provider.config, "trainer.fsdp2")

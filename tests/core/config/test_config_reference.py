@@ -5,10 +5,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from rlcore.config import describe
 from rlcore.config.document import reference
 from rlcore.config.recipe import Recipe
 from rlcore.plugins.discovery import discover
+from rlcore.schema import describe
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,9 +10,9 @@ import attrs
 import pytest
 from attrs import frozen
 
-from rlcore.config.strict import structure
 from rlcore.plugins.config_fields import field_problems
 from rlcore.plugins.discovery import Registry
+from rlcore.schema.structure import structure
 
 
 class Colour(enum.Enum):

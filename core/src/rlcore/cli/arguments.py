@@ -29,6 +29,6 @@ def progress_option(function: Function) -> Function:
 
 def as_override(key: str, value: str) -> str:
     """KEY=VALUE whose value is this very string, whatever it looks like."""
-    from rlcore.config.describe import toml_literal
+    from rlcore.schema.describe import toml_literal
 
     return f"{key}={toml_literal(value)}"

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import define, field
 
-from rlcore.config import describe
 from rlcore.config.load import RawRecipe
 from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe
 from rlcore.config.salvage import salvage, stand_in
-from rlcore.config.strict import missing_key, structure, unknown_key
 from rlcore.config.validate import find_problems
+from rlcore.schema import describe
+from rlcore.schema.structure import missing_key, structure, unknown_key
 from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]

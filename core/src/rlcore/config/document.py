@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import attrs
 
-from rlcore.config import describe
 from rlcore.config.convert import Sections, role_names
 from rlcore.config.recipe import Recipe
+from rlcore.schema import describe
 
 INTRODUCTION = """\
 # Configuration

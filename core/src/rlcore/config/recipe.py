@@ -9,7 +9,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from rlcore.config.describe import WORDS
+from rlcore.schema.describe import WORDS
 from rlcore.spi import OptimizerSpec, ScheduleSpec
 
 

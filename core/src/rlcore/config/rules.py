@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from rlcore.config import describe
 from rlcore.config.recipe import Recipe
+from rlcore.schema import describe
 from rlcore.spi import Problem
 
 Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]

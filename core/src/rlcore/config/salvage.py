@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from rlcore.config import describe
-from rlcore.config.strict import structure
+from rlcore.schema import describe
+from rlcore.schema.structure import structure
 
 
 def salvage(table: object, tp: Any) -> Any:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlcore.config import describe
 from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
 from rlcore.config.rules import RULES, at_least, not_empty, positive_seconds, rule, value_at, within
+from rlcore.schema import describe
 from rlcore.spi import ConfigError, Problem
 
 SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}

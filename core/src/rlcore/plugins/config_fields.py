@@ -1,6 +1,6 @@
 """What is wrong with the fields of a plugin's config class: types that a recipe cannot hold, and defaults of another type.
 
-Found before anything is converted, so that a class that nobody asks for stops no recipe. `rlcore.config.strict` does the
+Found before anything is converted, so that a class that nobody asks for stops no recipe. `rlcore.schema.structure` does the
 converting, and takes all that passes here.
 """
 

@@ -9,7 +9,7 @@ import attrs
 
 from rlcore.plugins.config_fields import field_problems
 from rlcore.plugins.signatures import observer_problems
-from rlcore.plugins.suggestions import did_you_mean
+from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.capabilities import KNOWN
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider

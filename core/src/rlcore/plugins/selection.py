@@ -10,7 +10,7 @@ from attrs import frozen
 from rlcore.plugins.discovery import Entry, Registry, load_entry
 from rlcore.plugins.exits import is_outside
 from rlcore.plugins.installed import distribution_of, installed_entry_points
-from rlcore.plugins.suggestions import did_you_mean
+from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.capabilities import PRESUMED_BEFORE
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role

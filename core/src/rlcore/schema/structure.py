@@ -14,7 +14,7 @@ from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, Ite
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn
 
-from rlcore.config import describe
+from rlcore.schema import describe
 from rlcore.spi import Problem
 from rlcore.spi.errors import ProblemsError
 
