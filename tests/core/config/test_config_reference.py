@@ -53,20 +53,3 @@ def test_sections_of_plugins_and_of_nested_classes_are_listed(sections) -> None:
     assert '| `shape` | `"cosine"`, `"constant"` | `"constant"` | Shape of the decay. |' in text
     assert "| `betas` | array of `float` | `[0.9, 0.95]` | Two factors. |" in text
     assert "| `clip` | `float` or none | none | Where to clip. |" in text
-
-
-def test_docstrings_are_inherited_and_survive_without_source() -> None:
-    @attrs.frozen(kw_only=True)
-    class Base:
-        a: int = 1
-        """Of the base."""
-
-    @attrs.frozen(kw_only=True)
-    class Child(Base):
-        b: int = 2
-        """Of the child,
-        on two lines."""
-
-    assert dict(describe.docs(Child)) == {"a": "Of the base.", "b": "Of the child, on two lines."}
-    made = attrs.make_class("Made", {"x": attrs.field(type=int)})
-    assert dict(describe.docs(made)) == {"x": ""}

@@ -1,6 +1,5 @@
 """From a raw recipe to a Recipe: each section through the strict converter, all problems together."""
 
-import difflib
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from rlcore.config.salvage import salvage, stand_in
 from rlcore.config.validate import find_problems
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
@@ -140,8 +140,8 @@ class _Conversion:
         """Either an option written one level too high, or a section of a plugin that is not there."""
         plugins = self.sections.get(role, {})
         installed = f"an installed {role.removesuffix('s')}: {', '.join(sorted(plugins)) or 'none'}"
-        close = difflib.get_close_matches(key, [_own_key(role), *plugins], n=1)
-        remedy = f"Did you mean {role}.{close[0]}?" if close else ""
+        near = nearest(key, [_own_key(role), *plugins])
+        remedy = f"Did you mean {role}.{near}?" if near else ""
         if isinstance(value, Mapping):
             remedy = f"Did you mean [{key}]?" if key in describe.fields(Recipe) else remedy
             return Problem(

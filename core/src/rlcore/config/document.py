@@ -8,7 +8,7 @@ import attrs
 
 from rlcore.config.convert import Sections, role_names
 from rlcore.config.recipe import Recipe
-from rlcore.schema import describe
+from rlcore.schema import describe, types
 
 INTRODUCTION = """\
 # Configuration
@@ -79,7 +79,7 @@ def _sections(path: str, tp: object) -> Iterator[str]:
 
 def _class_in(tp: object) -> type | None:
     """The attrs class that a type is, or is optionally."""
-    for branch in (tp, *(typing.get_args(tp) if describe.is_union(tp) else ())):
+    for branch in (tp, *(typing.get_args(tp) if types.is_union(tp) else ())):
         if isinstance(branch, type) and attrs.has(branch):
             return branch
     return None
@@ -100,14 +100,14 @@ def _row(cls: type, name: str, field: "attrs.Attribute[Any]") -> str:
 
 def type_name(tp: object) -> str:
     """A type for the reference: `int`, `"a"` or `"b"`, array of `str`, `str` or none."""
-    if describe.is_union(tp):
+    if types.is_union(tp):
         branches = [branch for branch in typing.get_args(tp) if branch is not type(None)]
-        return " or ".join([*(type_name(branch) for branch in branches), *(["none"] if describe.is_optional(tp) else [])])
+        return " or ".join([*(type_name(branch) for branch in branches), *(["none"] if types.is_optional(tp) else [])])
     if typing.get_origin(tp) is Literal:
         return ", ".join(f"`{describe.toml_literal(choice)}`" for choice in typing.get_args(tp))
-    if describe.is_array(tp):
-        return f"array of {type_name(describe.item_type(tp))}"
-    if describe.is_table(tp):
+    if types.is_array(tp):
+        return f"array of {type_name(types.item_type(tp))}"
+    if types.is_table(tp):
         return "table"
     return "any" if tp in (object, Any) else f"`{getattr(tp, '__name__', str(tp)).lower()}`"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, Problem
 
 Key = tuple[str, ...]
@@ -158,13 +159,11 @@ def _syntax_problem(path: Path, error: tomllib.TOMLDecodeError) -> Problem:
 
 def _similar_file(path: Path) -> str:
     """A did-you-mean among the TOML files beside a missing one."""
-    import difflib
-
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist."
     names = [file.name for file in path.parent.glob("*.toml")]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {path.parent / close[0]}?" if close else ""
+    near = nearest(path.name, names)
+    return f"Did you mean {path.parent / near}?" if near else ""
 
 
 def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:

@@ -5,18 +5,18 @@ converting, and takes all that passes here.
 """
 
 import math
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import attrs
 
 from rlcore.plugins.exits import is_outside
+from rlcore.schema.describe import SCALARS
+from rlcore.schema.types import innermost, is_array, is_attrs, is_mapping, is_union, origin, plain
 
-SCALARS = (bool, int, float, str, Path)
 SUPPORTED = "bool, int, float, str, Path, Literal, attrs classes, arrays and tables of these, and unions of these with None"
 
 
@@ -40,8 +40,8 @@ def _classes(config: type) -> Iterator[type]:
     for cls in seen:
         yield cls
         if not _unresolved(cls):
-            named = [part for field in attrs.fields(cls) for part in _parts(field.type)]
-            seen += [part for part in dict.fromkeys(named) if _is_attrs(part) and part not in seen]
+            named = [part for field in attrs.fields(cls) for part in innermost(field.type)]
+            seen += [part for part in dict.fromkeys(named) if is_attrs(part) and part not in seen]
 
 
 def _own_problems(cls: type) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _own_problems(cls: type) -> Iterator[str]:
         if not field.init:
             continue
         where = f"{cls.__qualname__}.{field.name}"
-        unsupported = [_shown(part) for part in _parts(field.type) if not _is_supported(part)]
+        unsupported = [_shown(part) for part in innermost(field.type) if not _is_supported(part)]
         if unsupported:
             yield f"{where} is of type {', '.join(unsupported)}; expected {SUPPORTED}"
         elif not _is_fit(field):
@@ -68,25 +68,12 @@ def _unresolved(cls: type) -> str | None:
     return None
 
 
-def _parts(tp: Any) -> Iterator[Any]:
-    """The innermost types that a type is made of."""
-    tp = _plain(tp)
-    if _is_union(tp) or _is_array(tp):
-        for argument in typing.get_args(tp):
-            if argument is not Ellipsis:
-                yield from _parts(argument)
-        return
-    yield tp
-    if _is_mapping(tp):
-        yield from (part for item in typing.get_args(tp)[1:] for part in _parts(item))
-
-
 def _is_supported(tp: Any) -> bool:
     if typing.get_origin(tp) is Literal:
         return all(isinstance(choice, bool | int | str) for choice in typing.get_args(tp))
-    if _is_mapping(tp):
-        return all(_plain(key) in (str, object, Any) for key in typing.get_args(tp)[:1])
-    return tp in (*SCALARS, type(None), object, Any) or _is_attrs(tp)
+    if is_mapping(tp):
+        return all(plain(key) in (str, object, Any) for key in typing.get_args(tp)[:1])
+    return tp in (*SCALARS, type(None), object, Any) or is_attrs(tp)
 
 
 def _is_fit(field: "attrs.Attribute[Any]") -> bool:
@@ -105,57 +92,23 @@ def _default(field: "attrs.Attribute[Any]") -> Any:
 
 
 def _fits(value: Any, tp: Any) -> bool:
-    tp, arguments = _plain(tp), typing.get_args(_plain(tp))
+    tp, arguments = plain(tp), typing.get_args(plain(tp))
     if tp in (object, Any):
         return value is None or type(value) in SCALARS or isinstance(value, Path | Mapping | Sequence | AbstractSet)
     if tp is type(None):
         return value is None
-    if _is_union(tp):
+    if is_union(tp):
         return any(_fits(value, branch) for branch in arguments)
     if typing.get_origin(tp) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in arguments)
-    if _is_array(tp):
+    if is_array(tp):
         branches = [argument for argument in arguments if argument is not Ellipsis] or [object]
-        return isinstance(value, _origin(tp)) and all(any(_fits(item, branch) for branch in branches) for item in value)
-    if _is_mapping(tp):
+        return isinstance(value, origin(tp)) and all(any(_fits(item, branch) for branch in branches) for item in value)
+    if is_mapping(tp):
         return isinstance(value, Mapping) and all(_fits(item, arguments[1]) for item in value.values() if arguments)
     if tp is float:
         return type(value) in (int, float) and not math.isnan(value)
-    return isinstance(value, tp) if tp is Path or _is_attrs(tp) else type(value) is tp
-
-
-def _plain(tp: Any) -> Any:
-    """A type without the names and remarks around it: Annotated, NewType, `type X = ...`."""
-    while True:
-        if typing.get_origin(tp) is typing.Annotated:
-            tp = typing.get_args(tp)[0]
-        elif isinstance(tp, typing.NewType):
-            tp = tp.__supertype__
-        elif type(tp).__name__ == "TypeAliasType":  # which Python 3.11 has not
-            tp = tp.__value__
-        else:
-            return tp
-
-
-def _is_union(tp: Any) -> bool:
-    return typing.get_origin(tp) in (Union, types.UnionType)
-
-
-def _is_array(tp: Any) -> bool:
-    origin = _origin(tp)
-    return isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet) and not issubclass(origin, str | bytes)
-
-
-def _is_mapping(tp: Any) -> bool:
-    return isinstance(_origin(tp), type) and issubclass(_origin(tp), Mapping)
-
-
-def _is_attrs(tp: Any) -> bool:
-    return isinstance(tp, type) and attrs.has(tp)
-
-
-def _origin(tp: Any) -> Any:
-    return typing.get_origin(tp) or tp
+    return isinstance(value, tp) if tp is Path or is_attrs(tp) else type(value) is tp
 
 
 def _shown(tp: Any) -> str:

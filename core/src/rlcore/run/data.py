@@ -6,7 +6,6 @@ stay as they are.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlcore.config.recipe import DatasetConfig
 from rlcore.plugins.exits import attributed
 from rlcore.run.jsonl_line import parse_line
 from rlcore.run.seeds import Stream
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import ContractError, DataError, Environment, Row
 from rlcore.spi.arrays import Int64Array
 
@@ -110,15 +110,15 @@ def _existing_path(config: DatasetConfig, key: str) -> Path:
     path = Path(config.path).expanduser()
     if not path.exists():
         siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-        near = get_close_matches(path.name, siblings, n=1)
-        hint = f". Did you mean {path.parent / near[0]}?" if near else ""
+        near = nearest(path.name, siblings)
+        hint = f". Did you mean {path.parent / near}?" if near else ""
         raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file{hint}")
     return path
 
 
 def _no_such_field(key: str, where: str, wanted: str, found: Sequence[str]) -> DataError:
-    near = get_close_matches(wanted, found, n=1) or [name for name in _USUAL_PROMPT_FIELDS if name in found][:1]
-    hint = f'. Did you mean {key}.prompt_field = "{near[0]}"?' if near else f". Set {key}.prompt_field to one of them"
+    near = nearest(wanted, found) or next((name for name in _USUAL_PROMPT_FIELDS if name in found), None)
+    hint = f'. Did you mean {key}.prompt_field = "{near}"?' if near else f". Set {key}.prompt_field to one of them"
     listed = ", ".join(map(repr, found)) or "none"
     return DataError(f"{key}: {where} lacks the field {wanted!r} ({key}.prompt_field); found the fields {listed}{hint}")
 

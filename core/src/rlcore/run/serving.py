@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import socket
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from rlcore.run.run_directory import storage_errors
 from rlcore.run.saving import model_digest
 from rlcore.run.setup import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
 from rlcore.run.tokenizer import chat_template_with_defaults, load_tokenizer
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import (
     CheckpointError,
     ConfigError,
@@ -210,8 +210,8 @@ def _nothing_to_serve(named: str, path: Path) -> Problem:
         found = f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither"
         return Problem(path="RUN_OR_MODEL", found=found, expected=expected)
     siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-    close = get_close_matches(path.name, siblings, n=1)
-    remedy = f"Did you mean {path.parent / close[0]}?" if close else ""
+    near = nearest(path.name, siblings)
+    remedy = f"Did you mean {path.parent / near}?" if near else ""
     return Problem(path="RUN_OR_MODEL", found=f"{named or 'nothing'}, which does not exist", expected=expected, remedy=remedy)
 
 

@@ -1,1 +1,1 @@
-"""What types and values of configuration are, in words: shared by recipes, plugins and their sections. Builds on the interface alone."""
+"""What types and values of a configuration are, in words, for recipes and plugins alike; builds on the interface alone."""

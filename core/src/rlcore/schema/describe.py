@@ -4,16 +4,15 @@ import ast
 import functools
 import inspect
 import itertools
-import operator
 import textwrap
-import types
 import typing
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import attrs
+
+from rlcore.schema.types import is_array, is_table, is_union, item_type, plain
 
 SCALARS: Mapping[object, str] = {
     bool: "true or false",
@@ -52,41 +51,9 @@ def docs(cls: type) -> Mapping[str, str]:
     return {name: found.get(name, "") for name in fields(cls)}
 
 
-def is_optional(tp: object) -> bool:
-    """Whether None is among the type's alternatives."""
-    return is_union(tp) and type(None) in typing.get_args(tp)
-
-
-def is_union(tp: object) -> bool:
-    """Whether the type is `A | B`."""
-    return typing.get_origin(tp) in (Union, types.UnionType)
-
-
-def is_mapping(tp: object) -> bool:
-    """Whether the type is a mapping, for which a recipe writes a table."""
-    origin = typing.get_origin(tp) or tp
-    return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def is_array(tp: object) -> bool:
-    """Whether the type is a tuple, list, set or sequence, for which a recipe writes an array."""
-    origin = typing.get_origin(tp) or tp
-    return isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet) and not issubclass(origin, str | bytes)
-
-
-def is_table(tp: object) -> bool:
-    """Whether a recipe writes a table for the type."""
-    return is_mapping(tp) or (isinstance(tp, type) and attrs.has(tp))
-
-
-def item_type(tp: object) -> object:
-    """What an array's items are; the items of a tuple such as (float, float) are of all its types."""
-    arguments = [argument for argument in typing.get_args(tp) if argument is not Ellipsis]
-    return functools.reduce(operator.or_, arguments) if arguments else object
-
-
 def expectation(tp: object) -> str:
     """What a recipe may write for the type, in words: "an integer", 'one of "a", "b"'."""
+    tp = plain(tp)
     if is_union(tp):
         return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
     if typing.get_origin(tp) is Literal:

@@ -1,6 +1,5 @@
 """The strict cattrs converter: exact types, no unknown keys, and every failure told as a Problem with its path."""
 
-import difflib
 import functools
 import math
 import typing
@@ -14,7 +13,8 @@ from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, Ite
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn
 
-from rlcore.schema import describe
+from rlcore.schema import describe, types
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import Problem
 from rlcore.spi.errors import ProblemsError
 
@@ -32,10 +32,11 @@ class Mismatch(ValueError):
     remedy: str = ""
 
 
-def structure(value: object, cls: type[Any], path: str) -> tuple[Any, list[Problem]]:
-    """An instance of the attrs class made from a table, or None and every problem that it has. `path` is the table's own."""
+def structure(value: object, tp: Any, path: str) -> tuple[Any, list[Problem]]:
+    """What a recipe's value makes of a type, such as an instance of an attrs class of a table, or None and every problem that
+    the value has. `path` is the value's own."""
     try:
-        return converter().structure(value, cls), []
+        return converter().structure(value, tp), []
     except Exception as error:
         return None, list(_problems(error, path, value))
 
@@ -48,9 +49,9 @@ def converter() -> Converter:
         made.register_structure_hook(scalar, _scalar)
     made.register_structure_hook_func(_is_anything, lambda value, _: value)
     made.register_structure_hook_func(_is_choice, _choice)
-    made.register_structure_hook_factory(describe.is_union, functools.partial(_union_hook, made))
-    made.register_structure_hook_factory(describe.is_array, functools.partial(_array_hook, made))
-    made.register_structure_hook_factory(describe.is_mapping, functools.partial(_mapping_hook, made))
+    made.register_structure_hook_factory(types.is_union, functools.partial(_union_hook, made))
+    made.register_structure_hook_factory(types.is_array, functools.partial(_array_hook, made))
+    made.register_structure_hook_factory(types.is_mapping, functools.partial(_mapping_hook, made))
     made.register_structure_hook_factory(attrs.has, functools.partial(_class_hook, made))
     return made
 
@@ -109,8 +110,8 @@ def _choice(value: Any, tp: Any) -> Any:
             return choice
     remedy = ""
     if isinstance(value, str):
-        close = difflib.get_close_matches(value.lower(), [str(choice) for choice in choices], n=1)
-        remedy = f"Did you mean {describe.toml_literal(close[0])}?" if close else ""
+        near = nearest(value.lower(), [str(choice) for choice in choices])
+        remedy = f"Did you mean {describe.toml_literal(near)}?" if near else ""
     raise Mismatch(value, describe.expectation(tp), remedy)
 
 
@@ -120,7 +121,7 @@ def _union_hook(made: Converter, tp: Any) -> Hook:
     hooks = [(branch, made.get_structure_hook(branch)) for branch in sorted(branches, key=lambda branch: branch is float)]
 
     def hook(value: Any, _: Any) -> Any:
-        fitting = [pair for pair in hooks if describe.is_table(pair[0]) == isinstance(value, Mapping)]
+        fitting = [pair for pair in hooks if types.is_table(pair[0]) == isinstance(value, Mapping)]
         if len(hooks) == 1 or len(fitting) == 1:
             branch, only = hooks[0] if len(hooks) == 1 else fitting[0]
             return only(value, branch)
@@ -136,11 +137,11 @@ def _union_hook(made: Converter, tp: Any) -> Hook:
 
 def _array_hook(made: Converter, tp: Any) -> Hook:
     """Takes arrays alone: a string is a sequence too, of its letters."""
-    origin = typing.get_origin(tp) or tp
-    make = origin if origin in (list, set, frozenset) else tuple
+    cls = types.origin(tp)
+    make = cls if cls in (list, set, frozenset) else tuple
     arguments = typing.get_args(tp)
-    fixed = issubclass(origin, tuple) and bool(arguments) and Ellipsis not in arguments
-    item = describe.item_type(tp)
+    fixed = issubclass(cls, tuple) and bool(arguments) and Ellipsis not in arguments
+    item = types.item_type(tp)
     items = list_structure_factory(typing.cast("type", list[item]), made)  # type: ignore[valid-type]
 
     def hook(value: Any, _: Any) -> Any:
@@ -239,7 +240,7 @@ def missing_key(path: str, cls: type, name: str) -> Problem:
 def unknown_key(path: str, names: Sequence[str], remedy: str = "") -> Problem:
     """A key that does not exist, in a table that has `names`."""
     section, _, name = path.rpartition(".")
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        remedy = f"Did you mean {section}.{close[0]}?" if section else f"Did you mean {close[0]}?"
+    near = nearest(name, names)
+    if near:
+        remedy = f"Did you mean {section}.{near}?" if section else f"Did you mean {near}?"
     return Problem(path=path, found="an unknown key", expected=f"one of {', '.join(names)}", remedy=remedy)

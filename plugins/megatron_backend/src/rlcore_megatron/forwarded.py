@@ -1,20 +1,20 @@
 """The recipe's tables for Megatron's own classes: which fields those have, and values as they want them."""
 
 import dataclasses
-import difflib
 import enum
 import inspect
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from attrs import evolve
+
+from rlcore.schema.structure import structure
+from rlcore.schema.suggestions import nearest
+from rlcore.schema.types import innermost, is_union
 from rlcore.spi import ConfigError, Problem
 
 TABLES = ("transformer", "optimizer", "scheduler", "ddp")
 """Those of `[trainer.megatron]`, in the order of `megatron_class`."""
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def megatron_class(table: str) -> type:
@@ -48,7 +48,7 @@ def converted(table: Mapping[str, Any], cls: type) -> dict[str, Any]:
     problems = list(table_problems(table, cls, cls.__name__))
     if problems:
         raise ConfigError(problems)
-    return {key: _convert(fields[key], value) for key, value in table.items()}
+    return {key: _by_name(fields[key], structure(value, recipe_type(fields[key]), key)[0]) for key, value in table.items()}
 
 
 def table_problems(table: Mapping[str, Any], cls: type, path: str) -> Iterator[Problem]:
@@ -56,91 +56,48 @@ def table_problems(table: Mapping[str, Any], cls: type, path: str) -> Iterator[P
     fields = fields_of(cls) if table else {}
     for key, value in table.items():
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            remedy = f"Did you mean {near[0]}?" if near else f"{cls.__module__} lists them"
+            near = nearest(key, fields)
+            remedy = f"Did you mean {near}?" if near else f"{cls.__module__} lists them"
             yield Problem(
                 path=f"{path}.{key}", found="an unknown key", expected=f"a field of Megatron's {cls.__name__}", remedy=remedy
             )
-        elif not is_expressible(fields[key]):
+        elif recipe_type(fields[key]) is None:
             expected = f"a field of Megatron's {cls.__name__} that a recipe can hold"
             yield Problem(path=f"{path}.{key}", found="a field for a function or an object", expected=expected)
-        elif not _accepts(fields[key], value):
-            yield Problem(
-                path=f"{path}.{key}",
-                found=f"{value!r} ({type(value).__name__})",
-                expected=f"{described(fields[key])}, as Megatron's {cls.__name__} has it",
-            )
+        else:
+            for problem in structure(value, recipe_type(fields[key]), f"{path}.{key}")[1]:
+                yield evolve(problem, expected=f"{problem.expected}, as Megatron's {cls.__name__} has it")
 
 
-def is_expressible(annotation: Any) -> bool:
-    """Whether TOML has values for it: it has none for functions and objects."""
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        return any(is_expressible(option) for option in get_args(annotation) if option is not type(None))
-    return origin in (Literal, list, tuple) or annotation in (bool, int, float, str, list) or _is_named(annotation)
+def recipe_type(annotation: Any) -> Any:
+    """The type of what a recipe writes for a field of this annotation: names for enums and dtypes. None where TOML has no value
+    for it, as for functions and objects."""
+    if is_union(annotation):
+        branches = [tp for option in get_args(annotation) if (tp := recipe_type(option)) is not None]
+        return Union[tuple(branches)] if branches else None  # noqa: UP007  # the branches are known at run time
+    if objects := _named_objects(annotation):
+        return Literal[tuple(objects)]
+    if get_origin(annotation) is list:
+        item = recipe_type(*get_args(annotation))
+        return None if item is None else list[item]
+    return annotation if get_origin(annotation) in (Literal, tuple) or annotation in (bool, int, float, str, list) else None
 
 
-def described(annotation: Any) -> str:
-    """What to write, in words."""
-    origin, options = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return " or ".join(described(option) for option in options if is_expressible(option))
-    if origin is tuple:
-        return f"a list of {len(options)} of {', '.join(_PLURALS[option] for option in options)}"
-    if origin is list:
-        return f"a list of {_PLURALS.get(options[0], described(options[0]))}"
-    if origin is Literal or _is_named(annotation):
-        return f"one of {', '.join(map(repr, options or _names(annotation)))}"
-    return _WORDS[annotation]
+def _by_name(annotation: Any, value: Any) -> Any:
+    """The value with every name of an enum's member or a dtype replaced by what it names."""
+    named = {name: item for part in innermost(annotation) for name, item in _named_objects(part).items()}
+    if isinstance(value, list):
+        return [named.get(item, item) for item in value]
+    return named.get(value, value) if isinstance(value, str) else value
 
 
-def _accepts(annotation: Any, value: Any) -> bool:
-    origin, options = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return any(_accepts(option, value) for option in options)
-    if origin is Literal:
-        return any(type(value) is type(option) and value == option for option in options)
-    if origin is tuple:
-        return _is_list(value) and len(value) == len(options) and all(map(_accepts, options, value))
-    if origin is list or annotation is list:
-        return _is_list(value) and all(_accepts(option, element) for option in options for element in value)
-    if _is_named(annotation):
-        return isinstance(value, str) and value in _names(annotation)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return annotation in (bool, int, str) and type(value) is annotation
-
-
-def _convert(annotation: Any, value: Any) -> Any:
-    origin, options = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return _convert(next(option for option in options if _accepts(option, value)), value)
-    if origin is tuple:
-        return tuple(map(_convert, options, value))
-    if origin is list:
-        return [_convert(options[0], element) for element in value]
-    if _is_named(annotation):
-        return annotation[value] if isinstance(annotation, enum.EnumMeta) else _dtypes()[value]
-    return float(value) if annotation is float else value
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_named(annotation: Any) -> bool:
-    """Whether its values are written by name."""
+def _named_objects(annotation: Any) -> dict[str, Any]:
+    """The values of a type that a recipe writes by name; none where it writes the values themselves."""
     import torch
 
-    return isinstance(annotation, enum.EnumMeta) or annotation is torch.dtype
-
-
-def _names(annotation: Any) -> list[str]:
-    return list(annotation.__members__) if isinstance(annotation, enum.EnumMeta) else sorted(_dtypes())
-
-
-def _dtypes() -> dict[str, Any]:
-    import torch
-
-    floats = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+    if isinstance(annotation, enum.EnumMeta):
+        return dict(annotation.__members__)
+    if annotation is not torch.dtype:
+        return {}
+    floats = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)
     return {str(dtype).removeprefix("torch."): dtype for dtype in floats}

@@ -1,7 +1,6 @@
 """`[generator.vllm.engine]` against vLLM's own EngineArgs, read from its source, since importing it takes seconds."""
 
 import ast
-import difflib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from rlcore.schema.suggestions import nearest
 from rlcore.spi import Problem
 
 TABLE = "generator.vllm.engine"
@@ -123,5 +123,5 @@ def _plain_types(annotation: ast.expr) -> tuple[type, ...] | None:
 
 
 def _hint(key: str, arguments: Mapping[str, Argument]) -> str:
-    close = difflib.get_close_matches(key, arguments, n=1)
-    return f"Did you mean {close[0]}?" if close else "`vllm serve --help=all` lists them, with dashes for underscores."
+    near = nearest(key, arguments)
+    return f"Did you mean {near}?" if near else "`vllm serve --help=all` lists them, with dashes for underscores."

@@ -1,0 +1,80 @@
+"""Types of configuration fields, taken apart: unions, arrays, tables, and the types inside them."""
+
+import functools
+import operator
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Union
+
+import attrs
+
+
+def plain(tp: Any) -> Any:
+    """A type without the names and remarks around it: Annotated, NewType, `type X = ...`."""
+    while True:
+        if typing.get_origin(tp) is typing.Annotated:
+            tp = typing.get_args(tp)[0]
+        elif isinstance(tp, typing.NewType):
+            tp = tp.__supertype__
+        elif type(tp).__name__ == "TypeAliasType":  # which Python 3.11 has not
+            tp = tp.__value__
+        else:
+            return tp
+
+
+def origin(tp: Any) -> Any:
+    """The class of a generic type, such as tuple of tuple[int, ...]; any other type itself."""
+    return typing.get_origin(tp) or tp
+
+
+def is_optional(tp: object) -> bool:
+    """Whether None is among the type's alternatives."""
+    return is_union(tp) and type(None) in typing.get_args(tp)
+
+
+def is_union(tp: object) -> bool:
+    """Whether the type is `A | B`."""
+    return typing.get_origin(tp) in (Union, types.UnionType)
+
+
+def is_mapping(tp: object) -> bool:
+    """Whether the type is a mapping, for which a recipe writes a table."""
+    cls = origin(tp)
+    return isinstance(cls, type) and issubclass(cls, Mapping)
+
+
+def is_array(tp: object) -> bool:
+    """Whether the type is a tuple, list, set or sequence, for which a recipe writes an array."""
+    cls = origin(tp)
+    return isinstance(cls, type) and issubclass(cls, Sequence | AbstractSet) and not issubclass(cls, str | bytes)
+
+
+def is_attrs(tp: object) -> bool:
+    """Whether the type is an attrs class."""
+    return isinstance(tp, type) and attrs.has(tp)
+
+
+def is_table(tp: object) -> bool:
+    """Whether a recipe writes a table for the type."""
+    return is_mapping(tp) or is_attrs(tp)
+
+
+def item_type(tp: object) -> object:
+    """What an array's items are; the items of a tuple such as (float, float) are of all its types."""
+    arguments = [argument for argument in typing.get_args(tp) if argument is not Ellipsis]
+    return functools.reduce(operator.or_, arguments) if arguments else object
+
+
+def innermost(tp: Any) -> Iterator[Any]:
+    """The types that a type is made of: the alternatives of unions, the items of arrays, each mapping and its values."""
+    tp = plain(tp)
+    if is_union(tp) or is_array(tp):
+        for argument in typing.get_args(tp):
+            if argument is not Ellipsis:
+                yield from innermost(argument)
+        return
+    yield tp
+    if is_mapping(tp):
+        yield from (part for item in typing.get_args(tp)[1:] for part in innermost(item))

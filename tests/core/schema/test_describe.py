@@ -1,0 +1,64 @@
+"""Types and values in words, and the docstrings beneath fields."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import attrs
+import pytest
+
+from rlcore.schema import describe
+
+
+@pytest.mark.parametrize(
+    ("tp", "words"),
+    [
+        (int, "an integer"),
+        (Annotated[int, "of 64 bits"], "an integer"),
+        (Path | None, "a path"),
+        (int | Literal["auto"], 'an integer or "auto"'),
+        (Literal["a", "b"], 'one of "a", "b"'),
+        (tuple[float, ...], "an array of numbers"),
+        (tuple, "an array"),
+        (list[int | str], "an array of an integer or a string"),
+        (dict[str, int], "a table"),
+        (Any, "a value"),
+    ],
+)
+def test_what_may_be_written_for_a_type(tp: object, words: str) -> None:
+    assert describe.expectation(tp) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, "true"),
+        (3, "3 (an integer)"),
+        (0.5, "0.5 (a number)"),
+        ('a"b', '"a\\"b" (a string)'),
+        ([1, 2], "an array of 2"),
+        ({}, "a table"),
+    ],
+)
+def test_what_was_written(value: object, words: str) -> None:
+    assert describe.describe_value(value) == words
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(describe.describe_value("x" * 200)) == 80 + len(" (a string)")
+
+
+def test_docstrings_are_inherited_and_survive_without_source() -> None:
+    @attrs.frozen(kw_only=True)
+    class Base:
+        a: int = 1
+        """Of the base."""
+
+    @attrs.frozen(kw_only=True)
+    class Child(Base):
+        b: int = 2
+        """Of the child,
+        on two lines."""
+
+    assert dict(describe.docs(Child)) == {"a": "Of the base.", "b": "Of the child, on two lines."}
+    made = attrs.make_class("Made", {"x": attrs.field(type=int)})
+    assert dict(describe.docs(made)) == {"x": ""}
