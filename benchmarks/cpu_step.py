@@ -36,7 +36,7 @@ TRL_REQUIREMENTS = ("trl==1.16.0", "transformers==5.19.0")
 def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
     from share_environment import PROVIDER
 
-    from rlcore.plugins.discovery import Registry, discover
+    from rlcore.registry.discovery import Registry, discover
     from rlcore.run.setup import prepare
     from rlcore.run.train import train
 

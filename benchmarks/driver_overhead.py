@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import prepare
 from rlcore.run.train import train

@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlcore.plugins.binding import build_generator
-from rlcore.plugins.discovery import discover
-from rlcore.plugins.handles import GeneratorHandle
+from rlcore.registry.binding import build_generator
+from rlcore.registry.discovery import discover
+from rlcore.registry.handles import GeneratorHandle
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankSpec, RefitRequest, TensorSpec, WeightBucket, WeightExport
 

@@ -128,7 +128,7 @@ def _memory_gib() -> tuple[float, float]:
 def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
     from letters_environment import PROVIDER
 
-    from rlcore.plugins.discovery import Registry, discover
+    from rlcore.registry.discovery import Registry, discover
     from rlcore.run.progress import SilentProgress
     from rlcore.run.setup import prepare
     from rlcore.run.train import train

@@ -81,8 +81,8 @@ def _model_export(shape: str, device: str, dtype: str) -> Callable[[int], Weight
 
 
 def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int], WeightExport]:
-    from rlcore.plugins.binding import build_trainer
-    from rlcore.plugins.discovery import discover
+    from rlcore.registry.binding import build_trainer
+    from rlcore.registry.discovery import discover
     from rlcore.schema.structure import structure
 
     entry = next(entry for entry in discover().of("trainer") if entry.name == "fsdp2")

@@ -47,7 +47,7 @@ from response_lengths import lengths_of
 
 import rlcore.run.timing as timing
 import rlcore.run.train as driver
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.cluster.orders import LogprobsOrder, StepOrder
 from rlcore.run.cluster.pool_groups import PoolGenerator, PoolTrainer

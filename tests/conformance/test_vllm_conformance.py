@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlcore.plugins.binding import build_generator
+from rlcore.registry.binding import build_generator
 from rlcore.spi import GeneratorContext, RankSpec, SetResidencyRequest
 from rlcore.testing import GeneratorConformance
 from rlcore.testing.conformance.fixtures import entry_of, tiny_model

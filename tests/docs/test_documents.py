@@ -9,7 +9,7 @@ from attrs import frozen
 from markdown_blocks import DOCUMENTS, ROOT, blocks
 
 from rlcore.cli.main import cli
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import prepare
 from rlcore.run.train import train

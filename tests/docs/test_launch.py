@@ -18,7 +18,7 @@ from markdown_blocks import ROOT, blocks
 from rlcore.cli.main import cli
 from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
-from rlcore.plugins.discovery import discover
+from rlcore.registry.discovery import discover
 from rlcore.run.setup import sections, unchecked
 
 LAUNCH = ROOT / "docs" / "launch"

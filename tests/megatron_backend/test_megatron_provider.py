@@ -7,8 +7,8 @@ from importlib import metadata
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
-from rlcore.plugins.selection import passed_over, select
+from rlcore.registry.discovery import Registry
+from rlcore.registry.selection import passed_over, select
 from rlcore.torchkit import requirements as torch_requirements
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_megatron import requirements

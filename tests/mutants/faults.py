@@ -208,17 +208,17 @@ FAULTS = (
     # The handles
     Fault(
         "a trainer's version is not followed",
-        "rlcore.plugins.trainer_handle",
+        "rlcore.registry.trainer_handle",
         "_check_version(result.weight_version, request.weight_version + 1)",
         "pass",
-        "tests/core/plugins/test_trainer_handle.py",
+        "tests/core/registry/test_trainer_handle.py",
     ),
     Fault(
         "digests are acknowledged unseen",
-        "rlcore.plugins.generator_handle",
+        "rlcore.registry.generator_handle",
         "compare_digests(request.weights.specs, sent, result.digests)",
         "pass",
-        "tests/core/plugins/test_generator_handle.py",
+        "tests/core/registry/test_generator_handle.py",
     ),
     # What torch backends share
     Fault(

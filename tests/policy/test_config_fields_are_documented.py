@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from rlcore.config import recipe
-from rlcore.plugins.discovery import discover
+from rlcore.registry.discovery import discover
 
 
 def config_classes(root_class):

@@ -14,7 +14,7 @@ import rlcore.run.setup
 import rlcore.run.train
 from rlcore.cli.main import cli
 from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
-from rlcore.plugins.discovery import Entry, ObserverEntry
+from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.run.preview import Preview
 from rlcore.spi import Provider
 

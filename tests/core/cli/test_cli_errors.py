@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli.errors import INTERRUPTED, UNEXPECTED
-from rlcore.plugins.exits import attributed
+from rlcore.registry.exits import attributed
 from rlcore.spi import errors
 from rlcore.spi.errors import Problem, ProblemsError, RlcoreError
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import rlcore.run.serving
 from rlcore.cli.main import cli
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.progress import SilentProgress
 from rlcore.run.setup import prepare
 from rlcore.run.train import train

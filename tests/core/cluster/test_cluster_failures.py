@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.plugins.exits import owner_of
+from rlcore.registry.exits import owner_of
 from rlcore.run.cluster import calls
 from rlcore.run.setup import prepare
 from rlcore.run.train import train

@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.config.document import reference
 from rlcore.config.recipe import Recipe
-from rlcore.plugins.discovery import discover
+from rlcore.registry.discovery import discover
 from rlcore.schema import describe
 
 ROOT = Path(__file__).parents[3]

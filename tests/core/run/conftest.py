@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.progress import Progress, SilentProgress
 from rlcore.run.setup import Prepared, prepare
 from rlcore.run.train import train

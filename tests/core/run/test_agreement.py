@@ -13,8 +13,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.plugins.discovery import Registry
-from rlcore.plugins.handles import TrainerHandle
+from rlcore.registry.discovery import Registry
+from rlcore.registry.handles import TrainerHandle
 from rlcore.run.disagreement import MAX_SAMPLES, WorstSamples, save_disagreement
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.algorithm_state import read_state, write_state
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError

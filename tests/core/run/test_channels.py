@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.setup import Prepared
 from rlcore.spi import PluginError, Provider
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import ObserverEntry, Registry
+from rlcore.registry.discovery import ObserverEntry, Registry
 from rlcore.spi import NonFiniteError, PluginError, hookimpl
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.generator import FakeGenerator

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.spi import InterruptedRun, hookimpl
 from rlcore.testing.fakes.generator import FakeGenerator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.spi import CheckContext, StepResult, Turn
 from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.progress import SilentProgress
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, RewardError, Row, StepResult, Turn, capabilities
 from rlcore.testing.fakes import fake_registry

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.setup import Prepared
 from rlcore.spi import ConfigError, ModelError
 from rlcore.testing.fakes import fake_registry

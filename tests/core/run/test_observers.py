@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.plugins.discovery import ObserverEntry, Registry
-from rlcore.plugins.exits import owner_of
-from rlcore.plugins.observers import build_observers
+from rlcore.registry.discovery import ObserverEntry, Registry
+from rlcore.registry.exits import owner_of
+from rlcore.registry.observers import build_observers
 from rlcore.spi import ConfigError, ObserverContext, PluginError, hookimpl
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.in_process import in_process
 from rlcore.run.progress import SilentProgress

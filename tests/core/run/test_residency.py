@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.spi import Provider, SetResidencyRequest, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.spi import (
     ROUTED_EXPERTS,
     ConfigError,

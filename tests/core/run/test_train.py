@@ -13,7 +13,7 @@ import pandas
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.run.inputs import load_inputs
 from rlcore.run.progress import SilentProgress
 from rlcore.run.rollouts import CollectedRollouts, RolloutCollector

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.spi import (
     ADVANTAGES,
     PREVIOUS_LOGPROBS,

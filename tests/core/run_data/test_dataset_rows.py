@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.plugins.exits import owner_of
+from rlcore.registry.exits import owner_of
 from rlcore.run import jsonl_line
 from rlcore.run.data import load_rows
 from rlcore.spi import ContractError, DataError

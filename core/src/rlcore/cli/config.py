@@ -19,7 +19,7 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     from rlcore.config.document import reference as reference_of
     from rlcore.config.dump import dump_toml
     from rlcore.config.load import read_raw
-    from rlcore.plugins.discovery import discover
+    from rlcore.registry.discovery import discover
     from rlcore.run.setup import disabled_plugins, sections, unchecked
 
     if reference:

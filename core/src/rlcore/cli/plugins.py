@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 from attrs import frozen
 
-from rlcore.plugins.device import detect_device
-from rlcore.plugins.discovery import ObserverEntry, Registry, discover
-from rlcore.plugins.selection import AUTO_ROLES, Row, auto_error, explain
+from rlcore.registry.device import detect_device
+from rlcore.registry.discovery import ObserverEntry, Registry, discover
+from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.spi.provider import ROLES
 from rlcore.spi.version import SPI_VERSION
 

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from attrs import frozen
 
-from rlcore.plugins.algorithm_handle import AlgorithmHandle, AlgorithmState
+from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.spi import CheckpointError
 
 FOLDER, DESCRIPTION, ARRAYS = "algorithm", "state.json", "arrays.npz"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlcore.plugins.handle import BackendHandle
+from rlcore.registry.handle import BackendHandle
 
 
 @contextmanager

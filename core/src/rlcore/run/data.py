@@ -16,7 +16,7 @@ import pyarrow as pa
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.plugins.exits import attributed
+from rlcore.registry.exits import attributed
 from rlcore.run.jsonl_line import parse_line
 from rlcore.run.seeds import Stream
 from rlcore.schema.suggestions import nearest

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from rlcore.plugins.handles import GeneratorHandle
+from rlcore.registry.handles import GeneratorHandle
 from rlcore.run.in_process_group import InProcessGroup
 from rlcore.run.responses import Responses
 from rlcore.run.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from typing import Literal
 
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
-from rlcore.plugins.discovery import Entry
-from rlcore.plugins.exits import is_outside
+from rlcore.registry.discovery import Entry
+from rlcore.registry.exits import is_outside
 from rlcore.spi import PluginError, Problem, Role
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.handles import GeneratorHandle, TrainerHandle
 from rlcore.run.closing import closed_after
 from rlcore.run.generator_group import InProcessGenerator
 from rlcore.run.groups import Backends, RefitOrder

@@ -4,7 +4,7 @@ from typing import Generic, TypeVar
 
 from attrs import frozen
 
-from rlcore.plugins.handle import BackendHandle
+from rlcore.registry.handle import BackendHandle
 from rlcore.spi import (
     LoadStateRequest,
     LoadStateResult,

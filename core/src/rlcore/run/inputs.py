@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.config.recipe import DataConfig, DatasetConfig
-from rlcore.plugins.binding import max_concurrent
+from rlcore.registry.binding import max_concurrent
 from rlcore.run.data import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.episode_failure import Failure
 from rlcore.run.episodes import EpisodeRunner

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.plugins.algorithm_handle import AlgorithmHandle, AlgorithmState
+from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.agreement import Agreement, DisagreementWriter
 from rlcore.run.groups import TrainerGroup
 from rlcore.run.interrupt import InterruptGuard

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from attrs import frozen
 
-from rlcore.plugins.discovery import ObserverEntry
-from rlcore.plugins.exits import attributed
+from rlcore.registry.discovery import ObserverEntry
+from rlcore.registry.exits import attributed
 from rlcore.run.run_directory import storage_errors
 from rlcore.spi import ConfigError, Problem, StepObserver
 

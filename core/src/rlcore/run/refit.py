@@ -6,9 +6,9 @@ from typing import TypeVar
 from attrs import frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.plugins.device import Device
-from rlcore.plugins.discovery import Entry, Registry
-from rlcore.plugins.selection import AUTO_ROLES
+from rlcore.registry.device import Device
+from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.generator_places import separate
 from rlcore.run.groups import GeneratorGroup, RefitOrder, WeightRoute
 from rlcore.run.progress import Progress

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import define
 
-from rlcore.plugins.trainer_handle import TrainerHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.groups import GeneratorGroup, TrainerGroup
 from rlcore.run.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.plugins.algorithm_handle import AlgorithmState
+from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.algorithm_state import write_state
 from rlcore.run.checkpoint import LoopState, save_checkpoint
 from rlcore.run.disagreement import WorstSamples, save_disagreement

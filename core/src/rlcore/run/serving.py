@@ -13,11 +13,11 @@ from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.model_files import model_problems
-from rlcore.plugins.binding import build_trainer, import_object
-from rlcore.plugins.device import Device, detect_device
-from rlcore.plugins.discovery import Entry, Registry, discover
-from rlcore.plugins.exits import attributed
-from rlcore.plugins.selection import AUTO, explain, select
+from rlcore.registry.binding import build_trainer, import_object
+from rlcore.registry.device import Device, detect_device
+from rlcore.registry.discovery import Entry, Registry, discover
+from rlcore.registry.exits import attributed
+from rlcore.registry.selection import AUTO, explain, select
 from rlcore.run.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.closing import closed_after
 from rlcore.run.run_directory import storage_errors

@@ -10,13 +10,13 @@ from rlcore.config.convert import OBSERVERS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import model_problems
-from rlcore.plugins.algorithm_handle import AlgorithmHandle
-from rlcore.plugins.binding import build_algorithm, build_environment, require_module, run_check
-from rlcore.plugins.device import Device, detect_device
-from rlcore.plugins.discovery import Entry, ObserverEntry, Registry, discover
-from rlcore.plugins.exits import is_outside
-from rlcore.plugins.observers import build_observers
-from rlcore.plugins.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.registry.binding import build_algorithm, build_environment, require_module, run_check
+from rlcore.registry.device import Device, detect_device
+from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.registry.exits import is_outside
+from rlcore.registry.observers import build_observers
+from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.generator_places import generator_devices, generator_span, separate, span_problems
 from rlcore.run.metric_loggers import check_tensorboard
 from rlcore.run.model_config import config_number

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from rlcore.plugins.algorithm_handle import AlgorithmState
+from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.algorithm_state import state_for
 from rlcore.run.checkpoint import LoopState, find_damage, read_loop_state
 from rlcore.run.data import Split

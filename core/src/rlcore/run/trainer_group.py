@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from attrs import evolve, frozen
 
-from rlcore.plugins.handles import TrainerHandle
+from rlcore.registry.handles import TrainerHandle
 from rlcore.run.in_process_group import InProcessGroup
 from rlcore.run.minibatch import Minibatch
 from rlcore.run.packing import plan_microbatches

@@ -12,8 +12,8 @@ import numpy as np
 from attrs import frozen
 
 from rlcore import __version__
-from rlcore.plugins.discovery import DISABLE_VARIABLE
-from rlcore.plugins.selection import ChosenPlugin
+from rlcore.registry.discovery import DISABLE_VARIABLE
+from rlcore.registry.selection import ChosenPlugin
 from rlcore.run.cluster.dispatch import RankPart
 from rlcore.run.setup import Prepared
 from rlcore.spi import (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attrs import define, evolve, frozen
 
-from rlcore.plugins.discovery import Entry
+from rlcore.registry.discovery import Entry
 from rlcore.run.cluster.calls import Calls
 from rlcore.run.cluster.dispatch import Dispatch, deal_prompts, join_responses, part_of
 from rlcore.run.cluster.orders import LogprobsOrder, StepOrder

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.discovery import Entry, ObserverEntry, discover
-from rlcore.plugins.exits import exit_error, is_outside
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
-from rlcore.plugins.observers import build_observers
-from rlcore.plugins.selection import load_chosen
-from rlcore.plugins.weight_streams import recorded
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.discovery import Entry, ObserverEntry, discover
+from rlcore.registry.exits import exit_error, is_outside
+from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.observers import build_observers
+from rlcore.registry.selection import load_chosen
+from rlcore.registry.weight_streams import recorded
 from rlcore.run.closing import closed_after
 from rlcore.run.cluster.affinity import bind_near
 from rlcore.run.cluster.dispatch import RankPart

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from rlcore.plugins.discovery import Entry, Registry
-from rlcore.plugins.selection import select
+from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.selection import select
 from rlcore.spi import ModelSpec, Provider, Role, capabilities
 from rlcore.testing.conformance.reference import Reference, RoutedPolicy
 from rlcore.testing.conformance.tensors import Values

@@ -9,8 +9,8 @@ import pytest
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.plugins.binding import build_generator
-from rlcore.plugins.handles import GeneratorHandle
+from rlcore.registry.binding import build_generator
+from rlcore.registry.handles import GeneratorHandle
 from rlcore.spi import (
     GenerateRequest,
     GenerateResult,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.plugins.binding import build_trainer
-from rlcore.plugins.handles import TrainerHandle
+from rlcore.registry.binding import build_trainer
+from rlcore.registry.handles import TrainerHandle
 from rlcore.spi import (
     ADVANTAGES,
     PREVIOUS_LOGPROBS,

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.discovery import Registry
 from rlcore.spi import SPI_VERSION, Provider, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
 from rlcore.testing.fakes.environment import FakeEnvironmentConfig

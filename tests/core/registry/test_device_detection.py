@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlcore.plugins import device
-from rlcore.plugins.device import detect_device
+from rlcore.registry import device
+from rlcore.registry.device import detect_device
 
 
 @pytest.fixture

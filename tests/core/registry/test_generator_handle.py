@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from rlcore.plugins.states import BackendState
+from rlcore.registry.states import BackendState
 from rlcore.spi import (
     ContractError,
     FinishReason,

@@ -1,7 +1,7 @@
 """A broken plugin that nobody asks for: the recipe is read, and the others are selected, as if it were not there."""
 
-from rlcore.plugins.discovery import discover
-from rlcore.plugins.selection import select
+from rlcore.registry.discovery import discover
+from rlcore.registry.selection import select
 from rlcore.run.setup import sections
 
 

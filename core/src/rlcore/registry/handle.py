@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from rlcore.plugins.checks import check_int, check_record
-from rlcore.plugins.discovery import Entry
-from rlcore.plugins.exits import blame, exit_error, is_ordered
-from rlcore.plugins.observers import CallRecord
-from rlcore.plugins.states import BackendState
+from rlcore.registry.checks import check_int, check_record
+from rlcore.registry.discovery import Entry
+from rlcore.registry.exits import blame, exit_error, is_ordered
+from rlcore.registry.observers import CallRecord
+from rlcore.registry.states import BackendState
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.lifecycle import (
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 class BackendHandle:
     """One backend, bound. Each hook is a method: legality first, then the call, then the checks of what came back.
 
-    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.plugins.states` says
+    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.states` says
     what is legal when, and which failures end a backend.
     """
 

@@ -5,8 +5,8 @@ import sys
 import attrs
 import pytest
 
-from rlcore.plugins.discovery import Registry, discover
-from rlcore.plugins.selection import ChosenPlugin, load_chosen
+from rlcore.registry.discovery import Registry, discover
+from rlcore.registry.selection import ChosenPlugin, load_chosen
 from rlcore.spi import SPI_VERSION, PluginError
 
 

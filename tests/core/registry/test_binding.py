@@ -7,7 +7,7 @@ from types import FunctionType, ModuleType
 import attrs
 import pytest
 
-from rlcore.plugins.binding import (
+from rlcore.registry.binding import (
     bind,
     build_algorithm,
     build_environment,
@@ -18,8 +18,8 @@ from rlcore.plugins.binding import (
     require_module,
     run_check,
 )
-from rlcore.plugins.discovery import Registry
-from rlcore.plugins.exits import owner_of
+from rlcore.registry.discovery import Registry
+from rlcore.registry.exits import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,

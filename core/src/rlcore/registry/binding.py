@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pluggy
 
-from rlcore.plugins.algorithm_handle import AlgorithmHandle
-from rlcore.plugins.discovery import Entry, ObserverEntry
-from rlcore.plugins.exits import attributed, is_outside
-from rlcore.plugins.generator_handle import GeneratorHandle
-from rlcore.plugins.observers import CallRecord, guarded, recorded
-from rlcore.plugins.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
-from rlcore.plugins.trainer_handle import TrainerHandle
+from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.registry.discovery import Entry, ObserverEntry
+from rlcore.registry.exits import attributed, is_outside
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.observers import CallRecord, guarded, recorded
+from rlcore.registry.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
 from rlcore.spi.environment import Environment

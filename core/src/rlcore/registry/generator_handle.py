@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from attrs import evolve
 
-from rlcore.plugins.checks import TOLERANCE, check_int, check_range
-from rlcore.plugins.discovery import Entry
-from rlcore.plugins.handle import BackendHandle
-from rlcore.plugins.observers import CallRecord
-from rlcore.plugins.weight_streams import compare_digests, recorded
+from rlcore.registry.checks import TOLERANCE, check_int, check_range
+from rlcore.registry.discovery import Entry
+from rlcore.registry.handle import BackendHandle
+from rlcore.registry.observers import CallRecord
+from rlcore.registry.weight_streams import compare_digests, recorded
 from rlcore.spi import capabilities
 from rlcore.spi.arrays import AnyArray, BoolArray
 from rlcore.spi.errors import ContractError, RefitError, WorkerError

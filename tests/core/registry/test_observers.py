@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlcore.plugins.exits import owner_of
+from rlcore.registry.exits import owner_of
 from rlcore.spi import (
     ContractError,
     NonFiniteError,

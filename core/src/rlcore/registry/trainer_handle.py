@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from rlcore.plugins.checks import (
+from rlcore.registry.checks import (
     TOLERANCE,
     check_figure,
     check_figures,
@@ -11,11 +11,11 @@ from rlcore.plugins.checks import (
     check_record,
     check_token_arrays,
 )
-from rlcore.plugins.discovery import Entry
-from rlcore.plugins.handle import BackendHandle
-from rlcore.plugins.losses import require_loss
-from rlcore.plugins.observers import CallRecord
-from rlcore.plugins.weight_streams import check_specs, checked
+from rlcore.registry.discovery import Entry
+from rlcore.registry.handle import BackendHandle
+from rlcore.registry.losses import require_loss
+from rlcore.registry.observers import CallRecord
+from rlcore.registry.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
 from rlcore.spi.batch import PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError

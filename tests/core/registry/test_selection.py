@@ -6,8 +6,8 @@ import sys
 import attrs
 import pytest
 
-from rlcore.plugins.discovery import Registry, discover
-from rlcore.plugins.selection import ChosenPlugin, auto_error, explain, load_chosen, passed_over, select
+from rlcore.registry.discovery import Registry, discover
+from rlcore.registry.selection import ChosenPlugin, auto_error, explain, load_chosen, passed_over, select
 from rlcore.spi import SPI_VERSION, PluginError, capabilities
 
 

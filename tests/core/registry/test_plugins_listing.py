@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.plugins import plugins_command, plugins_json
-from rlcore.plugins.discovery import discover
+from rlcore.registry.discovery import discover
 from rlcore.spi import SPI_VERSION
 
 WATCH = """

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from rlcore.plugins.binding import build_generator, build_trainer
-from rlcore.plugins.discovery import ObserverEntry, Registry
-from rlcore.plugins.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.discovery import ObserverEntry, Registry
+from rlcore.registry.handles import GeneratorHandle, TrainerHandle
 from rlcore.spi import (
     CloseResult,
     FinishReason,

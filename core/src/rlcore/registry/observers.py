@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.plugins.discovery import ObserverEntry
-from rlcore.plugins.exits import attributed
-from rlcore.plugins.signatures import observer_problems
+from rlcore.registry.discovery import ObserverEntry
+from rlcore.registry.exits import attributed
+from rlcore.registry.signatures import observer_problems
 from rlcore.spi.errors import PluginError
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import hookimpl

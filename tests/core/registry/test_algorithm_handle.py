@@ -7,10 +7,10 @@ import attrs
 import numpy as np
 import pytest
 
-from rlcore.plugins.binding import build_algorithm
-from rlcore.plugins.checks import OWN_METRICS, OWN_PREFIXES
-from rlcore.plugins.discovery import Registry
-from rlcore.plugins.exits import owner_of
+from rlcore.registry.binding import build_algorithm
+from rlcore.registry.checks import OWN_METRICS, OWN_PREFIXES
+from rlcore.registry.discovery import Registry
+from rlcore.registry.exits import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
-from rlcore.plugins.checks import check_int
+from rlcore.registry.checks import check_int
 from rlcore.spi.errors import ContractError, RefitError
 from rlcore.spi.weights import NamedTensor, TensorSpec, WeightBucket, WeightExport
 

@@ -8,9 +8,9 @@ from traceback import walk_tb
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.plugins.exits import is_outside
-from rlcore.plugins.installed import distribution_of, installed_entry_points
-from rlcore.plugins.provider_checks import observer_config, observer_error, provider_error
+from rlcore.registry.exits import is_outside
+from rlcore.registry.installed import distribution_of, installed_entry_points
+from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role

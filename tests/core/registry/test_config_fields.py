@@ -10,8 +10,8 @@ import attrs
 import pytest
 from attrs import frozen
 
-from rlcore.plugins.config_fields import field_problems
-from rlcore.plugins.discovery import Registry
+from rlcore.registry.config_fields import field_problems
+from rlcore.registry.discovery import Registry
 from rlcore.schema.structure import structure
 
 
