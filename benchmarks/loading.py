@@ -77,11 +77,11 @@ def make_model(directory: Path, architecture: str, **changed: int) -> int:
 def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[str, int], way: str) -> None:
     """One rank: load, and write what it took."""
     from rlcore.spi import ModelSpec, RankSpec
-    from rlcore.torchkit import process_group
-    from rlcore.torchkit.models import load_model
     from rlcore_fsdp2.config import Fsdp2Config
     from rlcore_fsdp2.layout import ParallelLayout
     from rlcore_fsdp2.policy import make_policy
+    from rlcore_torchkit import process_group
+    from rlcore_torchkit.models import load_model
 
     torch.set_num_threads(1)
     spec, config = ModelSpec(path=str(directory), dtype="bfloat16"), Fsdp2Config(**options)

@@ -7,7 +7,15 @@ from pathlib import Path
 from attrs import frozen
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("core/*.md"),
+        *ROOT.glob("torchkit/*.md"),
+        *ROOT.glob("plugins/*/*.md"),
+    ]
+)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|jsonl))")
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError, ModelSpec
-from rlcore.torchkit.attention import PackedSequences, packed_attention
-from rlcore.torchkit.context_parallel import ContextPart
-from rlcore.torchkit.logprobs import packed_logprobs, patch_head
-from rlcore.torchkit.models import load_model
 from rlcore_fsdp2.context_parallel import context_attention, patch_context
+from rlcore_torchkit.attention import PackedSequences, packed_attention
+from rlcore_torchkit.context_parallel import ContextPart
+from rlcore_torchkit.logprobs import packed_logprobs, patch_head
+from rlcore_torchkit.models import load_model
 
 CASES = Cases()
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcore.spi import RankSpec
 from rlcore.testing.models import make_model
-from rlcore.torchkit import process_group
+from rlcore_torchkit import process_group
 
 MODULES = ("fsdp2_context_parallel_cases", "fsdp2_experts_cases", "fsdp2_load_cases")
 ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")

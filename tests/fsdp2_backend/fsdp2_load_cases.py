@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.spi import ModelSpec
-from rlcore.torchkit.models import load_model
-from rlcore.torchkit.safetensors_files import TensorFiles
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy, make_reference
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.models import load_model
+from rlcore_torchkit.safetensors_files import TensorFiles
 
 CASES = Cases()
 CPU = torch.device("cpu")

@@ -35,9 +35,9 @@ from rlcore.spi import (
     SetResidencyRequest,
     TokenBatch,
 )
-from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.gradients import accumulate
+from rlcore_torchkit.microbatch import move
 
 WORLD_SIZE = 2
 SHARES = (

@@ -6,9 +6,9 @@ import torch
 from fsdp2_context_parallel_cases import CASES
 from fsdp2_group_cases import WORLD_SIZES, on_cuda, results_of
 
-from rlcore.torchkit.attention import PackedSequences, packed_attention
-from rlcore.torchkit.context_parallel import ContextPart
 from rlcore_fsdp2.context_parallel import context_attention
+from rlcore_torchkit.attention import PackedSequences, packed_attention
+from rlcore_torchkit.context_parallel import ContextPart
 
 
 @pytest.mark.parametrize("num_ranks", WORLD_SIZES)

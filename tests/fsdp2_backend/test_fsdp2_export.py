@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from rlcore.spi import ExportWeightsRequest, RefitChannel, SaveStateRequest
 from rlcore.testing.models import ARCHITECTURES
-from rlcore.torchkit.digest import tensor_digest
 from rlcore_fsdp2.provider import PROVIDER
+from rlcore_torchkit.digest import tensor_digest
 
 
 def request(**changes) -> ExportWeightsRequest:

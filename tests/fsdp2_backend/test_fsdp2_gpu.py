@@ -25,11 +25,11 @@ from rlcore.spi import (
     SetResidencyRequest,
 )
 from rlcore.testing.models import ARCHITECTURES, make_model
-from rlcore.torchkit import process_group
-from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit import process_group
+from rlcore_torchkit.microbatch import move
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

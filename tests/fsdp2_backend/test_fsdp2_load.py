@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ModelError, ModelSpec
 from rlcore.testing.models import ARCHITECTURES
-from rlcore.torchkit.models import load_model
+from rlcore_torchkit.models import load_model
 
 Tensors = dict[str, Tensor]
 

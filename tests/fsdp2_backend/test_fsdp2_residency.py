@@ -5,7 +5,7 @@ import torch
 from fsdp2_support import assert_same, exported, make_batch, step_request
 
 from rlcore.spi import LoadStateRequest, LogprobsRequest, SaveStateRequest, SetResidencyRequest
-from rlcore.torchkit.residency import HostCopy, num_bytes
+from rlcore_torchkit.residency import HostCopy, num_bytes
 
 
 def test_host_copy_empties_the_storages_and_brings_every_alias_back():

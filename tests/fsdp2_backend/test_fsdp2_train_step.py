@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rlcore.spi import BoundError, ContractError, ExportWeightsRequest, LossSpec, ModelSpec, NonFiniteError
 from rlcore.testing.models import ARCHITECTURES
-from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit.microbatch import move
 
 CPU = torch.device("cpu")
 NUM_SEQUENCES = 6

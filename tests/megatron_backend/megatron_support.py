@@ -25,13 +25,13 @@ from fsdp2_support import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, LossSpec, TokenBatch
-from rlcore.torchkit.losses import evaluate
-from rlcore.torchkit.microbatch import move
 from rlcore_grpo.config import GrpoLossConfig
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.model import unwrapped
+from rlcore_torchkit.losses import evaluate
+from rlcore_torchkit.microbatch import move
 
 __all__ = [
     "GRPO",

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, ModelSpec, RankSpec, tensor_digest
 from rlcore.testing.models import make_model
-from rlcore.torchkit.models import load_config
-from rlcore.torchkit.safetensors_files import TensorFiles
 from rlcore_megatron import conversion, load, parallel
 from rlcore_megatron.cache_directory import OWN
 from rlcore_megatron.config import MegatronConfig
@@ -30,6 +28,8 @@ from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
 from rlcore_megatron.model_config import Architecture, transformer_config
+from rlcore_torchkit.models import load_config
+from rlcore_torchkit.safetensors_files import TensorFiles
 
 MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen2": ("qwen2", True),

@@ -9,10 +9,10 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.registry.selection import passed_over, select
-from rlcore.torchkit import requirements as torch_requirements
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_megatron import requirements
 from rlcore_megatron.provider import PROVIDER
+from rlcore_torchkit import requirements as torch_requirements
 
 REGISTRY = Registry.from_providers({"trainer": [FSDP2, PROVIDER]})
 

@@ -11,9 +11,9 @@ from megatron_support import exported, make_backend, make_batch
 
 from rlcore.spi import CloseRequest, LogprobsRequest, SetResidencyRequest
 from rlcore.testing.models import make_model
-from rlcore.torchkit.residency import Discarded, num_bytes
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
+from rlcore_torchkit.residency import Discarded, num_bytes
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")

@@ -15,10 +15,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore.torchkit.models import load_config, load_model
 from rlcore_megatron.export import Exporter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.names import Names, name_problems
+from rlcore_torchkit.models import load_config, load_model
 
 ONE = ParallelLayout()
 

@@ -223,28 +223,28 @@ FAULTS = (
     # What torch backends share
     Fault(
         "the loss compares the policy with itself",
-        "rlcore.torchkit.losses",
+        "rlcore_torchkit.losses",
         "previous_logprobs=None if previous is None else previous.detach(),",
         "previous_logprobs=logprobs.detach(),",
         WITH_KL,
     ),
     Fault(
         "figures are the first microbatch's",
-        "rlcore.torchkit.losses",
+        "rlcore_torchkit.losses",
         "sums={name: torch.stack([output.sums[name].double() for output in outputs]).sum() for name in sorted(first.sums)},",
         "sums={name: first.sums[name].double() for name in sorted(first.sums)},",
         WITH_KL,
     ),
     Fault(
         "log-probabilities stand one token too early",
-        "rlcore.torchkit.logprobs",
+        "rlcore_torchkit.logprobs",
         "aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]",
         "aligned = [None if values is None else _align(values, predicting, packed.num_tokens) for values in results]",
         WITH_KL,
     ),
     Fault(
         "the temperature is missing in the gradient",
-        "rlcore.torchkit.logprobs",
+        "rlcore_torchkit.logprobs",
         "upstreams = Upstream.scaled_by(-1.0 / ctx.temperature, grad_logprobs, grad_entropy, entropies)",
         "upstreams = Upstream.scaled_by(-1.0, grad_logprobs, grad_entropy, entropies)",
         WITH_KL,

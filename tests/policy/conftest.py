@@ -20,6 +20,12 @@ def core_files() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
+def torchkit_files() -> list[Path]:
+    """Every module of the torch code that plugins share."""
+    return sorted((ROOT / "torchkit" / "src").rglob("*.py"))
+
+
+@pytest.fixture(scope="session")
 def plugin_files() -> list[Path]:
     """Every module of the plugins' distributions."""
     return sorted(path for path in (ROOT / "plugins").glob("*/src/**/*.py"))

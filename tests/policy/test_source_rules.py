@@ -12,11 +12,11 @@ MAX_MEDIAN_OF_FUNCTIONS = 15
 
 
 @pytest.fixture(scope="module")
-def sources(core_files, plugin_files):
+def sources(core_files, torchkit_files, plugin_files):
     """Every module, by its path from the repository's root."""
     assert len(core_files) > 50
     assert len(plugin_files) > 20
-    return {path: path.read_text() for path in (*core_files, *plugin_files)}
+    return {path: path.read_text() for path in (*core_files, *torchkit_files, *plugin_files)}
 
 
 @pytest.fixture(scope="module")

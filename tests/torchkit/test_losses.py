@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlcore.spi import ContractError, GlobalCounts, LossOutput, LossSpec, PluginError, TokenBatch
-from rlcore.torchkit.losses import evaluate, load_loss
-from rlcore.torchkit.microbatch import move
+from rlcore_torchkit.losses import evaluate, load_loss
+from rlcore_torchkit.microbatch import move
 
 BATCH = TokenBatch(
     tokens=np.arange(3, dtype=np.int32), offsets=np.asarray([0, 3], np.int64), loss_mask=np.asarray([False, True, True])

@@ -17,10 +17,10 @@ from torch import Tensor
 from rlcore.model_files import model_problems
 from rlcore.spi import ContractError, ModelError, ModelSpec, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
 from rlcore.testing.models import make_model
-from rlcore.torchkit.attention import PACKED_ATTENTION
-from rlcore.torchkit.buckets import make_buckets
-from rlcore.torchkit.hf_directory import storage_errors, write_hf_directory
-from rlcore.torchkit.models import architecture_of, architecture_problems, load_config, load_model
+from rlcore_torchkit.attention import PACKED_ATTENTION
+from rlcore_torchkit.buckets import make_buckets
+from rlcore_torchkit.hf_directory import storage_errors, write_hf_directory
+from rlcore_torchkit.models import architecture_of, architecture_problems, load_config, load_model
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_loading_is_quiet_and_restores_settings(
 
 def test_checking_imports_no_torch() -> None:
     code = (
-        "import sys, rlcore.torchkit.models as m; from rlcore.model_files import model_problems; "
+        "import sys, rlcore_torchkit.models as m; from rlcore.model_files import model_problems; "
         "m.architecture_problems('a/b'); model_problems('a/b'); print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

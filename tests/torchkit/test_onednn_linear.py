@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlcore.torchkit import onednn
-from rlcore.torchkit.onednn import OneDnnLinear, use_onednn
+from rlcore_torchkit import onednn
+from rlcore_torchkit.onednn import OneDnnLinear, use_onednn
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch has no oneDNN")
 

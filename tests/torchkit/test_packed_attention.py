@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.attention import (
+from rlcore_torchkit.attention import (
     PACKED_ATTENTION,
     PackedSequences,
     packed_attention,

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from rlcore.spi import ContractError, RankSpec
-from rlcore.torchkit import process_group
+from rlcore_torchkit import process_group
 
 ONE = RankSpec()
 

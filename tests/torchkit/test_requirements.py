@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.torchkit import requirements
+from rlcore_torchkit import requirements
 
 
 def test_what_is_here_serves_and_otherwise_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

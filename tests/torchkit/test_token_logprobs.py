@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.attention import PackedSequences
-from rlcore.torchkit.logprobs import packed_logprobs, patch_head, token_logprobs
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.logprobs import packed_logprobs, patch_head, token_logprobs
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

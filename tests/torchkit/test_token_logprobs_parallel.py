@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcore.spi import ContractError
 from rlcore.testing.ranks import launch
-from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 NUM_RANKS = 2
 NUM_ROWS, NUM_COLUMNS, WIDTH = 37, 50, 12

@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankSpec
 from rlcore.testing.models import make_model
-from rlcore.torchkit.device_memory import GIB, device_memories
+from rlcore_torchkit.device_memory import GIB, device_memories
 from rlcore_vllm import check as check_module
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig

@@ -22,7 +22,7 @@ from vllm_refit_support import CONFIG, checkpoint, context_of, errors, export_of
 
 from rlcore.spi import RefitError, WorkerError
 from rlcore.testing.models import make_model
-from rlcore.torchkit.digest import tensor_digests
+from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.channels import cuda_ipc, make_sender
 from rlcore_vllm.channels.channel import Place
 from rlcore_vllm.manifest import Manifest

@@ -44,7 +44,7 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore.testing.models import make_model
-from rlcore.torchkit.buckets import make_buckets
+from rlcore_torchkit.buckets import make_buckets
 from rlcore_vllm import serve as serve_module
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.serve import serve, server_settings

@@ -13,7 +13,7 @@ from attrs import define, field
 from safetensors.torch import load_file
 
 from rlcore.spi import RefitError, TensorSpec, WeightExport
-from rlcore.torchkit.buckets import make_buckets
+from rlcore_torchkit.buckets import make_buckets
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.mirrors import Mirrors
 

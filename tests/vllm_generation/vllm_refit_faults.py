@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from rlcore.torchkit.digest import tensor_digests
+from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.worker import WorkerExtension
 
 FAULT_VARIABLE = "VLLM_REFIT_TEST_FAULT"

@@ -20,7 +20,7 @@ from rlcore.spi import (
     WeightBucket,
     WeightExport,
 )
-from rlcore.torchkit.buckets import make_buckets
+from rlcore_torchkit.buckets import make_buckets
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 

@@ -134,7 +134,7 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         raise _model_error(
             f"no usable `transformers` ({error})",
             "the package that reads tokenizers",
-            "Install it: pip install 'rlcore[torch]'",
+            "Install it: pip install 'rlcore[tokenizer]'",
         ) from error
     try:
         backend = AutoTokenizer.from_pretrained(

@@ -1,4 +1,4 @@
-"""The service-provider interface: all that a plugin imports from rlcore, besides `rlcore.torchkit`."""
+"""The service-provider interface: all that a plugin imports from rlcore, besides `rlcore_torchkit`."""
 
 from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch

@@ -59,7 +59,7 @@ def tensor_digest(array: AnyArray) -> int:
     """Checksum of a tensor's bytes: Σ w_i · (2i + 1) mod 2⁶⁴ over its little-endian signed 32-bit words, zero-padded.
 
     One changed word always changes it, since 2i + 1 is odd; so do, but for rare collisions, moved and missing words.
-    Computable on any device with integer arithmetic; `rlcore.torchkit` has the torch form. Not cryptographic.
+    Computable on any device with integer arithmetic; `rlcore_torchkit` has the torch form. Not cryptographic.
     """
     raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     words = np.pad(raw, (0, -len(raw) % 4)).view("<i4").astype(np.int64)

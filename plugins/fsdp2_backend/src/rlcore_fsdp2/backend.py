@@ -29,15 +29,6 @@ from rlcore.spi import (
     WeightExport,
     hookimpl,
 )
-from rlcore.torchkit import process_group
-from rlcore.torchkit.device import use_device
-from rlcore.torchkit.figures import check_bounds, check_finite
-from rlcore.torchkit.hf_directory import write_hf_directory
-from rlcore.torchkit.losses import Totals
-from rlcore.torchkit.microbatch import move
-from rlcore.torchkit.models import load_config
-from rlcore.torchkit.residency import RESIDENT, Residency, num_bytes
-from rlcore.torchkit.routing_replay import check_routing
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
@@ -48,6 +39,15 @@ from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit import process_group
+from rlcore_torchkit.device import use_device
+from rlcore_torchkit.figures import check_bounds, check_finite
+from rlcore_torchkit.hf_directory import write_hf_directory
+from rlcore_torchkit.losses import Totals
+from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.models import load_config
+from rlcore_torchkit.residency import RESIDENT, Residency, num_bytes
+from rlcore_torchkit.routing_replay import check_routing
 
 HF_BUCKET_BYTES = 2**28
 

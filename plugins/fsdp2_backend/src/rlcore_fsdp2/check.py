@@ -4,9 +4,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from rlcore.spi import CheckContext, Problem
-from rlcore.torchkit.model_check import model_config, routing_problems, trained_model_problems
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import SECTION, layout_problems
+from rlcore_torchkit.model_check import model_config, routing_problems, trained_model_problems
 
 COMPILERS = ("g++", "clang++", "c++")
 """What torch.compile builds its kernels' launchers with."""

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError
-from rlcore.torchkit.hf_directory import storage_errors
 from rlcore_fsdp2.part import Part
 from rlcore_fsdp2.sharding import is_first_copy, local
+from rlcore_torchkit.hf_directory import storage_errors
 
 FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")

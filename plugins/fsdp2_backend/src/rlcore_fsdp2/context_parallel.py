@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.attention import PackedSequences, packed_attention
-from rlcore.torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs
-from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore_torchkit.attention import PackedSequences, packed_attention
+from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
 
 CONTEXT_ATTENTION = "rlcore_context"
 """The name under which transformers knows attention over split tokens."""

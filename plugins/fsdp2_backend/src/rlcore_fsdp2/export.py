@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightExport
-from rlcore.torchkit.buckets import make_buckets
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.buckets import make_buckets
 
 
 @frozen(kw_only=True)

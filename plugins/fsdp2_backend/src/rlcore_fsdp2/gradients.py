@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rlcore.spi import GlobalCounts, LossOutput, LossSpec
-from rlcore.torchkit.figures import Figures
-from rlcore.torchkit.logprobs import packed_logprobs
-from rlcore.torchkit.losses import Totals, evaluate, total
-from rlcore.torchkit.microbatch import Microbatch
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
 from rlcore_fsdp2.routing_replay import ModelReplay
+from rlcore_torchkit.figures import Figures
+from rlcore_torchkit.logprobs import packed_logprobs
+from rlcore_torchkit.losses import Totals, evaluate, total
+from rlcore_torchkit.microbatch import Microbatch
 
 
 def accumulate(

@@ -9,9 +9,9 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
-from rlcore.torchkit.safetensors_files import TensorFiles, open_tensors
 from rlcore_fsdp2.part import Part
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 _EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from rlcore.spi import LogprobsRequest
 from rlcore.spi.arrays import Float32Array
-from rlcore.torchkit.logprobs import packed_logprobs
-from rlcore.torchkit.microbatch import move
 from rlcore_fsdp2.routing_replay import ModelReplay
 from rlcore_fsdp2.sharding import reshard
+from rlcore_torchkit.logprobs import packed_logprobs
+from rlcore_torchkit.microbatch import move
 
 
 @torch.no_grad()

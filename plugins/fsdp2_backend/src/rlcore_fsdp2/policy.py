@@ -5,10 +5,6 @@ from typing import Any
 import torch
 
 from rlcore.spi import ModelSpec
-from rlcore.torchkit.logprobs import patch_head
-from rlcore.torchkit.models import load_model
-from rlcore.torchkit.onednn import use_onednn
-from rlcore.torchkit.rms_norm import fuse_norms
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.context_parallel import patch_context
 from rlcore_fsdp2.experts import divide_experts
@@ -19,6 +15,10 @@ from rlcore_fsdp2.load import load_parts
 from rlcore_fsdp2.sharding import shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
+from rlcore_torchkit.logprobs import patch_head
+from rlcore_torchkit.models import load_model
+from rlcore_torchkit.onednn import use_onednn
+from rlcore_torchkit.rms_norm import fuse_norms
 
 
 def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> tuple[Any, Exporter]:

@@ -1,8 +1,8 @@
 """The entry point: describes the trainer without importing torch."""
 
 from rlcore.spi import Provider, capabilities
-from rlcore.torchkit.requirements import missing_requirement
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.requirements import missing_requirement
 
 PROVIDER = Provider(
     name="fsdp2",

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcore.spi import ROUTED_EXPERTS
-from rlcore.torchkit.context_parallel import ContextPart
-from rlcore.torchkit.microbatch import Microbatch
-from rlcore.torchkit.routing_replay import ReplayedChoice, RoutingReplay
+from rlcore_torchkit.context_parallel import ContextPart
+from rlcore_torchkit.microbatch import Microbatch
+from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay
 
 
 @frozen(eq=False)

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import functional as F
 
-from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs
-from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs
+from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 TOKENS = 1
 """Where tokens are in hidden states [1, T, H]."""

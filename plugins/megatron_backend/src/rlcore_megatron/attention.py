@@ -14,9 +14,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.attention import PackedSequences, packed_attention
-from rlcore.torchkit.context_parallel import exchanged_attention
 from rlcore_megatron.packing import PackedBatch
+from rlcore_torchkit.attention import PackedSequences, packed_attention
+from rlcore_torchkit.context_parallel import exchanged_attention
 
 
 class CoreAttention(nn.Module, ABC):

@@ -7,11 +7,11 @@ from math import prod
 from attrs import evolve, frozen
 
 from rlcore.spi import ConfigError, Problem
-from rlcore.torchkit.device_memory import gib
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
 from rlcore_megatron.memory import Estimate, Workload, estimate
 from rlcore_megatron.shape import ModelShape
+from rlcore_torchkit.device_memory import gib
 
 
 @frozen(kw_only=True)

@@ -16,9 +16,9 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from rlcore.torchkit.microbatch import Microbatch
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.parallel import Groups
+from rlcore_torchkit.microbatch import Microbatch
 
 BALANCING = {
     "aux_loss": "load_balancing_loss",

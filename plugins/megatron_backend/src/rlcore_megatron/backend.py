@@ -30,13 +30,6 @@ from rlcore.spi import (
     WeightExport,
     hookimpl,
 )
-from rlcore.torchkit.device import use_device
-from rlcore.torchkit.figures import Figures, check_bounds, check_finite
-from rlcore.torchkit.hf_directory import write_hf_directory
-from rlcore.torchkit.losses import Totals
-from rlcore.torchkit.microbatch import move
-from rlcore.torchkit.models import load_config
-from rlcore.torchkit.routing_replay import check_routing
 from rlcore_megatron import auxiliary_loss, checkpoint, parallel
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
@@ -50,6 +43,13 @@ from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
+from rlcore_torchkit.device import use_device
+from rlcore_torchkit.figures import Figures, check_bounds, check_finite
+from rlcore_torchkit.hf_directory import write_hf_directory
+from rlcore_torchkit.losses import Totals
+from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.models import load_config
+from rlcore_torchkit.routing_replay import check_routing
 
 logger = logging.getLogger(__name__)
 HF_BUCKET_BYTES = 2**28

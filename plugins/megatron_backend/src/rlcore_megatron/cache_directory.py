@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlcore.spi import Problem
-from rlcore.torchkit.device_memory import gib
+from rlcore_torchkit.device_memory import gib
 
 OWN = "RLCORE_MEGATRON_CHECKPOINT_DIR"
 HUB = "HF_HOME"

@@ -9,8 +9,6 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ConfigError, Problem
-from rlcore.torchkit.device_memory import device_memories
-from rlcore.torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
@@ -20,6 +18,8 @@ from rlcore_megatron.memory import ITEM_BYTES, Workload
 from rlcore_megatron.names import name_problems
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.shape import ModelShape
+from rlcore_torchkit.device_memory import device_memories
+from rlcore_torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
 
 FORMAT = "torch_dist"
 METADATA = "metadata.json"
@@ -159,9 +159,9 @@ def _transformer_problems(context: CheckContext, config: MegatronConfig, model: 
     """What Megatron itself finds wrong with its TransformerConfig for this model, once the recipe's table is in it."""
     if model is None or not config.transformer:
         return
-    from rlcore.torchkit.models import load_config
     from rlcore_megatron.layout import ParallelLayout
     from rlcore_megatron.model_config import transformer_config
+    from rlcore_torchkit.models import load_config
 
     sizes = evolve(config, **{name: 1 for name in AUTO_SIZES if getattr(config, name) == "auto"})
     layout = ParallelLayout.of(sizes, 0, context.world_size, model, context.device, context.max_sequence_length)

@@ -19,9 +19,9 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter, SavePlan, SavePlanner
 
 from rlcore.spi import CheckpointError
-from rlcore.torchkit.hf_directory import storage_errors
 from rlcore_megatron.agreement import together
 from rlcore_megatron.shards import CONTENT
+from rlcore_torchkit.hf_directory import storage_errors
 
 COMMON_FILES = (".metadata", COMMON_STATE_FNAME, "metadata.json")
 """Written by rank 0, `.metadata` after everything else."""

@@ -11,11 +11,11 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
-from rlcore.torchkit.buckets import make_buckets
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.names import HfTensor, Names, Source
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.rows import rows_of, tensor_place
+from rlcore_torchkit.buckets import make_buckets
 
 
 @frozen(kw_only=True, eq=False)

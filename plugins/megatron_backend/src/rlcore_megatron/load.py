@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ModelError, ModelSpec, Problem
-from rlcore.torchkit.safetensors_files import TensorFiles, open_tensors
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.names import HfTensor, Names, Source
 from rlcore_megatron.rows import rows_of, source_shape, tensor_place
+from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 
 @torch.no_grad()

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from rlcore.torchkit.device_memory import gib
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.shape import ModelShape
+from rlcore_torchkit.device_memory import gib
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GRADIENT_BYTES = 4
@@ -20,7 +20,7 @@ GRADIENT_BYTES = 4
 USABLE = 0.88
 """Share of a device's memory that weights and activations can fill; the rest is CUDA's, NCCL's, and what fragments."""
 LOGITS_ELEMENTS = 3 * 2**26
-"""Logits that one chunk of `rlcore.torchkit` holds on CUDA."""
+"""Logits that one chunk of `rlcore_torchkit` holds on CUDA."""
 LOGITS_BYTES = 8
 """A chunk's logits in float32, and their gradient in the compute dtype beside what a product needs."""
 STEP_ELEMENTS = 2**28

@@ -15,15 +15,15 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from rlcore.torchkit.context_parallel import part_logprobs
-from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
-from rlcore.torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import Architecture
 from rlcore_megatron.norm import PlainRMSNorm
 from rlcore_megatron.packing import PackedBatch
+from rlcore_torchkit.context_parallel import part_logprobs
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 
 class PolicyModel(GPTModel):

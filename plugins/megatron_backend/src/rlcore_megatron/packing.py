@@ -10,10 +10,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from rlcore.spi import ROUTED_EXPERTS
-from rlcore.torchkit.attention import PackedSequences
-from rlcore.torchkit.context_parallel import ContextPart
-from rlcore.torchkit.logprobs import EntropyMode
-from rlcore.torchkit.microbatch import Microbatch
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.context_parallel import ContextPart
+from rlcore_torchkit.logprobs import EntropyMode
+from rlcore_torchkit.microbatch import Microbatch
 
 
 @frozen(kw_only=True, eq=False)

@@ -10,8 +10,8 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch.distributed.distributed_c10d import _world
 
 from rlcore.spi import ContractError, RankSpec
-from rlcore.torchkit import process_group
 from rlcore_megatron.layout import ParallelLayout
+from rlcore_torchkit import process_group
 
 _users: list[ParallelLayout] = []
 

@@ -8,8 +8,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from rlcore.torchkit.requirements import missing_requirement as missing_torch
 from rlcore_megatron.config import MegatronConfig
+from rlcore_torchkit.requirements import missing_requirement as missing_torch
 
 SUPPORTED = SpecifierSet(">=0.16.1,<0.17")
 """Of megatron-core, as in this package's dependencies."""

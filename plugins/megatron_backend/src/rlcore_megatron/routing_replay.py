@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcore.torchkit.routing_replay import ReplayedChoice, RoutingReplay
 from rlcore_megatron.packing import PackedBatch
+from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay
 
 ComputeTopK = Callable[..., tuple[Tensor, Tensor]]
 

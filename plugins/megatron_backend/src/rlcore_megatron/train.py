@@ -13,9 +13,6 @@ from torch import Tensor
 
 from rlcore.spi import GlobalCounts, LogprobsRequest, LossOutput, LossSpec, TokenBatch
 from rlcore.spi.arrays import Float32Array
-from rlcore.torchkit.losses import Totals, evaluate, total
-from rlcore.torchkit.microbatch import Microbatch, move
-from rlcore.torchkit.routing_replay import RoutingReplay
 from rlcore_megatron.auxiliary_loss import AuxiliaryLosses
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import FLOAT8_MULTIPLE
@@ -23,6 +20,9 @@ from rlcore_megatron.model import unwrapped
 from rlcore_megatron.packing import PackedBatch, Wanted, empty_like, pack
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.routing_replay import replay_of
+from rlcore_torchkit.losses import Totals, evaluate, total
+from rlcore_torchkit.microbatch import Microbatch, move
+from rlcore_torchkit.routing_replay import RoutingReplay
 
 Figures = tuple[float, dict[str, float], dict[str, float]]
 

@@ -26,7 +26,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.spi.arrays import Int64Array
-from rlcore.torchkit.models import load_model
+from rlcore_torchkit.models import load_model
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems, option_problems
 from rlcore_transformers.config import TransformersConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.spi import CheckContext, Problem
-from rlcore.torchkit.model_check import model_config, routing_problems, too_few_positions
-from rlcore.torchkit.models import architecture_problems
+from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
+from rlcore_torchkit.models import architecture_problems
 from rlcore_transformers.config import TransformersConfig
 
 

@@ -1,7 +1,7 @@
 """The entry point: describes the generator without importing torch."""
 
 from rlcore.spi import Provider, capabilities
-from rlcore.torchkit.requirements import missing_requirement
+from rlcore_torchkit.requirements import missing_requirement
 from rlcore_transformers.config import TransformersConfig
 
 PROVIDER = Provider(

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import NamedTensor, RefitError, WeightExport
-from rlcore.torchkit.digest import tensor_digest, tensor_digests
+from rlcore_torchkit.digest import tensor_digest, tensor_digests
 
 
 def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.spi import CheckContext, Problem
-from rlcore.torchkit.device_memory import GIB, device_memories, gib
-from rlcore.torchkit.model_check import model_config, routing_problems, too_few_positions
-from rlcore.torchkit.models import architecture_problems
+from rlcore_torchkit.device_memory import GIB, device_memories, gib
+from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
+from rlcore_torchkit.models import architecture_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes

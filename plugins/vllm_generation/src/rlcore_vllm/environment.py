@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlcore.spi import ContractError
-from rlcore.torchkit.process_group import loopback_variables
+from rlcore_torchkit.process_group import loopback_variables
 from rlcore_vllm import versions
 from rlcore_vllm.settings import EngineSettings
 

@@ -157,7 +157,7 @@ def _by_log_softmax(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _in_one_pass(logits: Tensor, tokens: Tensor) -> Tensor:
-    from rlcore.torchkit.softmax_kernels import normalise
+    from rlcore_torchkit.softmax_kernels import normalise
 
     logprobs = torch.empty(len(logits), device=logits.device)
     if len(logits):

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from rlcore.torchkit.requirements import missing_requirement
+from rlcore_torchkit.requirements import missing_requirement
 
 Build: TypeAlias = Literal["cpu", "cuda"]
 

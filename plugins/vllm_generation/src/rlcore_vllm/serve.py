@@ -26,7 +26,7 @@ from rlcore.spi import (
     ServeRequest,
     WorkerError,
 )
-from rlcore.torchkit.process_group import loopback_variables
+from rlcore_torchkit.process_group import loopback_variables
 from rlcore_vllm.check import SHORTER, check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.explain import SHORTER as SHORTER_TEXT

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from rlcore.spi import GeneratorContext, ModelSpec
-from rlcore.torchkit.models import model_errors
+from rlcore_torchkit.models import model_errors
 from rlcore_vllm.config import VllmConfig
 
 GIB = 2**30

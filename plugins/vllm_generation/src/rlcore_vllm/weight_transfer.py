@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from rlcore.spi import RefitError, TensorSpec
-from rlcore.torchkit.digest import tensor_digests
+from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.channels import make_receiver
 from rlcore_vllm.channels.channel import Receiver
 from rlcore_vllm.loading import Loader

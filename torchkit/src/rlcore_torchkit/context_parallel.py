@@ -16,8 +16,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional as F
 
 from rlcore.spi.errors import ContractError
-from rlcore.torchkit.attention import PackedSequences
-from rlcore.torchkit.logprobs import EntropyMode, HeadLogprobs
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs
 
 
 @frozen(kw_only=True, eq=False)

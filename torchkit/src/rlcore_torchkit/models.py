@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
-from rlcore.torchkit.transformers_import import import_transformers
+from rlcore_torchkit.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rlcore.torchkit.attention import register_packed_attention
+    from rlcore_torchkit.attention import register_packed_attention
 
     options = {"dtype": dtype, "attn_implementation": register_packed_attention()}
     options["trust_remote_code"] = spec.trust_remote_code

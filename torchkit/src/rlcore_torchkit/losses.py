@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcore.spi.batch import GlobalCounts
 from rlcore.spi.errors import ContractError, PluginError
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
-from rlcore.torchkit.microbatch import Microbatch
+from rlcore_torchkit.microbatch import Microbatch
 
 
 class LossFunction(Protocol):

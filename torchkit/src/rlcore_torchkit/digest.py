@@ -26,7 +26,7 @@ def tensor_digests(tensors: Iterable[Tensor]) -> list[int]:
             by_device.setdefault(words.device, {})[index] = words
         digests.append(0 if words.is_cuda else int(_sum(words)) % 2**64)
     if by_device:
-        from rlcore.torchkit.digest_kernels import digest_sums
+        from rlcore_torchkit.digest_kernels import digest_sums
 
         sums = [digest_sums(list(each.values())) for each in by_device.values()]
         for each, values in zip(by_device.values(), sums, strict=True):

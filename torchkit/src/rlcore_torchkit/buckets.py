@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from rlcore.spi.weights import NamedTensor, WeightBucket
-from rlcore.torchkit.digest import tensor_digests
+from rlcore_torchkit.digest import tensor_digests
 
 
 def make_buckets(tensors: Iterable[tuple[str, Tensor]], max_bucket_bytes: int) -> Iterator[WeightBucket]:

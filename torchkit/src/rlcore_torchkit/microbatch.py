@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import ContractError
-from rlcore.torchkit.attention import PackedSequences
+from rlcore_torchkit.attention import PackedSequences
 
 
 @frozen(kw_only=True, eq=False)

@@ -4,7 +4,7 @@ import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 
 REQUIRED = {"torch": ((2, 11), None), "transformers": ((5, 16), (5, 20))}
-"""Distribution to (first version that serves, first that does not), as in the extra `rlcore[torch]`."""
+"""Distribution to (first version that serves, first that does not), as in this distribution's requirements."""
 
 
 def missing_requirement() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
-from rlcore.torchkit.models import architecture_problems
+from rlcore_torchkit.models import architecture_problems
 
 NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json, one of which every mixture-of-experts model has."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.spi.errors import ContractError
-from rlcore.torchkit.attention import PackedSequences, packed_forward
+from rlcore_torchkit.attention import PackedSequences, packed_forward
 
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 """Whether the entropy is computed: not at all, without a gradient, or with one."""
@@ -70,7 +70,7 @@ class _TokenLogprobs(torch.autograd.Function):
             rows = slice(start, start + chunk_tokens)
             wanted = None if entropies is None else entropies[rows]
             if logsumexps is not None:
-                from rlcore.torchkit.softmax_kernels import normalise
+                from rlcore_torchkit.softmax_kernels import normalise
 
                 normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
                 continue
@@ -101,7 +101,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for chunk in torch.split(rows, ctx.chunk_tokens):
             states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
             if logsumexps is not None:
-                from rlcore.torchkit.softmax_kernels import gradient_
+                from rlcore_torchkit.softmax_kernels import gradient_
 
                 grad_logits = gradient_(states @ head.T, logsumexps[chunk], targets[chunk], ctx.temperature, *upstream)
             else:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlcore.spi.errors import ContractError
-from rlcore.torchkit.logprobs import (
+from rlcore_torchkit.logprobs import (
     EntropyMode,
     Upstream,
     WeightGradient,
@@ -126,7 +126,7 @@ class _VocabularyParallel(torch.autograd.Function):
 def _normalise(states: Tensor, head: Tensor, places: Tensor, temperature: float, into: _Part) -> None:
     """Fill `into` [C] for states [C, H] and head [W, H]; `places` int64 [C] are columns to read."""
     if has_kernels(states):
-        from rlcore.torchkit.softmax_kernels import normalise
+        from rlcore_torchkit.softmax_kernels import normalise
 
         normalise(states @ head.T, places, temperature, into.chosen, into.base, into.weighted)
         into.chosen.add_(into.base)
@@ -165,7 +165,7 @@ def _grad_logits(
 ) -> Tensor:
     """[C, W] in the states' dtype: p (log p · reached + shift) - onehot · scaled; place -1 where the target is elsewhere."""
     if has_kernels(states):
-        from rlcore.torchkit.softmax_kernels import gradient_
+        from rlcore_torchkit.softmax_kernels import gradient_
 
         return gradient_(states @ head.T, logsumexps, places, temperature, *upstream)
     scaled, reached, shift = upstream
