@@ -37,7 +37,7 @@ def run_rlcore(model: str, case: str, num_steps: int) -> dict[str, Any]:
     from share_environment import PROVIDER
 
     from rlcore.registry.discovery import Registry, discover
-    from rlcore.run.setup import prepare
+    from rlcore.run.plan.prepare import prepare
     from rlcore.run.train import train
 
     updates, kl = CASES[case]

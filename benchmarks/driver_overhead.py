@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import hookimpl
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer

@@ -129,8 +129,8 @@ def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
     from letters_environment import PROVIDER
 
     from rlcore.registry.discovery import Registry, discover
-    from rlcore.run.progress import SilentProgress
-    from rlcore.run.setup import prepare
+    from rlcore.run.plan.prepare import prepare
+    from rlcore.run.report.progress import SilentProgress
     from rlcore.run.train import train
 
     steps = Steps()

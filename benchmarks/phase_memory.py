@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.cli.main import main
-from rlcore.run.timing import PhaseClock
+from rlcore.run.report.timing import PhaseClock
 
 QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 INTERVAL_S = 0.2

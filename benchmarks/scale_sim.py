@@ -4,12 +4,12 @@
     .venv/bin/python benchmarks/scale_sim.py --ranks 64 --profile
 
 The real driver (`rlcore.run.train`, its loop, rollouts and metrics), the algorithm `grpo`, the real balancing and the real
-cutting and joining of what travels (`rlcore.run.cluster`), with workers that answer at once in place of GPUs: 256 rollouts a
-rank and step, in groups of 32, four updates, with log-probabilities of the policy and of a reference policy. Lengths are
-log-normal with a mean of 795 tokens, cut at 3,946, after a prompt of about 8. There is a generator for every rank, and eight
-ranks a node. What goes to a generator and what workers answer is pickled and unpickled as on the way through Ray. What the
-workers take to make up their answers, and to decode them, is left out, and so are the network and Ray itself: `--object-store`
-sends the parts through its store on this machine, and measures what one call of an actor costs the driver.
+cutting and joining of what travels (`rlcore.run.execution.ray`), with workers that answer at once in place of GPUs: 256
+rollouts a rank and step, in groups of 32, four updates, with log-probabilities of the policy and of a reference policy. Lengths
+are log-normal with a mean of 795 tokens, cut at 3,946, after a prompt of about 8. There is a generator for every rank, and
+eight ranks a node. What goes to a generator and what workers answer is pickled and unpickled as on the way through Ray. What
+the workers take to make up their answers, and to decode them, is left out, and so are the network and Ray itself:
+`--object-store` sends the parts through its store on this machine, and measures what one call of an actor costs the driver.
 
 Seconds are CPU seconds of the driver's process, which other work on the machine does not change much: it does one thing at a
 time, so that on a machine of its own they pass on the clock, of which `wall` is what was seen. `rewards` contains the fake
@@ -45,16 +45,16 @@ import ray
 from numpy.typing import NDArray
 from response_lengths import lengths_of
 
-import rlcore.run.timing as timing
+import rlcore.run.report.timing as timing
 import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
-from rlcore.run.cluster.dispatch import RankPart
-from rlcore.run.cluster.orders import LogprobsOrder, StepOrder
-from rlcore.run.cluster.pool_groups import PoolGenerator, PoolTrainer
-from rlcore.run.groups import Backends, RefitOrder
-from rlcore.run.progress import SilentProgress
+from rlcore.run.execution.ray.dispatch import RankPart
+from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
+from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.protocols import Backends, RefitOrder
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.responses import Responses
-from rlcore.run.setup import prepare
 from rlcore.spi import (
     EnvironmentContext,
     FinishReason,

@@ -13,7 +13,7 @@ from pathlib import Path
 from teacher import write_solutions
 
 from rlcore.cli.display import open_display
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.testing.models import make_model
 from rlcore_torchkit.transformers_import import import_transformers

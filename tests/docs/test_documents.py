@@ -10,8 +10,8 @@ from markdown_blocks import DOCUMENTS, ROOT, blocks
 
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 

@@ -19,7 +19,7 @@ from rlcore.cli.main import cli
 from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
 from rlcore.registry.discovery import discover
-from rlcore.run.setup import sections, unchecked
+from rlcore.run.plan.prepare import sections, unchecked
 
 LAUNCH = ROOT / "docs" / "launch"
 SBATCH = LAUNCH / "slurm.sbatch"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from markdown_blocks import ROOT, blocks, write_files
 
 from rlcore.cli.main import cli
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
 from rlcore.testing.models import make_model
 
 RECIPES = ROOT / "docs" / "recipes.md"

@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.episodes import EpisodeRunner
+from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import CheckContext, ConfigError, DataError, EnvironmentContext, FinishReason, ModelSpec, Turn
 from rlcore_math.arithmetic import ArithmeticEnvironment
 from rlcore_math.checks import check_arithmetic

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from attrs import evolve
 
-from rlcore.run.episodes import EpisodeRunner
+from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
     CheckContext,
     ConfigError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.setup import Prepared, prepare
+from rlcore.run.plan.prepare import Prepared, prepare
 from rlcore.spi import ConfigError, ModelError, PluginError
 from rlcore.testing.models import make_model
 from rlcore_megatron import cache_directory, requirements

@@ -32,7 +32,7 @@ from megatron_support import exported, make_backend
 from rank_launch import launch
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from rlcore.run.checkpoint import LoopState, find_damage, save_checkpoint
+from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoint
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ScheduleSpec, StorageError
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend

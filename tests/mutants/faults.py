@@ -9,7 +9,7 @@ ORACLE = "tests/oracle/test_grpo_oracle.py::test_one_rank[{}]"
 WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
 UPDATES = "tests/core/run/test_updates.py"
-LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.trainer_group"
+LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.trainer_group"
 
 
 @frozen
@@ -114,35 +114,35 @@ FAULTS = (
     ),
     Fault(
         "every step draws the same samples",
-        "rlcore.run.sources",
+        "rlcore.run.rollout.sources",
         "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))",
         "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS))",
         "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "every step takes the same prompts",
-        "rlcore.run.sources",
+        "rlcore.run.rollout.sources",
         "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]",
         "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(0)]]",
         "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "groups are dealt out sample by sample",
-        "rlcore.run.rollouts",
+        "rlcore.run.rollout.collector",
         "group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)",
         "group_ids = np.sort(np.random.default_rng(0).integers(0, len(self.starts.rows), len(offsets) - 1).astype(np.int32))",
         WITH_KL,
     ),
     Fault(
         "a sample gets its neighbour's reward",
-        "rlcore.run.rollouts",
+        "rlcore.run.rollout.collector",
         "rewards=np.where(self.valid, self.rewards, 0.0).astype(np.float32),",
         "rewards=np.roll(np.where(self.valid, self.rewards, 0.0), 1).astype(np.float32),",
         WITH_KL,
     ),
     Fault(
         "the prompt takes part in the loss",
-        "rlcore.run.rollouts",
+        "rlcore.run.rollout.collector",
         "loss_mask = versions != NOT_GENERATED",
         "loss_mask = np.diff(np.r_[-1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))]) == 0",
         WITH_KL,
@@ -178,7 +178,7 @@ FAULTS = (
     ),
     Fault(
         "the trainer computes at temperature 1",
-        "rlcore.run.in_process",
+        "rlcore.run.execution.in_process",
         "temperature=prepared.recipe.rollout.temperature,",
         "temperature=1.0,",
         WITH_KL,
@@ -186,21 +186,21 @@ FAULTS = (
     # Several ranks
     Fault(
         "ranks divide by half of the counts",
-        "rlcore.run.cluster.pool_groups",
+        "rlcore.run.execution.ray.pool_groups",
         "counts=minibatch.counts,",
         "counts=type(minibatch.counts)(num_loss_tokens=minibatch.counts.num_loss_tokens // 2, num_loss_sequences=1),",
         "tests/core/cluster/test_cluster_runs.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(
         "what only keeps a rank busy counts in the loss",
-        "rlcore.run.cluster.dispatch",
+        "rlcore.run.execution.ray.dispatch",
         "column[taken.offsets[place] : taken.offsets[place + 1]] = 0",
         "pass",
         "tests/core/cluster/test_dispatch.py",
     ),
     Fault(
         "all ranks get the first one's microbatches",
-        "rlcore.run.cluster.dispatch",
+        "rlcore.run.execution.ray.dispatch",
         "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
         "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
         "tests/core/cluster/test_dispatch.py",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.data import load_rows
-from rlcore.run.setup import prepare
+from rlcore.run.data.datasets import load_rows
+from rlcore.run.plan.prepare import prepare
 from rlcore.testing.models import make_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"

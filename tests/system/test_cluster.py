@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.cluster.ray_session import ray_session
+from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 
 from .system_support import DIGITS, Workplace, close, read_metrics, write_jsonl  # type: ignore[import-not-found]

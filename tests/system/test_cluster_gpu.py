@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.cluster.ray_session import ray_session
+from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 
 from .system_support import DIGITS, STEPS_ALONE, Workplace, read_metrics  # type: ignore[import-not-found]

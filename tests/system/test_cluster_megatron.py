@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.cluster.ray_session import ray_session
-from rlcore.run.serving import find_target, prepare_serving, served_model
+from rlcore.run.execution.ray.session import ray_session
+from rlcore.serve.serving import find_target, prepare_serving, served_model
 
 from .system_support import Workplace, checkpoints, close, read_metrics  # type: ignore[import-not-found]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import InterruptedRun
 

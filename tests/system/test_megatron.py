@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from rlcore.run import setup
+from rlcore.run.plan import prepare
 from rlcore.testing.models import make_model
 from rlcore_megatron import requirements
 
@@ -106,7 +106,7 @@ def test_without_megatron_core_auto_says_what_it_takes_where_it_would_have_taken
 ) -> None:
     on_cpu = workplace.rlcore("check", "grpo.toml")
     assert (on_cpu.exit_code, on_cpu.stderr) == (0, "")
-    monkeypatch.setattr(setup, "detect_device", lambda: "cuda")
+    monkeypatch.setattr(prepare, "detect_device", lambda: "cuda")
     on_cuda = workplace.rlcore("check", "grpo.toml", "run.device=cuda", "generator.name=transformers")
     assert on_cuda.exit_code == 0, on_cuda.stderr
     assert "trainer       fsdp2" in on_cuda.stdout

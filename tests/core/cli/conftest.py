@@ -9,13 +9,13 @@ import pytest
 from attrs import define, field
 from click.testing import CliRunner, Result
 
-import rlcore.run.preview
-import rlcore.run.setup
+import rlcore.run.plan.prepare
+import rlcore.run.plan.preview
 import rlcore.run.train
 from rlcore.cli.main import cli
 from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry
-from rlcore.run.preview import Preview
+from rlcore.run.plan.preview import Preview
 from rlcore.spi import Provider
 
 
@@ -83,8 +83,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def preview(prepared: Any) -> Preview:
         return Preview(rows={"train": "3 rows of x.jsonl"}, first_prompt="<bos>1+1=\n", notes=("odd",))
 
-    monkeypatch.setattr(rlcore.run.setup, "prepare", prepare)
-    monkeypatch.setattr(rlcore.run.preview, "preview", preview)
+    monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", prepare)
+    monkeypatch.setattr(rlcore.run.plan.preview, "preview", preview)
     monkeypatch.setattr(rlcore.run.train, "train", train)
     monkeypatch.setattr(rlcore.run.train, "evaluate", evaluate)
     return calls

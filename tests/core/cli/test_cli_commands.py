@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-import rlcore.run.setup
+import rlcore.run.plan.prepare
 from rlcore import __version__
 from rlcore.cli.check import _lines
 from rlcore.cli.main import COMMANDS
@@ -182,11 +182,11 @@ def test_light_commands_import_nothing_heavy(command: list[str]) -> None:
 def test_a_gpu_that_is_not_there_is_said_before_anything_else(invoke, calls, monkeypatch, command: str) -> None:
     gpu = prepared()
     gpu.device = "cuda"
-    monkeypatch.setattr(rlcore.run.setup, "prepare", lambda *_, **__: gpu)
-    monkeypatch.setattr(rlcore.run.setup, "detect_device", lambda: "cpu")
+    monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", lambda *_, **__: gpu)
+    monkeypatch.setattr(rlcore.run.plan.prepare, "detect_device", lambda: "cpu")
     result = invoke(command, "r.toml")
     assert result.exit_code == 2
     assert 'run.device: found "cuda", and no GPU' in result.stderr
     assert calls.trained == calls.evaluated == []
-    monkeypatch.setattr(rlcore.run.setup, "detect_device", lambda: "cuda")
+    monkeypatch.setattr(rlcore.run.plan.prepare, "detect_device", lambda: "cuda")
     assert invoke(command, "r.toml").exit_code == 0

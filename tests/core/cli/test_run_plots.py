@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from rlcore.run.plots import Panel, Series, main_panel, run_panels, save_png, terminal_plot
+from rlcore.run.report.plots import Panel, Series, main_panel, run_panels, save_png, terminal_plot
 
 RECORDS = [
     {"step": 0, "evaluation/pass@1": 0.25},

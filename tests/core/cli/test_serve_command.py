@@ -11,11 +11,11 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
 
-import rlcore.run.serving
+import rlcore.serve.serving
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import Provider, SaveStateRequest, SaveStateResult, ServeRequest, capabilities, hookimpl
 from rlcore.testing.fakes import (
@@ -133,7 +133,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
     SERVED.clear()
 
     def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = (server("little", 1), server("large", 2))) -> Result:
-        monkeypatch.setattr(rlcore.run.serving, "discover", lambda disabled: registry(*generators))
+        monkeypatch.setattr(rlcore.serve.serving, "discover", lambda disabled: registry(*generators))
         return CliRunner().invoke(cli, ["serve", *map(str, arguments), "--port", str(port)])
 
     return invoke

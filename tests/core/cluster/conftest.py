@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.progress import Progress, SilentProgress
-from rlcore.run.setup import Prepared, prepare
+from rlcore.run.plan.prepare import Prepared, prepare
+from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer
 
@@ -90,7 +90,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def local_ray(installed: Path) -> Iterator[None]:
     """One Ray for all runs of a module, started as a run would start it."""
     from rlcore.config.recipe import ClusterConfig
-    from rlcore.run.cluster.ray_session import ray_session
+    from rlcore.run.execution.ray.session import ray_session
 
     with ray_session(ClusterConfig(gpus_per_node=NUM_CPUS, object_store_mib=100), "cpu", None):
         yield

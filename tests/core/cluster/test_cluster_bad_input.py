@@ -13,13 +13,13 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.cluster import pool, ray_session
-from rlcore.run.cluster.affinity import bind_near, parse_cores
-from rlcore.run.cluster.orders import Software
-from rlcore.run.cluster.worker import Worker
-from rlcore.run.generator_places import generator_span
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import Prepared
+from rlcore.run.execution.ray import pool, session
+from rlcore.run.execution.ray.affinity import bind_near, parse_cores
+from rlcore.run.execution.ray.orders import Software
+from rlcore.run.execution.ray.worker import Worker
+from rlcore.run.plan.generator_placement import generator_span
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankSpec
 from rlcore.testing.fakes import FakeTokenizer
@@ -80,10 +80,10 @@ def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare
 def test_backends_check_the_number_of_ranks(
     prepared: Prepare, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: int
 ) -> None:
-    from rlcore.run import setup
+    from rlcore.run.plan import prepare
 
     seen: list[CheckContext] = []
-    monkeypatch.setattr(setup, "run_check", lambda entry, context, config: seen.append(context) or ())
+    monkeypatch.setattr(prepare, "run_check", lambda entry, context, config: seen.append(context) or ())
     prepared(*overrides)
     assert {context.world_size for context in seen} == {expected}
     assert {context.generator_devices for context in seen} == {None}
@@ -115,9 +115,9 @@ def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from rlcore.run.generator_places import generator_span
-from rlcore.run.progress import SilentProgress
-from rlcore.run.setup import prepare
+from rlcore.run.plan.generator_placement import generator_span
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer
 recipe = prepare(Path({str(folder / "recipe.toml")!r}), ["run.num_steps=1", "run.directory={folder / "runs"}"])
@@ -144,7 +144,7 @@ def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
 def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from rlcore.run.cluster import placement
+    from rlcore.run.execution.ray import placement
 
     monkeypatch.setattr(placement, "RESERVE_S", 1.0)
     other = ray.util.placement_group([{"CPU": 2}])
@@ -167,7 +167,7 @@ def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) 
 
 
 def test_another_version_of_the_core_is_named_with_its_nodes() -> None:
-    from rlcore.run.cluster.failures import Whereabouts
+    from rlcore.run.execution.ray.failures import Whereabouts
 
     here = Software.here()
     other = Software(versions=(*((name, "0.0" if name == "rlcore" else version) for name, version in here.versions),))
@@ -182,23 +182,23 @@ def test_an_address_where_nothing_listens_is_said_in_time() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(ConfigError, match=rf'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'):
-        ray_session._authentication(f"127.0.0.1:{port}")
+        session._authentication(f"127.0.0.1:{port}")
 
 
 def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_session, "ANSWER_S", 3.0)
+    monkeypatch.setattr(session, "ANSWER_S", 3.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(ConfigError, match="does not answer as Ray within 3 s"):
-            ray_session._authentication(f"127.0.0.1:{other.getsockname()[1]}")
+            session._authentication(f"127.0.0.1:{other.getsockname()[1]}")
 
 
 def test_no_running_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     result = subprocess.CompletedProcess([], 1, "", "none")
-    monkeypatch.setattr(ray_session.subprocess, "run", lambda *_, **__: result)
+    monkeypatch.setattr(session.subprocess, "run", lambda *_, **__: result)
     with pytest.raises(ConfigError, match='"auto", where no Ray cluster can be joined: none'):
-        ray_session._authentication("auto")
+        session._authentication("auto")
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
         modes.append(env.get("RAY_AUTH_MODE"))
         return subprocess.CompletedProcess([], int(modes[-1] in refused), "", "refused")
 
-    monkeypatch.setattr(ray_session.subprocess, "run", status)
-    assert ray_session._authentication("auto") == found
+    monkeypatch.setattr(session.subprocess, "run", status)
+    assert session._authentication("auto") == found
     assert modes == tried
 
 
@@ -253,7 +253,7 @@ def test_a_local_cluster_that_does_not_start_is_a_problem_of_the_recipe(monkeypa
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ConfigError, match="a local Ray cluster that does not start: Exception: The current node timed out"):
-        ray_session._start(ClusterConfig(gpus_per_node=2), "cpu")
+        session._start(ClusterConfig(gpus_per_node=2), "cpu")
 
 
 def test_a_worker_that_a_plugin_would_end_replies_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlcore.registry.exits import owner_of
-from rlcore.run.cluster import calls
-from rlcore.run.setup import prepare
+from rlcore.run.execution.ray import calls
+from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, WorkerError
 from rlcore.testing.fakes import FakeTokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.cluster.ray_session import ray_session
+from rlcore.run.execution.ray.session import ray_session
 from rlcore.spi import ConfigError
 
 from .conftest import Notes, assert_close, read_metrics  # type: ignore[import-not-found]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.cluster.dispatch import Dispatch, deal_prompts, join_responses, part_of
+from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
 from rlcore.run.responses import Responses
 from rlcore.spi import (
     ROUTED_EXPERTS,

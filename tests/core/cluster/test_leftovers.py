@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rlcore.run.cluster import leftovers
-from rlcore.run.cluster.leftovers import MARK, end_here
+from rlcore.run.execution.ray import leftovers
+from rlcore.run.execution.ray.leftovers import MARK, end_here
 
 SLEEP = "import time; time.sleep(60)"
 NESTED = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).wait()"

@@ -2,7 +2,7 @@
 
 from rlcore.registry.discovery import discover
 from rlcore.registry.selection import select
-from rlcore.run.setup import sections
+from rlcore.run.plan.prepare import sections
 
 
 def test_the_sections_of_a_recipe_are_those_of_sound_plugins(installer):

@@ -11,8 +11,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.progress import Progress, SilentProgress
-from rlcore.run.setup import Prepared, prepare
+from rlcore.run.plan.prepare import Prepared, prepare
+from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER

@@ -11,8 +11,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.algorithm_state import read_state, write_state
-from rlcore.run.progress import SilentProgress
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.storage.algorithm_state import read_state, write_state
 from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM

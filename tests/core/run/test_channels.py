@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.setup import Prepared
+from rlcore.run.plan.prepare import Prepared
 from rlcore.spi import PluginError, Provider
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 

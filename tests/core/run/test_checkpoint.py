@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.checkpoint import (
+from rlcore.run.storage.checkpoint import (
     LoopState,
     find_damage,
     list_checkpoints,

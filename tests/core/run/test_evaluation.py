@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.run import train as train_module
-from rlcore.run.progress import SilentProgress
+from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import evaluate
 from rlcore.spi import CheckpointError
 from rlcore.testing.fakes import FakeTokenizer

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.progress import SilentProgress
+from rlcore.run.report.progress import SilentProgress
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, RewardError, Row, StepResult, Turn, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig

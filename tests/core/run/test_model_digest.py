@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.saving import SAMPLE_BYTES, SAMPLES_PER_FILE, model_digest
+from rlcore.run.storage.saver import SAMPLE_BYTES, SAMPLES_PER_FILE, model_digest
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.progress import SilentProgress
-from rlcore.run.recipe_changes import recipe_changes
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.storage.recipe_changes import recipe_changes
 from rlcore.spi import CheckpointError
 
 from .conftest import read_metrics  # type: ignore[import-not-found]

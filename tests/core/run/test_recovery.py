@@ -12,8 +12,8 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
-from rlcore.run.in_process import in_process
-from rlcore.run.progress import SilentProgress
+from rlcore.run.execution.in_process import in_process
+from rlcore.run.report.progress import SilentProgress
 from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.progress import SilentProgress
-from rlcore.run.run_directory import RunDirectory
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError, ConfigError, hookimpl
 from rlcore.testing.fakes.generator import FakeGenerator
 

@@ -14,12 +14,12 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.inputs import load_inputs
-from rlcore.run.progress import SilentProgress
-from rlcore.run.rollouts import CollectedRollouts, RolloutCollector
-from rlcore.run.run_directory import RunDirectory
-from rlcore.run.seeds import Stream
-from rlcore.run.setup import Prepared
+from rlcore.run.data.seeds import Stream
+from rlcore.run.plan.inputs import load_inputs
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import (
     CheckpointError,
     DataError,
@@ -182,7 +182,7 @@ def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_the_resolved_recipe_runs_again_to_the_same_metrics(run: Run, tmp_path: Path) -> None:
-    from rlcore.run.setup import prepare
+    from rlcore.run.plan.prepare import prepare
     from rlcore.run.train import train
     from rlcore.testing.fakes import FakeTokenizer, fake_registry
 

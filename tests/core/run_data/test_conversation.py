@@ -5,13 +5,13 @@ import pytest
 from attrs import define, field
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.run.episode_starts import PromptLimit
-from rlcore.run.episodes import EpisodeRunner
-from rlcore.run.progress import SilentProgress
+from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.responses import Responses
-from rlcore.run.rollouts import RolloutCollector
-from rlcore.run.timing import PhaseClock
-from rlcore.run.tokenizer import load_tokenizer
+from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.spi import (
     ConfigError,
     ContractError,

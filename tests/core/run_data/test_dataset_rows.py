@@ -12,8 +12,8 @@ import pytest
 
 from rlcore.config.recipe import DatasetConfig
 from rlcore.registry.exits import owner_of
-from rlcore.run import jsonl_line
-from rlcore.run.data import load_rows
+from rlcore.run.data import jsonl_line
+from rlcore.run.data.datasets import load_rows
 from rlcore.spi import ContractError, DataError
 
 MESSAGES = [{"role": "user", "content": "1+1="}]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from attrs import define
 
-from rlcore.run import episodes, event_loop
-from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.rollout import environment_runner, event_loop
+from rlcore.run.rollout.environment_runner import EpisodeRunner, Failure
 from rlcore.spi import (
     ConfigError,
     ContractError,
@@ -29,7 +29,7 @@ from rlcore.spi import (
 @pytest.fixture
 def run(monkeypatch):
     """Runs a step in six episodes, whose states are 0 to 5 by default."""
-    monkeypatch.setattr(episodes, "GRACE_S", 0.3)
+    monkeypatch.setattr(environment_runner, "GRACE_S", 0.3)
     runners = []
 
     def step_all(step, on_error="mask", states=range(6), timeout_s=1.0):

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from rlcore.run import episodes
-from rlcore.run.episodes import EpisodeRunner, Failure
+from rlcore.run.rollout import environment_runner
+from rlcore.run.rollout.environment_runner import EpisodeRunner, Failure
 from rlcore.spi import ContractError, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
 
 TIMEOUT_S = 0.3
@@ -17,7 +17,7 @@ TIMEOUT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(episodes, "GRACE_S", 0.3)
+    monkeypatch.setattr(environment_runner, "GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_calls_wait_for_each_other_at_most_in_turns(run):
 
 
 def test_time_begins_when_a_call_does(run, monkeypatch):
-    monkeypatch.setattr(episodes, "MAX_CONCURRENT", 2)
+    monkeypatch.setattr(environment_runner, "MAX_CONCURRENT", 2)
 
     async def slow(state):
         await asyncio.sleep(0.2)
@@ -300,7 +300,7 @@ def test_an_environment_may_bound_how_many_calls_are_at_work():
 
 
 def test_calls_that_never_wait_do_not_hold_up_the_others(run, monkeypatch):
-    monkeypatch.setattr(episodes, "MAX_CONCURRENT", 4)
+    monkeypatch.setattr(environment_runner, "MAX_CONCURRENT", 4)
     order = []
 
     async def step(state):
@@ -327,7 +327,7 @@ def test_calls_may_use_their_own_time_limits(run):
 
 
 def test_many_stuck_calls_end_even_a_masking_run(run, monkeypatch):
-    monkeypatch.setattr(episodes, "MAX_STUCK", 2)
+    monkeypatch.setattr(environment_runner, "MAX_STUCK", 2)
     with pytest.raises(RewardError, match="More than 2 calls got stuck"):
         run(blocking, timeout_s=0.1, on_error="mask")
 

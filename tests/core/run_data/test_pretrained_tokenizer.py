@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.run.tokenizer import chat_template_with_defaults, load_tokenizer
+from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.spi import DataError, ModelError
 from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run import prompts
-from rlcore.run.data import load_rows
-from rlcore.run.prompts import demonstration_batch, encode_prompts, render_demonstrations, render_prompts
+from rlcore.run.data import prompts
+from rlcore.run.data.datasets import load_rows
+from rlcore.run.data.prompts import demonstration_batch, encode_prompts, render_demonstrations, render_prompts
 from rlcore.spi import DataError, FinishReason, ModelError, Observation
 
 DROP = DatasetConfig(on_long_prompt="drop")

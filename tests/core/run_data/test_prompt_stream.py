@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.data import PromptStream, _epoch_order
+from rlcore.run.data.datasets import PromptStream, _epoch_order
 
 sizes = st.integers(1, 40)
 

@@ -10,7 +10,7 @@ from rlcore.cli.arguments import recipe_arguments
 
 if TYPE_CHECKING:
     from rlcore.config.recipe import ClusterConfig
-    from rlcore.run.setup import Prepared
+    from rlcore.run.plan.prepare import Prepared
 
 
 DATA = {"train": "train data", "evaluation": "held-out data"}
@@ -26,8 +26,8 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
     Reports every unknown key, wrong type and impossible combination at once. Reads the data whole, as a run does at its start,
     and shows the first prompt as the model will see it. Builds no model, and fetches nothing from the Hub.
     """
-    from rlcore.run.preview import preview
-    from rlcore.run.setup import prepare, require_device
+    from rlcore.run.plan.prepare import prepare, require_device
+    from rlcore.run.plan.preview import preview
 
     prepared = prepare(recipe, overrides)
     require_device(prepared)
@@ -59,7 +59,7 @@ def _shortened(text: str) -> Iterator[str]:
 
 def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     """What would run, by name."""
-    from rlcore.run.run_directory import RunDirectory
+    from rlcore.run.storage.run_directory import RunDirectory
 
     recipe = prepared.recipe
     for role in ("trainer", "generator", "algorithm", "environment"):

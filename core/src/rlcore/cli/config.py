@@ -20,7 +20,7 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     from rlcore.config.dump import dump_toml
     from rlcore.config.load import read_raw
     from rlcore.registry.discovery import discover
-    from rlcore.run.setup import disabled_plugins, sections, unchecked
+    from rlcore.run.plan.prepare import disabled_plugins, sections, unchecked
 
     if reference:
         if recipe is not None:

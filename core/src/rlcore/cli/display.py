@@ -18,8 +18,8 @@ from rich.text import Text
 from rlcore.cli.errors import RUN_DIRECTORY, color_setting
 from rlcore.cli.figures import describe_figures, describe_times, sparkline
 from rlcore.cli.report import run_report
-from rlcore.run.progress import Progress, SilentProgress
-from rlcore.run.run_directory import RunDirectory
+from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.storage.run_directory import RunDirectory
 
 REFRESHES_PER_S = 4
 SPEED_WINDOW_S = 600.0

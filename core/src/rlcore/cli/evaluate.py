@@ -29,7 +29,7 @@ def eval_command(
     The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation].
     """
     from rlcore.cli.display import open_display
-    from rlcore.run.setup import prepare, require_device
+    from rlcore.run.plan.prepare import prepare, require_device
     from rlcore.run.train import evaluate
 
     if checkpoint is not None and model is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rlcore.run.timing import STEP_PHASES
+from rlcore.run.report.timing import STEP_PHASES
 
 FIGURES = {
     "evaluation/pass@1": ("pass@1", "{:.3f}"),

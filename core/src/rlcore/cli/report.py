@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.run.plots import Panel, main_panel, not_drawn, terminal_plot
-from rlcore.run.timing import STEP_PHASES
+from rlcore.run.report.plots import Panel, main_panel, not_drawn, terminal_plot
+from rlcore.run.report.timing import STEP_PHASES
 
 WIDEST_CURVE = 80
 """Columns; more make a curve no clearer."""

@@ -38,7 +38,7 @@ def serve_command(
 
     Ctrl-C ends it.
     """
-    from rlcore.run.serving import check_address, find_target, prepare_serving, serve, served_model
+    from rlcore.serve.serving import check_address, find_target, prepare_serving, serve, served_model
 
     check_address(host, port)
     serving = prepare_serving(find_target(target, checkpoint, _note), overrides, generator)

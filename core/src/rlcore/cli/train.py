@@ -32,7 +32,7 @@ def train_command(
     Ctrl-C saves a checkpoint and stops; the same command with --resume continues. A second Ctrl-C stops at once.
     """
     from rlcore.cli.display import open_display
-    from rlcore.run.setup import prepare, require_device
+    from rlcore.run.plan.prepare import prepare, require_device
     from rlcore.run.train import train
 
     if allow_changes and not resume:

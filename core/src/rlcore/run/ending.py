@@ -1,7 +1,7 @@
 """How a run ends: at its last step, or before it by Ctrl-C or an error, with what is whole saved."""
 
 from rlcore.run.loop import Loop
-from rlcore.run.saving import RunSaver
+from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import InterruptedRun, NonFiniteError, StorageError
 
 

@@ -13,18 +13,18 @@ from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
-from rlcore.run.agreement import Agreement, DisagreementWriter
-from rlcore.run.groups import TrainerGroup
+from rlcore.run.data.seeds import Stream
+from rlcore.run.execution.refit import Refitter
+from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.metric_loggers import MetricLogger
-from rlcore.run.metrics import rollout_metrics, throughput_metrics, training_metrics
 from rlcore.run.minibatch import Minibatch
-from rlcore.run.progress import Progress
-from rlcore.run.refit import Refitter
-from rlcore.run.residency import Residency
-from rlcore.run.rollouts import CollectedRollouts
-from rlcore.run.seeds import Stream
-from rlcore.run.timing import PhaseClock
+from rlcore.run.protocols import TrainerGroup
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.sinks import MetricLogger
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics, training_metrics
+from rlcore.run.train_step.mismatch_monitor import Agreement, DisagreementWriter
 from rlcore.spi import (
     GROUP_IDS,
     PREVIOUS_LOGPROBS,

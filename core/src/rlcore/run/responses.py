@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from rlcore.run.tokenizer import Tokenizer
+from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import FinishReason, GenerateResult, Turn
 from rlcore.spi.arrays import Int64Array
 

@@ -8,30 +8,30 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from rlcore.registry.algorithm_handle import AlgorithmState
-from rlcore.run.algorithm_state import state_for
-from rlcore.run.checkpoint import LoopState, find_damage, read_loop_state
-from rlcore.run.data import Split
+from rlcore.run.data.datasets import Split
+from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import run_to_end
-from rlcore.run.episode_starts import PromptLimit
-from rlcore.run.execution import OpenBackends, execution
-from rlcore.run.groups import Backends
-from rlcore.run.inputs import Inputs, load_inputs
+from rlcore.run.execution.backends import OpenBackends, execution
+from rlcore.run.execution.refit import Refitter, first_line
+from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop, LoopPosition
-from rlcore.run.metric_loggers import JsonlLogger, MetricLogger, ObserverLogger, TensorBoardLogger
-from rlcore.run.plots import not_drawn, run_panels, save_png
-from rlcore.run.progress import Progress, SilentProgress
-from rlcore.run.refit import Refitter, first_line
-from rlcore.run.residency import Residency
-from rlcore.run.resuming import check_new, check_trainer, find_checkpoint, model_change, newest, resolved_recipe
-from rlcore.run.rollouts import RolloutCollector
-from rlcore.run.run_directory import RunDirectory, storage_errors
-from rlcore.run.saving import RunSaver, model_digest
-from rlcore.run.setup import Prepared
-from rlcore.run.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
-from rlcore.run.summary import summarize
-from rlcore.run.timing import PhaseClock
-from rlcore.run.tokenizer import Tokenizer
+from rlcore.run.plan.inputs import Inputs, load_inputs
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.protocols import Backends
+from rlcore.run.report.plots import not_drawn, run_panels, save_png
+from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.report.sinks import JsonlLogger, MetricLogger, ObserverLogger, TensorBoardLogger
+from rlcore.run.report.summary import summarize
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout.episode_starts import PromptLimit
+from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.storage.algorithm_state import state_for
+from rlcore.run.storage.checkpoint import LoopState, find_damage, read_loop_state
+from rlcore.run.storage.resuming import check_new, check_trainer, find_checkpoint, model_change, newest, resolved_recipe
+from rlcore.run.storage.run_directory import RunDirectory, storage_errors
+from rlcore.run.storage.saver import RunSaver, model_digest
 from rlcore.spi import (
     CheckpointError,
     ConfigError,

@@ -1,0 +1,57 @@
+"""Trainer and generator in the driver's own process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.generator_group import InProcessGenerator
+from rlcore.run.execution.residency import make_room, room_for_generator
+from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.execution.trainer_group import InProcessTrainer
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.protocols import Backends, RefitOrder
+from rlcore.spi import RankSpec, RefitRequest
+
+
+@frozen(kw_only=True, eq=False)
+class InProcessRoute:
+    """From the one trainer to the one generator."""
+
+    trainer: TrainerHandle
+    generator: GeneratorHandle
+
+    def hand_over(self, order: RefitOrder) -> None:
+        """Export and refit."""
+        export = self.trainer.export_weights(order.export)
+        # The loop refits after every update and before it generates again, so the generator may share the trainer's tensors.
+        version = order.export.weight_version
+        self.generator.refit(RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True))
+
+
+@contextmanager
+def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
+    """Trainer and generator, closed at the end whatever happens."""
+    place, observers = RankSpec(device=prepared.device), prepared.observers
+    context = prepared.trainer_context(place)
+    trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
+    with closed_after(trainer):
+        group = InProcessTrainer(
+            handle=trainer,
+            max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
+            temperature=prepared.recipe.rollout.temperature,
+        )
+        if "generator" not in prepared.chosen:
+            yield Backends(trainer=group, generator=None, route=None)
+            return
+        make_room(trainer, room_for_generator(prepared))
+        generator_context = prepared.generator_context(place, log_directory)
+        entry = prepared.chosen["generator"]
+        generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
+        with closed_after(generator):
+            route = InProcessRoute(trainer=trainer, generator=generator)
+            yield Backends(trainer=group, generator=InProcessGenerator(handle=generator, tokenizer=tokenizer), route=route)

@@ -1,0 +1,303 @@
+"""Calling all ranks: answers, errors, deaths and lateness, each with the name of its rank."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.execution.ray.failures import Reply, Whereabouts, last_lines, with_origin
+from rlcore.run.report.progress import Progress
+from rlcore.spi import RefitError, RlcoreError, WorkerError
+
+BESIDE = "beside"
+"""The concurrency group of what a worker answers while it is busy."""
+POLL_S = 0.25
+GRACE_S = 5.0
+"""Seconds that the other ranks get to answer after one has failed: an error that all have is the error of the call."""
+ASK_S = 3.0
+"""Most seconds for a rank to say where it is."""
+CLOSE_S = 30.0
+
+_GENERATOR = dict.fromkeys(
+    ("build_generator", "generate", "move_generator", "save_generator", "load_generator"), ("generator",)
+)
+_POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
+"""Whose work a call is, where it is not the trainer's."""
+
+Outcome: TypeAlias = Any
+"""What a rank returned, or the exception that it raised; a WorkerError where it died."""
+
+
+@frozen(kw_only=True, eq=False)
+class Rank:
+    """One worker."""
+
+    place: Whereabouts
+    actor: Any
+
+
+@define(kw_only=True, eq=False)
+class _Wait:
+    """A call under way."""
+
+    name: str
+    began: float = field(factory=time.monotonic)
+    pending: dict[Any, int]
+    """Ranks by their object references."""
+    outcomes: dict[int, Outcome] = field(factory=dict)
+    first_answer: float | None = None
+    first_failure: float | None = None
+    failed_first: int | None = None
+
+
+@define(kw_only=True, eq=False)
+class Calls:
+    """Calls to the ranks of a pool. After a death, a hang, or different outcomes of what changes all, no rank can be used."""
+
+    ranks: Sequence[Rank]
+    cluster: ClusterConfig
+    progress: Progress
+    lost: str | None = None
+    """Why the pool cannot be used any more."""
+    unusable: set[int] = field(factory=set)
+    """Ranks whose backends are in an unknown state."""
+    _left_behind: list[_Wait] = field(factory=list)
+    """Calls whose answers nobody waits for, after another rank's failure."""
+
+    @property
+    def places(self) -> list[Whereabouts]:
+        """Where each rank lives."""
+        return [rank.place for rank in self.ranks]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every rank lives and is in a known state."""
+        return self.lost is None and not self.unusable
+
+    def locate(self, places: Sequence[Whereabouts]) -> None:
+        """Know from now on where the ranks live."""
+        self.ranks = [evolve(rank, place=place) for rank, place in zip(self.ranks, places, strict=True)]
+
+    def all(
+        self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
+    ) -> list[Any]:
+        """What every rank returns, by rank; ranks may wait for each other in it."""
+        return self.values(self.outcomes(name, *arguments, each=each, limit_s=limit_s))
+
+    def together(self, name: str, each: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`all` of what changes the ranks' states, so that it has to succeed or fail on all of them alike."""
+        outcomes = self.outcomes(name, each=each)
+        if len({type(outcome) if isinstance(outcome, BaseException) else None for outcome in outcomes.values()}) > 1:
+            self.lose(f"{name} ended differently on different ranks")
+        return self.values(outcomes)
+
+    def apart(
+        self,
+        name: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        limit_s: float | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end.
+
+        `watch` is called again and again meanwhile.
+        """
+        wait = self._begin(name, arguments)
+        with self._under_way(wait):
+            while wait.pending:
+                self._collect(wait)
+                self._check_limit(wait, limit_s)
+                if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
+                    break
+                if watch is not None:
+                    watch()
+        return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
+
+    def outcomes(
+        self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
+    ) -> dict[int, Outcome]:
+        """What every rank returned or raised. WorkerError where one died or hangs; the error of one for which others wait."""
+        given = [arguments] * len(self.ranks) if each is None else each
+        wait = self._begin(name, dict(enumerate(given)))
+        with self._under_way(wait):
+            while wait.pending:
+                self._collect(wait)
+                self._check_limit(wait, limit_s)
+                self._check_others(wait, limit_s)
+        return dict(sorted(wait.outcomes.items()))
+
+    def values(self, outcomes: Mapping[int, Outcome], first: int | None = None) -> list[Any]:
+        """The outcomes, none of which may be an error: the first one's is raised, with the names of the others."""
+        failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
+        if not failed:
+            return list(outcomes.values())
+        # Where one rank's failure makes others fail, these know only of a lost connection.
+        order = sorted(failed, key=lambda rank: (not isinstance(failed[rank], RlcoreError), rank != first, rank))
+        error: BaseException = failed[order[0]]
+        others = [f"{self.places[rank]}: {type(failed[rank]).__name__}" for rank in order[1:]]
+        if others:
+            error.add_note(f"raised on other ranks too: {'; '.join(others)}")
+        raise error
+
+    def lose(self, reason: str) -> None:
+        """Give the whole pool up."""
+        self.lost = self.lost or reason
+        self.kill()
+
+    def close(self) -> None:
+        """Let every rank free what it holds, as far as it does so in time."""
+        if self.is_usable:
+            with contextlib.suppress(WorkerError):
+                self.all("close", limit_s=CLOSE_S)
+
+    def kill(self) -> None:
+        """End every worker."""
+        import ray
+
+        for rank in self.ranks:
+            with contextlib.suppress(Exception):
+                ray.kill(rank.actor)
+
+    def ask(self, ranks: Sequence[int], name: str, otherwise: Any) -> list[Any]:
+        """What busy ranks answer beside their work; `otherwise` from those that do not."""
+        import ray
+
+        asked = [getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote() for rank in ranks]
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S)
+        answers = []
+        for reference in asked:
+            answer = otherwise
+            if reference in ready:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    answer = ray.get(reference)
+            answers.append(answer)
+        return answers
+
+    def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Wait:
+        if self.lost is not None:
+            raise WorkerError(f"{name}: the workers are gone: {self.lost}")
+        while self._left_behind:
+            wait = self._left_behind[0]
+            while wait.pending:
+                self._collect(wait)
+                self._check_limit(wait, None)
+            self._left_behind.remove(wait)
+        references = {self.ranks[rank].actor.call.remote(name, *given): rank for rank, given in arguments.items()}
+        return _Wait(name=name, pending=references)
+
+    @contextlib.contextmanager
+    def _under_way(self, wait: _Wait) -> Iterator[None]:
+        """However the driver stops to wait, after Ctrl-C too: the next call waits for what is still under way."""
+        pools = _POOLS.get(wait.name, ("trainer",))
+        for pool in pools:
+            self.progress.pool(pool, f"{wait.name} on {len(wait.pending)} rank{'s' if len(wait.pending) > 1 else ''}")
+        try:
+            yield
+        finally:
+            for pool in pools:
+                self.progress.pool(pool, "idle")
+            if wait.pending and self.lost is None:
+                self._left_behind.append(wait)
+
+    def _collect(self, wait: _Wait) -> None:
+        """Take the answers that come within a moment."""
+        import ray
+
+        pending = list(wait.pending)
+        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+        for reference in ready:
+            rank = wait.pending.pop(reference)
+            try:
+                outcome = self._outcome(rank, ray.get(reference))
+            except ray.exceptions.RayError as error:
+                raise self._death(rank, wait, error) from None
+            wait.outcomes[rank] = outcome
+            now = time.monotonic()
+            wait.first_answer = wait.first_answer or now
+            if isinstance(outcome, BaseException) and wait.first_failure is None:
+                wait.first_failure, wait.failed_first = now, rank
+
+    def _outcome(self, rank: int, reply: Reply) -> Outcome:
+        if not reply.is_usable:
+            self.unusable.add(rank)
+        if reply.error is None:
+            return reply.value
+        return with_origin(reply.error.restore(), self.places[rank], reply.error)
+
+    def _death(self, rank: int, wait: _Wait, error: Exception) -> WorkerError:
+        """The error for a rank that ended; all others then wait for it in vain."""
+        place = self.places[rank]
+        cause = _cause(error, place)
+        self.lose(f"{place} {cause}")
+        return WorkerError(f"{wait.name}: {place} {cause}. {last_lines(place.log_file)}")
+
+    def _check_limit(self, wait: _Wait, limit_s: float | None) -> None:
+        """Give the pool up where a rank takes too long."""
+        limit = self.cluster.call_timeout_s if limit_s is None else limit_s
+        if wait.pending and time.monotonic() - wait.began > limit:
+            self._give_up(wait, f"no answer within {limit:g} s", "cluster.call_timeout_s" if limit_s is None else None)
+
+    def _check_others(self, wait: _Wait, limit_s: float | None) -> None:
+        """Give the pool up where a rank lags behind the first, or waits for one that has failed."""
+        if not wait.pending or wait.first_answer is None:
+            return
+        now, late_s = time.monotonic(), self.cluster.late_timeout_s
+        if wait.first_failure is not None and now - wait.first_failure > GRACE_S and not _goes_on(wait):
+            self._abandon(wait)
+        if limit_s is None and now - wait.first_answer > late_s:
+            self._give_up(wait, f"no answer {late_s:g} s after the first rank's", "cluster.late_timeout_s")
+
+    def _abandon(self, wait: _Wait) -> None:
+        """One rank has failed, and others wait for it: raise its error."""
+        late = self._positions(wait)
+        self.lose(f"rank {wait.failed_first} failed in {wait.name} while others waited for it")
+        error = _first_error(wait)
+        error.add_note(f"Ranks that still waited were ended: {late}")
+        self.values(wait.outcomes, wait.failed_first)
+
+    def _give_up(self, wait: _Wait, what: str, key: str | None) -> None:
+        positions = self._positions(wait)
+        ranks = sorted(wait.pending.values())
+        lines = "\n".join(last_lines(self.places[rank].log_file) for rank in ranks[:1])
+        self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}")
+        remedy = f" If it only needs longer, raise {key}." if key else ""
+        raise WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
+
+    def _positions(self, wait: _Wait) -> str:
+        """The ranks that have not answered, each with what it does; those that wait for others are told by their line."""
+        ranks = sorted(wait.pending.values())
+        found = self.ask(ranks, "where", "which does not answer at all")
+        return "; ".join(f"{self.places[rank]} {position}" for rank, position in zip(ranks, found, strict=True))
+
+
+def _first_error(wait: _Wait) -> BaseException:
+    assert wait.failed_first is not None
+    error = wait.outcomes[wait.failed_first]
+    assert isinstance(error, BaseException)
+    return error
+
+
+def _goes_on(wait: _Wait) -> bool:
+    """Whether the rank that failed has let the others go on: a generator that fails a refit does not end the export."""
+    return wait.name == "refit" and isinstance(_first_error(wait), RefitError | WorkerError)
+
+
+def _cause(error: Exception, place: Whereabouts) -> str:
+    """Why a rank is gone, as far as Ray can tell."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        alive = {node["NodeID"] for node in nodes if node["Alive"]}
+        if place.node_id and place.node_id not in alive:
+            return "is gone: its node has left the cluster"
+    text = str(error)
+    if "OOM" in text and "memory monitor" in text.lower():
+        return "was ended by Ray, since its node ran out of memory"
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return "cannot be reached any more; its node may have left the cluster"
+    return "died: it was killed (by a signal, or for lack of memory) or ended by itself"

@@ -1,0 +1,168 @@
+"""Cutting a step's data into what each rank gets, and putting together what comes back."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.run.responses import Responses
+from rlcore.run.train_step.microbatches import WIDTH, plan_ranks
+from rlcore.spi import ROUTED_EXPERTS, GenerateRequest, GenerateResult, RaggedTokens, RoutedExperts, TokenBatch
+from rlcore.spi.arrays import (
+    AnyArray,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    offsets_of,
+    put_rows,
+    take_rows,
+)
+
+
+@frozen(kw_only=True, eq=False)
+class RankPart:
+    """The microbatches of one data-parallel rank, one after another in few large arrays, which travel without being copied."""
+
+    tokens: Int32Array
+    offsets: Int64Array
+    loss_mask: BoolArray
+    token_columns: Mapping[str, AnyArray]
+    sequence_columns: Mapping[str, AnyArray]
+    """As in TokenBatch, but that the offsets may begin after 0."""
+    bounds: Int64Array
+    """int64 [M+1]: microbatch m is the sequences bounds[m] to bounds[m+1]."""
+
+    @classmethod
+    def of(cls, batch: TokenBatch, bounds: Int64Array) -> "RankPart":
+        """Views of a batch; `bounds` are of its sequences."""
+        sequences = slice(int(bounds[0]), int(bounds[-1]))
+        offsets = batch.offsets[sequences.start : sequences.stop + 1]
+        tokens = slice(int(offsets[0]), int(offsets[-1]))
+        return cls(
+            tokens=batch.tokens[tokens],
+            offsets=offsets,
+            loss_mask=batch.loss_mask[tokens],
+            token_columns={name: column[tokens] for name, column in batch.token_columns.items()},
+            sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},
+            bounds=bounds - bounds[0],
+        )
+
+    def microbatches(self) -> tuple[TokenBatch, ...]:
+        """Views."""
+        return tuple(self._microbatch(start, end) for start, end in pairwise(self.bounds.tolist()))
+
+    def _microbatch(self, start: int, end: int) -> TokenBatch:
+        offsets = self.offsets[start : end + 1]
+        tokens = slice(int(offsets[0] - self.offsets[0]), int(offsets[-1] - self.offsets[0]))
+        return TokenBatch(
+            tokens=self.tokens[tokens],
+            offsets=offsets - offsets[0],
+            loss_mask=self.loss_mask[tokens],
+            token_columns={name: column[tokens] for name, column in self.token_columns.items()},
+            sequence_columns={name: column[start:end] for name, column in self.sequence_columns.items()},
+        )
+
+
+@frozen(kw_only=True, eq=False)
+class Dispatch:
+    """Which data-parallel rank gets which sequences of a batch."""
+
+    sequences: Int64Array
+    """int64 [M]: of all microbatches, rank by rank. An empty microbatch has a sequence too, where it counts in no loss."""
+    bounds: Int64Array
+    """int64 [ranks · microbatches + 1]: microbatch m is sequences[bounds[m]:bounds[m+1]]."""
+    fillers: Int64Array
+    """int64: the places in `sequences` of those that count in no loss."""
+    num_ranks: int
+
+    @classmethod
+    def of(cls, batch: TokenBatch, sequences: Int64Array, num_ranks: int, max_tokens: int, width: int = WIDTH) -> "Dispatch":
+        """Some of the batch's sequences, balanced by attention work, for a model of hidden size `width`."""
+        lengths = batch.lengths[sequences]
+        plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, width=width)
+        shortest = np.asarray([lengths.argmin()], np.int64)
+        microbatches = [members for rank in plan for members in rank]
+        filled = [members if len(members) else shortest for members in microbatches]
+        bounds = offsets_of([len(members) for members in filled])
+        return cls(
+            sequences=sequences[np.concatenate(filled)],
+            bounds=bounds,
+            fillers=bounds[:-1][[len(members) == 0 for members in microbatches]],
+            num_ranks=num_ranks,
+        )
+
+    def parts(self, batch: TokenBatch) -> list[RankPart]:
+        """What each data-parallel rank gets: views of one copy, since memory that is new costs more than the copying."""
+        taken = batch.select(self.sequences)
+        for place in self.fillers.tolist():
+            for name, column in {"loss_mask": taken.loss_mask, **taken.token_columns}.items():
+                if name != ROUTED_EXPERTS:
+                    column[taken.offsets[place] : taken.offsets[place + 1]] = 0
+        size = (len(self.bounds) - 1) // self.num_ranks
+        return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]
+
+    def join(self, batch: TokenBatch, parts: Sequence[Float32Array]) -> Float32Array:
+        """float32 [T] in the batch's order, from the values of each data-parallel rank's tokens; 0.0 where there are none."""
+        return put_rows(parts, batch.offsets, self.sequences)
+
+
+def deal_prompts(request: GenerateRequest, num_workers: int) -> list[Int64Array]:
+    """The prompts of each generator: whole groups, as many for each but for one, long and short ones alike."""
+    order = np.argsort(-request.prompts.lengths, kind="stable")
+    num_rounds = -(-len(order) // num_workers)
+    lanes = np.tile(np.concatenate([np.arange(num_workers), np.arange(num_workers)[::-1]]), (num_rounds + 1) // 2)[: len(order)]
+    return [np.sort(order[lanes == worker]) for worker in range(num_workers)]
+
+
+def part_of(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
+    """The request for some of its prompts; seeds and limits go with their samples."""
+    own = request.prompts
+    samples = _samples(prompts, request.num_samples)
+    return GenerateRequest(
+        prompts=RaggedTokens(tokens=take_rows(own.tokens, own.offsets, prompts), offsets=offsets_of(own.lengths[prompts])),
+        num_samples=request.num_samples,
+        seeds=request.seeds[samples],
+        max_tokens=request.max_tokens[samples],
+        sampling=request.sampling,
+        weight_version=request.weight_version,
+        routed_experts=request.routed_experts,
+    )
+
+
+def join_responses(dealt: Sequence[Int64Array], num_samples: int, responses: Sequence[Responses]) -> Responses:
+    """The samples in the order of the request that `dealt` divides; a prompt's are copied as one piece."""
+    found = {
+        prompt: (response, slice(number * num_samples, (number + 1) * num_samples))
+        for prompts, response in zip(dealt, responses, strict=True)
+        for number, prompt in enumerate(prompts.tolist())
+    }
+    groups = [found[prompt] for prompt in sorted(found)]
+    ends = [(response.result, group.start, group.stop) for response, group in groups]
+    pieces = [(result, slice(result.offsets[start], result.offsets[stop])) for result, start, stop in ends]
+    joined = GenerateResult(
+        tokens=np.concatenate([result.tokens[tokens] for result, tokens in pieces]),
+        offsets=offsets_of(np.concatenate([np.diff(result.offsets[start : stop + 1]) for result, start, stop in ends])),
+        logprobs=np.concatenate([result.logprobs[tokens] for result, tokens in pieces]),
+        weight_versions=np.concatenate([result.weight_versions[tokens] for result, tokens in pieces]),
+        finish_reasons=np.concatenate([result.finish_reasons[start:stop] for result, start, stop in ends]),
+        routed_experts=_join_routed(ends),
+    )
+    return Responses(result=joined, texts=[text for response, group in groups for text in response.texts[group]])
+
+
+def _join_routed(pieces: Sequence[tuple[GenerateResult, int, int]]) -> RoutedExperts | None:
+    """Of the samples from one number to another in each result; None where none reports them."""
+    parts = [(result.routed_experts, slice(start, stop + 1)) for result, start, stop in pieces]
+    found = [(routed.experts, routed.offsets[samples]) for routed, samples in parts if routed is not None]
+    if not found:
+        return None
+    return RoutedExperts(
+        experts=np.concatenate([experts[offsets[0] : offsets[-1]] for experts, offsets in found]),
+        offsets=offsets_of(np.concatenate([np.diff(offsets) for _, offsets in found])),
+    )
+
+
+def _samples(prompts: Int64Array, num_samples: int) -> Int64Array:
+    return (prompts[:, None] * num_samples + np.arange(num_samples)).reshape(-1)

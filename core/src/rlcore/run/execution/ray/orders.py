@@ -1,0 +1,155 @@
+"""What the driver tells a worker: which plugins to load, and what to build them with."""
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from attrs import frozen
+
+from rlcore import __version__
+from rlcore.registry.discovery import DISABLE_VARIABLE
+from rlcore.registry.selection import ChosenPlugin
+from rlcore.run.execution.ray.dispatch import RankPart
+from rlcore.run.plan.prepare import Prepared
+from rlcore.spi import (
+    GeneratorContext,
+    GlobalCounts,
+    LossSpec,
+    SetResidencyRequest,
+    TrainerContext,
+    TrainerLayout,
+    TrainStepRequest,
+)
+
+
+@frozen(kw_only=True)
+class Software:
+    """What has to be the same on every node."""
+
+    versions: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def here(cls) -> "Software":
+        """Of this process."""
+        found = [("python", ".".join(map(str, sys.version_info[:2]))), ("rlcore", __version__), ("numpy", np.__version__)]
+        for name in ("torch", "transformers"):
+            try:
+                found.append((name, metadata.version(name)))
+            except metadata.PackageNotFoundError:
+                continue
+        return cls(versions=tuple(found))
+
+
+@frozen(kw_only=True)
+class Plugins:
+    """What a worker loads, as the driver chose it."""
+
+    trainer: ChosenPlugin
+    generator: ChosenPlugin | None
+    disabled: tuple[str, ...]
+    """Observers, among others, to leave out."""
+    observers: tuple[str, ...]
+    """Those that the recipe names."""
+    observer_options: Mapping[str, bytes]
+    """By name, the recipe's section of each observer in use that takes options. Pickled one by one, so that a node reads those
+    of the observers that it has."""
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> "Plugins":
+        """The recipe's."""
+        generator = prepared.chosen.get("generator")
+        elsewhere = os.environ.get(DISABLE_VARIABLE, "").split(",")
+        return cls(
+            trainer=ChosenPlugin.of(prepared.chosen["trainer"]),
+            generator=None if generator is None else ChosenPlugin.of(generator),
+            disabled=(*prepared.recipe.plugins.disable, *filter(None, map(str.strip, elsewhere))),
+            observers=prepared.recipe.observers.names,
+            observer_options={name: pickle.dumps(options) for name, options in prepared.observer_options.items()},
+        )
+
+
+@frozen(kw_only=True)
+class Surroundings:
+    """The process around the backends."""
+
+    pool: str
+    """A name that no other pool has: what the process starts is known by it."""
+    gpu_ids: tuple[str, ...]
+    """The GPUs of the node that all its ranks see, in the order of their local ranks."""
+    own_gpu_ids: tuple[str, ...]
+    """Those of them that are this rank's."""
+    ranks_on_node: int
+    directory: Path
+    """The driver's, from which relative paths start where the node has it."""
+    run_directory: Path | None
+    """None where there is no run."""
+    num_threads: str | None
+    """The driver's OMP_NUM_THREADS; None where each rank takes its share of the cores."""
+
+
+@frozen(kw_only=True, eq=False)
+class BuildOrder:
+    """What to build the trainer of a rank with."""
+
+    trainer: TrainerContext
+    trainer_config: Any
+    room_for_generator: SetResidencyRequest | None
+    """Where the trainer's memory is while generators start."""
+
+
+@frozen(kw_only=True, eq=False)
+class GeneratorOrder:
+    """What to build the generator of a rank with."""
+
+    context: GeneratorContext
+    config: Any
+    tokenizer: bytes
+    """Pickled: a `Tokenizer`, for the text of its samples. Pickled apart, so that what fails in reading it fails in
+    `build_generator`."""
+
+
+@frozen(kw_only=True)
+class Built:
+    """What a rank says of what it has built."""
+
+    layout: TrainerLayout
+
+
+@frozen(kw_only=True, eq=False)
+class StepOrder:
+    """A train step without its data."""
+
+    counts: GlobalCounts
+    loss: LossSpec
+    temperature: float
+    weight_version: int
+    bounds: dict[str, float]
+    schedule_step: int
+    logprobs: bool
+
+    def request(self, part: RankPart) -> TrainStepRequest:
+        """With its data."""
+        return TrainStepRequest(
+            microbatches=part.microbatches(),
+            counts=self.counts,
+            loss=self.loss,
+            temperature=self.temperature,
+            weight_version=self.weight_version,
+            bounds=self.bounds,
+            schedule_step=self.schedule_step,
+            logprobs=self.logprobs,
+        )
+
+
+@frozen(kw_only=True)
+class LogprobsOrder:
+    """A request for log-probabilities without its data."""
+
+    model: Literal["policy", "reference"]
+    temperature: float
+    weight_version: int

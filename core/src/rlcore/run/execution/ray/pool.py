@@ -1,0 +1,220 @@
+"""The pool: one worker a rank, started together, called together, and given up together."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rlcore.config.recipe import ClusterConfig
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.ray.calls import BESIDE, Calls, Rank
+from rlcore.run.execution.ray.failures import Whereabouts
+from rlcore.run.execution.ray.leftovers import end_everywhere
+from rlcore.run.execution.ray.orders import BuildOrder, Built, GeneratorOrder, Plugins, Software, Surroundings
+from rlcore.run.execution.ray.placement import reserved
+from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
+from rlcore.run.execution.residency import room_for_generator
+from rlcore.run.plan.generator_placement import hosts_generator
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.protocols import Backends
+from rlcore.run.report.progress import Progress
+from rlcore.run.train_step.microbatches import model_width
+from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout, WorkerError
+
+ARRIVE_S = 120.0
+"""Most seconds for Ray to start the processes."""
+
+
+@contextmanager
+def open_pool(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
+    """Workers with trainer and generator on every rank; at the end they are gone, whatever happened."""
+    cluster = prepared.recipe.cluster
+    assert cluster is not None
+    logs = (log_directory or Path(tempfile.mkdtemp(prefix="rlcore-logs-"))).absolute()
+    with reserved(cluster, prepared.device) as group:
+        progress.phase("workers")
+        calls = Calls(ranks=_start_ranks(prepared, cluster, group, logs), cluster=cluster, progress=progress)
+        name = uuid4().hex
+        try:
+            layouts = _set_up(prepared, tokenizer, cluster, calls, logs, name, log_directory)
+            yield _backends(prepared, calls, layouts)
+            calls.close()
+        except WorkerError:
+            calls.kill()
+            end_everywhere(name, calls.places, progress)  # others may be started in their place
+            raise
+        finally:
+            calls.kill()
+
+
+def _start_ranks(prepared: Prepared, cluster: ClusterConfig, group: Any, logs: Path) -> list[Rank]:
+    """A process for each rank of the trainer. Where devices are separate, a node's first rank holds those that generate too."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from rlcore.run.execution.ray.worker import Worker
+
+    actor: Any = ray.remote(concurrency_groups={BESIDE: 1})(Worker)  # type: ignore[call-overload]
+    ranks = []
+    for number in range(cluster.world_size):
+        node, local_rank = divmod(number, cluster.ranks_per_node)
+        devices = 1 + (cluster.generator_gpus_per_node if local_rank == 0 else 0)
+        log_file = logs / f"rank-{number}.log"
+        options: dict[str, Any] = {
+            "num_cpus": devices,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
+        }
+        if prepared.device == "cuda":
+            # Ranks of a node have to see each other's devices; `Worker.prepare` says which, and in which order.
+            variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+            options |= {"num_gpus": devices, "runtime_env": {"env_vars": variables}}
+        handle = actor.options(**options).remote(number, log_file)
+        ranks.append(Rank(place=Whereabouts(rank=number, log_file=log_file), actor=handle))
+    return ranks
+
+
+def _set_up(
+    prepared: Prepared,
+    tokenizer: Tokenizer,
+    cluster: ClusterConfig,
+    calls: Calls,
+    logs: Path,
+    name: str,
+    log_directory: Path | None,
+) -> list[TrainerLayout]:
+    """From bare processes to built backends; the layout of every rank."""
+    import ray
+
+    arrived = calls.all("arrive", limit_s=ARRIVE_S)
+    calls.locate([place for place, _ in arrived])
+    _require_same([place for place, _ in arrived], [software for _, software in arrived])
+    run_directory = None if log_directory is None else log_directory.absolute().parent
+    surroundings = [_surroundings(rank.place, calls.places, cluster, name, run_directory) for rank in calls.ranks]
+    _load_plugins(prepared, calls, surroundings)
+    rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
+    pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
+    places = [_rank_spec(prepared, cluster, rank, rendezvous) for rank in range(cluster.world_size)]
+    orders = [_build_order(prepared, place) for place in places]
+    built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
+    hosted = {rank: (_generator_order(prepared, pickled, places[rank], logs),) for rank in _hosts(prepared, cluster)}
+    if hosted:
+        calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
+    return [each.layout for each in built]
+
+
+def _backends(prepared: Prepared, calls: Calls, layouts: Sequence[TrainerLayout]) -> Backends:
+    trainer = PoolTrainer(
+        calls=calls,
+        entry=prepared.chosen["trainer"],
+        members=_data_parallel(layouts),
+        max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
+        temperature=prepared.recipe.rollout.temperature,
+        width=model_width(prepared.model.path),
+    )
+    if "generator" not in prepared.chosen:
+        return Backends(trainer=trainer, generator=None, route=None)
+    cluster = prepared.recipe.cluster
+    assert cluster is not None
+    generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], hosts=_hosts(prepared, cluster))
+    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls))
+
+
+def _hosts(prepared: Prepared, cluster: ClusterConfig) -> list[int]:
+    """The ranks with a generator."""
+    ranks = range(cluster.world_size) if "generator" in prepared.chosen else ()
+    return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.span, rank)]
+
+
+def _surroundings(
+    place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str, run_directory: Path | None
+) -> Surroundings:
+    """The first device of each rank of the node, by local rank, then those that only generate."""
+    on_node = [other for other in places if other.node_id == place.node_id]
+    firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
+    others = [gpu for other in on_node for gpu in other.gpu_ids[1:]]
+    return Surroundings(
+        pool=pool,
+        gpu_ids=(*firsts, *others),
+        own_gpu_ids=place.gpu_ids[:1],
+        ranks_on_node=cluster.ranks_per_node,
+        directory=Path.cwd(),
+        run_directory=run_directory,
+        num_threads=os.environ.get("OMP_NUM_THREADS"),
+    )
+
+
+def _rank_spec(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankSpec:
+    return RankSpec(
+        rank=rank,
+        world_size=cluster.world_size,
+        local_rank=rank % cluster.ranks_per_node,
+        device=prepared.device,
+        rendezvous=rendezvous,
+    )
+
+
+def _build_order(prepared: Prepared, place: RankSpec) -> BuildOrder:
+    return BuildOrder(
+        trainer=prepared.trainer_context(place),
+        trainer_config=prepared.config("trainer"),
+        room_for_generator=room_for_generator(prepared),
+    )
+
+
+def _generator_order(prepared: Prepared, tokenizer: bytes, place: RankSpec, logs: Path) -> GeneratorOrder:
+    # Engines of several ranks must not write into one file.
+    directory = logs if place.world_size == 1 else logs / f"rank-{place.rank}"
+    return GeneratorOrder(
+        context=prepared.generator_context(place, directory), config=prepared.config("generator"), tokenizer=tokenizer
+    )
+
+
+def _load_plugins(prepared: Prepared, calls: Calls, surroundings: Sequence[Surroundings]) -> None:
+    """On every rank what the driver chose; one PluginError that names all nodes where it is not to be had."""
+    plugins = Plugins.of(prepared)
+    outcomes = calls.outcomes("prepare", each=[(plugins, each) for each in surroundings], limit_s=ARRIVE_S)
+    failed = [(calls.places[rank].node, outcome) for rank, outcome in outcomes.items() if isinstance(outcome, PluginError)]
+    if failed:
+        by_reason = _grouped([(str(error), node) for node, error in failed])
+        lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {reason}" for reason, nodes in by_reason.items())
+        raise PluginError(f"not every node has the plugins that the driver chose:{lines}")
+    calls.values(outcomes)
+
+
+def _require_same(places: Sequence[Whereabouts], software: Sequence[Software]) -> None:
+    """PluginError, naming the nodes, unless they all have the driver's versions of what decides on results."""
+    expected = dict(Software.here().versions)
+    wrong = []
+    for place, found in zip(places, software, strict=True):
+        here = dict(found.versions)
+        differing = [f"{name} {here.get(name, 'missing')}" for name in expected | here if here.get(name) != expected.get(name)]
+        if differing:
+            wrong.append((", ".join(differing), place.node))
+    if wrong:
+        lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {what}" for what, nodes in _grouped(wrong).items())
+        has = ", ".join(f"{name} {version}" for name, version in expected.items())
+        raise PluginError(f"not every node has the driver's software ({has}); install the same versions:{lines}")
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
+    """The distinct second members by the first."""
+    return {key: sorted({node for _, node in group}) for key, group in groupby(sorted(pairs), key=lambda pair: pair[0])}
+
+
+def _data_parallel(layouts: Sequence[TrainerLayout]) -> list[list[int]]:
+    """The ranks of each data-parallel rank, the lowest first; ContractError unless they divide evenly."""
+    size = layouts[0].data_parallel_size
+    members: list[list[int]] = [[] for _ in range(size)]
+    for rank, layout in enumerate(layouts):
+        if layout.data_parallel_size != size:
+            raise ContractError(f"layout: rank {rank} has data_parallel_size {layout.data_parallel_size}; rank 0 has {size}")
+        members[layout.data_parallel_rank].append(rank)
+    if len({len(ranks) for ranks in members}) != 1:
+        raise ContractError(
+            f"layout: found data-parallel ranks of {[len(ranks) for ranks in members]} ranks; expected equally many"
+        )
+    return members

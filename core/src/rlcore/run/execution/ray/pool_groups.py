@@ -1,0 +1,266 @@
+"""Trainer, generator and the way between them, on the ranks of a pool."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import define, evolve, frozen
+
+from rlcore.registry.discovery import Entry
+from rlcore.run.execution.ray.calls import Calls
+from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
+from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
+from rlcore.run.execution.trainer_group import columns_for, without_columns
+from rlcore.run.minibatch import Minibatch
+from rlcore.run.protocols import RefitOrder
+from rlcore.run.responses import Responses
+from rlcore.run.train_step.microbatches import WIDTH
+from rlcore.spi import (
+    CheckpointError,
+    ContractError,
+    GenerateRequest,
+    LoadStateRequest,
+    LoadStateResult,
+    LossSpec,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
+    TokenBatch,
+    TrainStepResult,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array, Int64Array
+
+COUNT_EVERY_S = 1.0
+TOLERANCE = 1e-6
+"""Relative; figures that were reduced over all ranks may differ by rounding where the reduction does."""
+
+
+@frozen(kw_only=True, eq=False)
+class PoolTrainer:
+    """The trainer on all ranks."""
+
+    calls: Calls
+    entry: Entry
+    members: Sequence[Sequence[int]]
+    """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
+    max_tokens_per_microbatch: int
+    temperature: float
+    width: int = WIDTH
+    """The model's hidden size, by which attention weighs more or less."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every rank lives and is in a known state."""
+        return self.calls.is_usable
+
+    @property
+    def can_refuse(self) -> bool:
+        """Whether `train_step` takes bounds."""
+        return self.has(capabilities.METRIC_BOUNDS)
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability."""
+        return self.entry.provider is not None and capability in self.entry.provider.capabilities
+
+    @property
+    def returns_logprobs(self) -> bool:
+        """Whether there is `train_step_with_logprobs`."""
+        return self.has(capabilities.STEP_LOGPROBS)
+
+    def train_step(
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> TrainStepResult:
+        """One optimizer step on the minibatch, each data-parallel rank with its part of it."""
+        return self._step(minibatch, loss, weight_version, bounds)[0][0]
+
+    def train_step_with_logprobs(
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
+    ) -> tuple[TrainStepResult, Float32Array]:
+        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
+        results, dispatch = self._step(minibatch, loss, weight_version, bounds, logprobs=True)
+        found = [array for result in results for array in result.logprobs or ()]
+        return results[0], dispatch.join(minibatch.batch, found)
+
+    def _step(
+        self,
+        minibatch: Minibatch,
+        loss: LossSpec,
+        weight_version: int,
+        bounds: Mapping[str, float] | None,
+        *,
+        logprobs: bool = False,
+    ) -> tuple[list[TrainStepResult], Dispatch]:
+        """The results of all ranks, of which the first of each data-parallel rank has the log-probabilities."""
+        batch = columns_for(minibatch.batch, loss)
+        order = StepOrder(
+            counts=minibatch.counts,
+            loss=loss,
+            temperature=self.temperature,
+            weight_version=weight_version,
+            bounds=dict(bounds or {}),
+            schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
+            logprobs=logprobs,
+        )
+        dispatch = self._dispatch(batch, minibatch.sequences)
+        parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
+        given = [(order, *parts[rank], rank in leaders) for rank in sorted(parts)]
+        results: list[TrainStepResult] = self.calls.together("train_step", given)
+        for rank, result in enumerate(results):
+            if not _same_figures(result, results[0]):
+                self.calls.lose("ranks disagree on the figures of a step")
+                found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
+                raise ContractError(f"train_step: {self.calls.places[rank]} returned {found}; expected rank 0's {expected}")
+        return [results[leader] for leader in leaders], dispatch
+
+    def logprobs(
+        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+    ) -> Float32Array:
+        """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
+        bare = without_columns(batch, model)
+        dispatch = self._dispatch(bare, sequences)
+        order = LogprobsOrder(model=model, temperature=self.temperature, weight_version=weight_version)
+        parts, leaders = self._parts(bare, dispatch), [ranks[0] for ranks in self.members]
+        results = self.calls.together("logprobs", [(order, *parts[rank], rank in leaders) for rank in sorted(parts)])
+        return dispatch.join(bare, [results[leader] for leader in leaders])
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what every rank holds."""
+        return SetResidencyResult(device_bytes=max(self.calls.together("move_trainer", [(request,)] * len(self.calls.ranks))))
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write every rank's part; CheckpointError where the driver does not see it."""
+        request = evolve(request, directory=request.directory.absolute())
+        written = self.calls.all("save_trainer", request)
+        return SaveStateResult(files=_seen(request.directory, self.calls, range(len(written)), written))
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore every rank's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        results: list[LoadStateResult] = self.calls.together("load_trainer", [(request,)] * len(self.calls.ranks))
+        if len({result.weight_version for result in results}) > 1:
+            raise CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
+        return results[0]
+
+    def _dispatch(self, batch: TokenBatch, sequences: Int64Array) -> Dispatch:
+        return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width)
+
+    def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
+        """By rank, where its data lies: an object in Ray's store, and a number in it. Ranks of one data-parallel rank share
+        theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
+        import ray
+
+        parts, places = dispatch.parts(batch), self.calls.places
+        nodes: dict[frozenset[str], list[int]] = {}
+        for index, ranks in enumerate(self.members):
+            nodes.setdefault(frozenset(places[rank].node_id for rank in ranks), []).append(index)
+        found: dict[int, tuple[Any, int]] = {}
+        for indices in nodes.values():
+            stored = ray.put([parts[index] for index in indices])
+            found |= {rank: (stored, number) for number, index in enumerate(indices) for rank in self.members[index]}
+        return found
+
+
+@define(kw_only=True, eq=False)
+class PoolGenerator:
+    """A generator on every rank that hosts one; prompts are dealt out among them."""
+
+    calls: Calls
+    entry: Entry
+    hosts: Sequence[int]
+    """The ranks with a generator."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every rank lives and is in a known state."""
+        return self.calls.is_usable
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability. What it streams stays in the worker."""
+        declared = self.entry.provider is not None and capability in self.entry.provider.capabilities
+        return declared and capability != capabilities.STREAMING
+
+    def generate(self, request: GenerateRequest) -> Responses:
+        """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
+        dealt = deal_prompts(request, len(self.hosts))
+        given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
+        count = _Counter(calls=self.calls, ranks=list(given), num_samples=len(request.seeds))
+        parts = {rank: (part_of(request, prompts),) for rank, prompts in given.items()}
+        results = self.calls.apart("generate", parts, watch=count)
+        return join_responses(list(given.values()), request.num_samples, results)
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what every generator holds."""
+        return SetResidencyResult(device_bytes=max(self.calls.apart("move_generator", dict.fromkeys(self.hosts, (request,)))))
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write every generator's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        written = self.calls.apart("save_generator", dict.fromkeys(self.hosts, (request,)))
+        return SaveStateResult(files=_seen(request.directory, self.calls, self.hosts, written))
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore every generator's part."""
+        request = evolve(request, directory=request.directory.absolute())
+        results: list[LoadStateResult] = self.calls.apart("load_generator", dict.fromkeys(self.hosts, (request,)))
+        return results[0]
+
+
+@frozen(kw_only=True, eq=False)
+class PoolRoute:
+    """From every trainer rank to the generator beside it."""
+
+    calls: Calls
+
+    def hand_over(self, order: RefitOrder) -> None:
+        """Export and refit on all ranks; ContractError unless all exported the same."""
+        digests = self.calls.all("refit", order)
+        for rank, found in enumerate(digests):
+            differing = [name for name in found.keys() | digests[0].keys() if found.get(name) != digests[0].get(name)]
+            if differing:
+                self.calls.lose("ranks export different weights")
+                names = ", ".join(sorted(differing)[:3])
+                place = self.calls.places[rank]
+                raise ContractError(
+                    f"export_weights: {place} exports other values than rank 0, in {len(differing)} tensors: {names}"
+                )
+
+
+@define(kw_only=True, eq=False)
+class _Counter:
+    """Tells the display how many samples have ended, now and then."""
+
+    calls: Calls
+    ranks: list[int]
+    num_samples: int
+    last: float = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self.last >= COUNT_EVERY_S:
+            self.last = now
+            num_finished = sum(self.calls.ask(self.ranks, "num_finished", 0))
+            if num_finished:
+                self.calls.progress.samples(num_finished, self.num_samples)
+
+
+def _same_figures(one: TrainStepResult, other: TrainStepResult) -> bool:
+    figures = [(one.loss, other.loss), (one.grad_norm, other.grad_norm), (one.learning_rate, other.learning_rate)]
+    figures += [(value, other.metrics.get(name, math.nan)) for name, value in one.metrics.items()]
+    close = all(math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for first, second in figures)
+    return close and one.weight_version == other.weight_version
+
+
+def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """All files, which the driver has to see as well."""
+    for rank, files in zip(ranks, written, strict=True):
+        missing = [name for name in files if not (directory / name).exists()]
+        if missing:
+            raise CheckpointError(
+                f"{calls.places[rank]} wrote {missing[0]}, which is not in {directory} on the driver's machine. "
+                "run.directory has to be on a file system that all nodes share."
+            )
+    return tuple(sorted({name for files in written for name in files}))

@@ -1,0 +1,278 @@
+"""One rank: a process that holds a trainer and, where it hosts one, a generator."""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.discovery import Entry, ObserverEntry, discover
+from rlcore.registry.exits import exit_error, is_outside
+from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.observers import build_observers
+from rlcore.registry.selection import load_chosen
+from rlcore.registry.weight_streams import recorded
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.ray.affinity import bind_near
+from rlcore.run.execution.ray.dispatch import RankPart
+from rlcore.run.execution.ray.failures import RemoteError, Reply, Whereabouts
+from rlcore.run.execution.ray.leftovers import mark_children
+from rlcore.run.execution.ray.orders import (
+    BuildOrder,
+    Built,
+    GeneratorOrder,
+    LogprobsOrder,
+    Plugins,
+    Software,
+    StepOrder,
+    Surroundings,
+)
+from rlcore.run.execution.residency import make_room
+from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.protocols import RefitOrder
+from rlcore.run.responses import Responses
+from rlcore.spi import (
+    ContractError,
+    GenerateRequest,
+    GenerateResult,
+    LoadStateRequest,
+    LoadStateResult,
+    LogprobsRequest,
+    ObserverContext,
+    RefitRequest,
+    SaveStateRequest,
+    SetResidencyRequest,
+    TrainStepResult,
+    capabilities,
+)
+from rlcore.spi.arrays import Float32Array
+
+
+class Worker:
+    """Made by Ray in a process of its own. Every call but `where` and `num_finished` goes through `call`, one after another."""
+
+    def __init__(self, rank: int, log_file: Path) -> None:
+        self._rank = rank
+        self._log_file = log_file
+        self._trainer: TrainerHandle | None = None
+        self._generator: GeneratorHandle | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._plugins: tuple[Entry, Entry | None, tuple[ObserverEntry, ...]] | None = None
+        self._thread: int | None = None
+        self._doing = ""
+        self._num_finished = 0
+        self._counting = threading.Lock()
+
+    def call(self, name: str, *arguments: Any) -> Reply:
+        """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
+        self._thread, self._doing = threading.get_ident(), name
+        try:
+            value, error = getattr(self, name)(*arguments), None
+        except BaseException as raised:  # a panic in a native library is no Exception
+            if is_outside(raised):
+                raise
+            sys.stdout.flush()
+            # To Ray, a plugin's SystemExit is an actor that ends as it was told to.
+            failure = exit_error(name, raised) if isinstance(raised, SystemExit) else raised
+            value, error = None, RemoteError.of(failure, self._log_file)
+            traceback.print_exception(raised)
+        finally:
+            self._doing = ""
+            sys.stdout.flush()
+            sys.stderr.flush()
+        handles = [handle for handle in (self._trainer, self._generator) if handle is not None]
+        return Reply(value=value, error=error, is_usable=all(handle.is_usable for handle in handles))
+
+    def where(self) -> str:
+        """What the rank is doing, and at which line; answered beside the calls."""
+        frame = sys._current_frames().get(self._thread or 0)
+        if not self._doing or frame is None:
+            return "idle"
+        last = traceback.extract_stack(frame)[-1]
+        return f"in {self._doing}, at {last.filename}:{last.lineno} in {last.name}"
+
+    def num_finished(self) -> int:
+        """Samples that the generation under way has finished; answered beside the calls."""
+        return self._num_finished
+
+    def arrive(self) -> tuple[Whereabouts, Software]:
+        """Turn the process's output to its log, and say where it is."""
+        import ray
+
+        _redirect_output(self._log_file)
+        context = ray.get_runtime_context()
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        here = Whereabouts(
+            rank=self._rank,
+            node=address,
+            node_id=context.get_node_id(),
+            pid=os.getpid(),
+            log_file=self._log_file,
+            gpu_ids=tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
+        )
+        print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {here}", flush=True)
+        return here, Software.here()
+
+    def prepare(self, plugins: Plugins, surroundings: Surroundings) -> None:
+        """Load the plugins that the driver chose, and set the process up for them; nothing heavy is imported before."""
+        mark_children(surroundings.pool)
+        if surroundings.directory.is_dir():
+            os.chdir(surroundings.directory)
+        cores = bind_near(surroundings.own_gpu_ids)
+        if surroundings.gpu_ids:
+            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpu_ids)
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        share = max(1, len(cores) // surroundings.ranks_on_node)
+        os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
+        generator = None if plugins.generator is None else load_chosen(plugins.generator)
+        observers = discover(plugins.disabled).observers(plugins.observers)
+        context = ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
+        sections = plugins.observer_options
+        options = {entry.name: pickle.loads(sections[entry.name]) for entry in observers if entry.name in sections}
+        built = build_observers(observers, context, options)
+        self._plugins = load_chosen(plugins.trainer), generator, built
+
+    def rendezvous(self) -> str:
+        """An address at which the ranks can meet, with a port that is free on this node."""
+        import ray
+
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def build(self, order: BuildOrder) -> Built:
+        """Build the trainer, together with all other ranks, and make room for generators."""
+        assert self._plugins is not None
+        trainer, _, observers = self._plugins
+        self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
+        make_room(self._trainer, order.room_for_generator)
+        return Built(layout=self._trainer.layout)
+
+    def build_generator(self, order: GeneratorOrder) -> None:
+        """Build the generator that this rank hosts, once every rank has made room: it may span several ranks' devices."""
+        assert self._plugins is not None
+        _, generator, observers = self._plugins
+        assert generator is not None
+        self._generator = build_generator(generator, order.context, order.config, observers)
+        self._tokenizer = pickle.loads(order.tokenizer)
+
+    def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
+        """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
+        no log-probabilities."""
+        result = self._trainer_handle().train_step(order.request(parts[number]))
+        return result if returns else evolve(result, logprobs=None)
+
+    def logprobs(self, order: LogprobsOrder, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
+        """float32 [T] of this rank's share; None from ranks that only help another one."""
+        request = LogprobsRequest(
+            microbatches=parts[number].microbatches(),
+            model=order.model,
+            temperature=order.temperature,
+            entropy=False,
+            weight_version=order.weight_version,
+        )
+        result = self._trainer_handle().get_logprobs(request)
+        return np.concatenate(result.logprobs) if returns else None
+
+    def refit(self, order: RefitOrder) -> Mapping[str, int]:
+        """Export the weights, and bring this rank's generator to them where it hosts one; the digests of the export.
+
+        Every rank takes part in the export to its end, also where its generator fails: the others wait for it.
+        """
+        export = self._trainer_handle().export_weights(order.export)
+        sent: dict[str, int] = {}
+        export = recorded(export, sent)
+        if self._generator is not None:
+            version = order.export.weight_version
+            try:
+                self._generator.refit(
+                    RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True)
+                )
+            finally:
+                for _ in export.buckets:
+                    pass
+        else:
+            for _ in export.buckets:
+                pass
+        return sent
+
+    def generate(self, request: GenerateRequest) -> Responses:
+        """Sample responses for this rank's prompts."""
+        generator = self._generator_handle()
+        self._num_finished = 0
+        streams = generator.has(capabilities.STREAMING)
+        result = generator.generate(evolve(request, on_finished=self._count) if streams else request)
+        assert self._tokenizer is not None
+        return Responses.of(result, self._tokenizer)
+
+    def move_trainer(self, request: SetResidencyRequest) -> int:
+        """Bytes left on the device."""
+        return self._trainer_handle().set_residency(request).device_bytes
+
+    def move_generator(self, request: SetResidencyRequest) -> int:
+        """Bytes left on the device."""
+        return self._generator_handle().set_residency(request).device_bytes
+
+    def save_trainer(self, request: SaveStateRequest) -> tuple[str, ...]:
+        """The files that this rank wrote."""
+        return self._trainer_handle().save_state(request).files
+
+    def save_generator(self, request: SaveStateRequest) -> tuple[str, ...]:
+        """The files that this rank wrote."""
+        return self._generator_handle().save_state(request).files
+
+    def load_trainer(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore the trainer's state."""
+        return self._trainer_handle().load_state(request)
+
+    def load_generator(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore the generator's state."""
+        return self._generator_handle().load_state(request)
+
+    def close(self) -> None:
+        """Close both."""
+        with ExitStack() as stack:
+            for handle in (self._trainer, self._generator):
+                if handle is not None:
+                    stack.enter_context(closed_after(handle))
+
+    def _count(self, sample: int, result: GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
+        with self._counting:
+            self._num_finished += 1
+
+    def _trainer_handle(self) -> TrainerHandle:
+        if self._trainer is None:
+            raise ContractError("a worker is asked before it has built its trainer; this is a defect of the driver")
+        return self._trainer
+
+    def _generator_handle(self) -> GeneratorHandle:
+        if self._generator is None:
+            raise ContractError("a worker without a generator is asked for what only those with one do; this is a defect")
+        return self._generator
+
+
+def _redirect_output(log_file: Path) -> None:
+    """Append what this process and its children print to a file."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    # Python's streams may be Ray's own, which write elsewhere.
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")

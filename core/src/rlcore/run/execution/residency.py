@@ -1,0 +1,90 @@
+"""Trainer and generator on one device: whoever works has the memory."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from attrs import define
+
+from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.run.protocols import GeneratorGroup, TrainerGroup
+from rlcore.run.report.timing import PhaseClock
+from rlcore.spi import SetResidencyRequest, capabilities
+
+if TYPE_CHECKING:
+    from rlcore.run.plan.prepare import Prepared
+
+RESIDENT = SetResidencyRequest(weights="device", state="device")
+GIB = 2**30
+
+
+def room_for_generator(prepared: "Prepared") -> SetResidencyRequest | None:
+    """Where the trainer's memory is while the generator starts; None where that need not care."""
+    options = prepared.recipe.residency
+    if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
+        return None
+    return SetResidencyRequest(
+        weights="host" if options.offload_trainer == "all" else "device",
+        state="device" if options.offload_trainer == "none" else "host",
+    )
+
+
+def make_room(trainer: TrainerHandle, room: SetResidencyRequest | None) -> None:
+    """Before a generator starts beside it; even where nothing is offloaded, that frees what the trainer holds unused."""
+    if room is not None and trainer.has(capabilities.RESIDENCY):
+        trainer.set_residency(room)
+
+
+@define(kw_only=True, eq=False)
+class Residency:
+    """Whose turn it is. The generator wakes in two stages, since the weights that it receives have to be somewhere before the
+    memory for its cache is free."""
+
+    trainer: TrainerGroup
+    generator: GeneratorGroup
+    generator_sleeps: bool
+    offload_trainer: Literal["none", "state", "all"]
+    trainer_moves: bool
+    """Whether the trainer can be asked for memory."""
+    clock: PhaseClock
+    turn: Literal["training", "generation"] | None
+    """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
+    metrics: dict[str, float]
+    """What each leaves on the device while the other works, in GiB."""
+
+    def to_training(self) -> bool:
+        """Give the device to the trainer. True where that cost the generator its weights."""
+        if self.turn == "training":
+            return False
+        discards = self.generator_sleeps and self.generator.has(capabilities.DISCARD_WEIGHTS)
+        with self.clock.phase("residency"):
+            if self.generator_sleeps:
+                asleep = SetResidencyRequest(weights="host", state="host", discard_weights=discards)
+                left = self.generator.set_residency(asleep).device_bytes
+                self.metrics["memory/generator_asleep_gib"] = left / GIB
+            if self.offload_trainer != "none":
+                self.trainer.set_residency(RESIDENT)
+        self.turn = "training"
+        return discards
+
+    def to_generation(self, refit: Callable[[], None]) -> None:
+        """Give the device to the generator; `refit` is called when the weights of both are there."""
+        if self.turn == "generation":
+            refit()
+            return
+        with self.clock.phase("residency"):
+            self._make_room(weights="device")
+            if self.generator_sleeps:
+                self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
+        refit()
+        with self.clock.phase("residency"):
+            self._make_room(weights="host" if self.offload_trainer == "all" else "device")
+            if self.generator_sleeps:
+                self.generator.set_residency(RESIDENT)
+        self.turn = "generation"
+
+    def _make_room(self, weights: Literal["device", "host"]) -> None:
+        """Even where nothing is offloaded, the trainer then gives back what its allocator holds without using it."""
+        if self.trainer_moves:
+            state: Literal["device", "host"] = "device" if self.offload_trainer == "none" else "host"
+            left = self.trainer.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
+            self.metrics["memory/trainer_idle_gib"] = left / GIB

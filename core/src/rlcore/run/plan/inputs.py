@@ -1,0 +1,183 @@
+"""Tokenizer, data and environment runner: what a run reads, checked whole before any backend is built."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import compress
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.config.recipe import DataConfig, DatasetConfig
+from rlcore.registry.binding import max_concurrent
+from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
+from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
+from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
+from rlcore.run.model_config import config_number
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.spi import DataError, Observation, Row, capabilities
+from rlcore.spi.arrays import Int64Array
+
+
+@frozen(kw_only=True, eq=False)
+class Inputs:
+    """Everything a run reads."""
+
+    tokenizer: Tokenizer
+    episodes: EpisodeRunner | None
+    train_rows: Sequence[Row]
+    train_kept: Int64Array
+    """int64 [P]: the rows within the limits."""
+    stream: PromptStream
+    """Over the kept rows."""
+    demonstrations: Demonstrations | None
+    """Where the algorithm trains on them; its sequences are the kept rows'."""
+    evaluation_rows: Sequence[Row] | None
+    evaluation_kept: Int64Array
+    """int64: the held-out rows within the limits."""
+    measured: Int64Array
+    """int64: those of them that evaluation.max_prompts lets pass."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the data."""
+
+
+@contextmanager
+def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
+    """Read and check all data; the environment's event loop stops at the end."""
+    recipe = prepared.recipe
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    episodes = _episodes(prepared)
+    try:
+        observe = _observer(prepared, episodes)
+        train_rows = rows_of(prepared, "train")
+        demonstrations = None
+        if prepared.algorithm.needs.source == "demonstrations":
+            demonstrations = _demonstrations(prepared, train_rows, tokenizer)
+            train_kept = demonstrations.rows
+        else:
+            train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
+        evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
+        if prepared.environment is not None and recipe.data.evaluation is not None:
+            evaluation_rows = rows_of(prepared, "evaluation")
+            evaluation_kept = _within_limits(
+                prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
+            )
+        measured = evaluation_kept[: recipe.evaluation.max_prompts]
+        notes: tuple[str, ...] = ()
+        if evaluation_rows is not None:
+            notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
+        yield Inputs(
+            tokenizer=tokenizer,
+            episodes=episodes,
+            train_rows=train_rows,
+            train_kept=train_kept,
+            stream=PromptStream(
+                num_rows=len(train_kept),
+                batch_size=recipe.training.prompts_per_step,
+                seed=recipe.run.seed,
+                shuffle=recipe.data.train.shuffle,
+            ),
+            demonstrations=demonstrations,
+            evaluation_rows=evaluation_rows,
+            evaluation_kept=evaluation_kept,
+            measured=measured,
+            notes=notes,
+        )
+    finally:
+        if episodes is not None:
+            episodes.close()
+
+
+def _episodes(prepared: Prepared) -> EpisodeRunner | None:
+    if prepared.environment is None:
+        return None
+    recipe, entry = prepared.recipe, prepared.chosen["environment"]
+    return EpisodeRunner(
+        prepared.environment,
+        recipe.rollout.environment_timeout_s,
+        recipe.rollout.on_environment_error,
+        entry.label,
+        max_concurrent(entry, prepared.config("environment")),
+        config_number(recipe.model.path, "vocab_size"),
+    )
+
+
+def rows_of(prepared: Prepared, split: Split) -> Sequence[Row]:
+    """The rows of a data set that the recipe has."""
+    config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
+    owner = "environment" if entry is None else entry.label
+    return load_rows(config, split, prepared.environment, owner)
+
+
+def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:
+    """Some of the rows, in order, gone through as a whole: that is faster than to take each by its number."""
+    wanted = np.zeros(len(rows), np.bool_)
+    wanted[numbers] = True
+    return compress(rows, wanted.tolist())
+
+
+def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) -> Iterator[str]:
+    """A note where held-out prompts are trained on too; DataError where the recipe wants none. Both are the rows in use."""
+    held_out = Counter(map(_prompt_key, evaluation))
+    number = sum(held_out[key] for key in held_out.keys() & set(map(_prompt_key, train)))
+    if number == 0:
+        return
+    found = f"data.evaluation: {number} of {held_out.total()} held-out prompts are in data.train too"
+    if data.on_overlap == "error":
+        raise DataError(f"{found}; expected none (data.on_overlap). Take them out of one of the two")
+    yield f"{found}, so that pass@1 measures what was trained on"
+
+
+def _prompt_key(row: Row) -> str:
+    """What a row asks, as text; the whole row where only the environment makes a prompt of it."""
+    prompt = row.get(PROMPT)
+    return (
+        prompt if isinstance(prompt, str) else json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
+    )
+
+
+def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | None:
+    """The prompts that the environment makes of rows, where it can say so before the run."""
+    entry = prepared.chosen.get("environment")
+    if episodes is None or entry is None or entry.provider is None:
+        return None
+    if capabilities.CHEAP_RESET not in entry.provider.capabilities:
+        return None
+
+    def observe(rows: Sequence[Row]) -> list[Observation]:
+        observations = []
+        for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
+            if isinstance(reset, Failure):
+                # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
+                raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+            observations.append(reset.observation)
+        return observations
+
+    return observe
+
+
+def _demonstrations(prepared: Prepared, rows: Sequence[Row], tokenizer: Tokenizer) -> Demonstrations:
+    rollout = prepared.recipe.rollout
+    return render_demonstrations(
+        rows,
+        tokenizer,
+        prepared.recipe.data.train,
+        split="train",
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+    )
+
+
+def _within_limits(
+    prepared: Prepared, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
+) -> Int64Array:
+    """int64 [P]: the rows whose prompts are within the limit. Where only a reset could tell, all of them: each is then
+    checked when its episode begins."""
+    if observe is None:
+        return np.arange(len(rows), dtype=np.int64)
+    limit = prepared.recipe.rollout.max_prompt_tokens
+    prompts = render_prompts(rows, tokenizer, config, split=split, max_prompt_tokens=limit, observe=observe)
+    return prompts.rows

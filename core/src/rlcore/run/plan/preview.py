@@ -1,0 +1,85 @@
+"""What a run will read, looked at without building anything: how many rows, and the first prompt as the model will see it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.datasets import Split
+from rlcore.run.data.prompts import encode_prompts
+from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
+from rlcore.run.plan.inputs import Inputs, load_inputs, rows_of
+from rlcore.run.plan.prepare import Prepared
+from rlcore.spi import ResetResult, capabilities
+
+
+@frozen(kw_only=True)
+class Preview:
+    """What there is to read."""
+
+    rows: Mapping[Split, str]
+    """How many rows each data set has, and where they are from; of those that can be opened here."""
+    first_prompt: str | None
+    """The first row's prompt through the chat template, special tokens included; None where it cannot be told here."""
+    notes: Sequence[str]
+    """What was not looked at, and what is odd about the rest."""
+
+
+def preview(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Preview:
+    """Read and check the data as a run does at its start. What is on the Hub is not fetched: a note says so.
+
+    Raises DataError and ModelError as the run would. `tokenizer` stands in for the model's own, in tests.
+    """
+    recipe, notes = prepared.recipe, []
+    remote = [split for split, config in _data_sets(prepared).items() if _is_remote(config)]
+    notes += [f"data.{split}: {_data_sets(prepared)[split].path} is on the Hub, and was not opened" for split in remote]
+    if tokenizer is None and not is_here(recipe.model):
+        notes.append(f"model.path: the tokenizer of {recipe.model.path} is on the Hub, so that no prompt was made")
+    elif not remote:
+        with load_inputs(prepared, tokenizer or load_tokenizer(recipe.model)) as inputs:
+            rows = {split: _described(prepared, split, inputs) for split in _data_sets(prepared)}
+            return Preview(rows=rows, first_prompt=_first_prompt(prepared, inputs), notes=(*notes, *inputs.notes))
+    counts: dict[Split, str] = {}
+    for split, config in _data_sets(prepared).items():
+        if split not in remote:
+            counts[split] = _counted(len(rows_of(prepared, split)), config)
+    return Preview(rows=counts, first_prompt=None, notes=notes)
+
+
+def _data_sets(prepared: Prepared) -> dict[Split, DatasetConfig]:
+    data = prepared.recipe.data
+    sets: dict[Split, DatasetConfig] = {"train": data.train}
+    if data.evaluation is not None and prepared.environment is not None:
+        sets["evaluation"] = data.evaluation
+    return sets
+
+
+def _is_remote(config: DatasetConfig) -> bool:
+    return config.source == "huggingface" and not Path(config.path or "").expanduser().exists()
+
+
+def _counted(number: int, config: DatasetConfig) -> str:
+    where = "the environment" if config.source == "environment" else config.path
+    return f"{number:,} row{'' if number == 1 else 's'} of {where}"
+
+
+def _described(prepared: Prepared, split: Split, inputs: Inputs) -> str:
+    rows = inputs.train_rows if split == "train" else inputs.evaluation_rows or ()
+    kept = inputs.train_kept if split == "train" else inputs.evaluation_kept
+    left_out = f", of which {len(rows) - len(kept):,} are over the limits and left out" if len(kept) < len(rows) else ""
+    return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}"
+
+
+def _first_prompt(prepared: Prepared, inputs: Inputs) -> str | None:
+    """Of the first row that is trained on. An environment makes it only where it promises that this costs nothing."""
+    if inputs.demonstrations is not None:
+        return inputs.tokenizer.show(inputs.demonstrations.tokens.sequence(0)[: inputs.demonstrations.prompt_lengths[0]])
+    provider = prepared.chosen["environment"].provider
+    if inputs.episodes is None or provider is None or capabilities.CHEAP_RESET not in provider.capabilities:
+        return None
+    (reset,) = inputs.episodes.reset_all([inputs.train_rows[int(inputs.train_kept[0])]], [0])
+    if not isinstance(reset, ResetResult):
+        return None
+    (tokens,) = encode_prompts([reset.observation], inputs.tokenizer)
+    return inputs.tokenizer.show(tokens)

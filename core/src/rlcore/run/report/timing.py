@@ -1,0 +1,48 @@
+"""Where the seconds of a step go."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlcore.run.report.progress import Progress
+
+STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit", "residency")
+"""Parts of a step; what remains of its total is `other`."""
+
+
+class PhaseClock:
+    """Adds up wall-clock seconds by phase, per step and over the whole run, and tells the display what is happening."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._step: defaultdict[str, float] = defaultdict(float)
+        self._step_start = time.perf_counter()
+        self.totals: defaultdict[str, float] = defaultdict(float)
+        """Seconds by phase over the whole run."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block as phase `name`."""
+        self._progress.phase(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self._step[name] += seconds
+            self.totals[name] += seconds
+
+    def begin_step(self) -> None:
+        """Start counting a step; what ran between two steps is in no step's figures."""
+        self._step.clear()
+        self._step_start = time.perf_counter()
+
+    def end_step(self) -> dict[str, float]:
+        """The step's `time/<phase>_s` metrics; `time/other_s` is what no phase covers."""
+        total_s = time.perf_counter() - self._step_start
+        metrics = {f"time/{name}_s": self._step[name] for name in STEP_PHASES}
+        other_s = max(0.0, total_s - sum(metrics.values()))
+        self.totals["other"] += other_s
+        self.totals["total"] += total_s
+        return {"time/total_s": total_s, **metrics, "time/other_s": other_s}

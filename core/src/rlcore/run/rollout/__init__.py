@@ -1,0 +1,1 @@
+"""From prompts to rewarded samples: episodes of generator and environment."""

@@ -1,0 +1,349 @@
+"""From prompts to rewarded samples: turns between generator and environment, packed into one batch."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.responses import Responses
+from rlcore.run.rollout.conversation import Conversations
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.episode_starts import EpisodeStarts, PromptLimit
+from rlcore.run.rollout.gc_tuning import only_young_collections
+from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.spi import (
+    GENERATION_LOGPROBS,
+    GROUP_IDS,
+    ROUTED_EXPERTS,
+    WEIGHT_VERSIONS,
+    DataError,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Observation,
+    RaggedTokens,
+    RolloutBatch,
+    RoutedExperts,
+    Row,
+    SamplingParams,
+    TokenBatch,
+    capabilities,
+)
+from rlcore.spi.arrays import (
+    AnyArray,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    join_rows,
+    offsets_of,
+    take_rows,
+)
+
+NOT_GENERATED = -1
+"""The weight version of a token that the policy did not say."""
+
+
+@frozen(kw_only=True, eq=False)
+class CollectedRollouts:
+    """A step's samples, and what the run directory and the metrics tell of them."""
+
+    rollouts: RolloutBatch
+    success: BoolArray
+    """bool [N]: whether the environment called the task solved; False where it failed."""
+    responses: Sequence[str]
+    """[N]: the text of all turns of the policy."""
+    num_generated: Int64Array
+    """int64 [N]: tokens that the policy generated."""
+    environment_metrics: Mapping[str, float] = field(factory=dict)
+    """Means over the turns that report them, of valid episodes."""
+
+
+@frozen(kw_only=True, eq=False)
+class RolloutCollector:
+    """Runs the episodes of one step. Every random choice follows from the seed given to `collect`."""
+
+    generator: GeneratorGroup
+    episodes: EpisodeRunner
+    tokenizer: Tokenizer
+    sampling: SamplingParams
+    samples_per_prompt: int
+    prompt_limit: PromptLimit
+    max_response_tokens: int
+    max_turns: int
+    max_failed_fraction: float
+    """Of the samples that are masked, since their environment failed."""
+    purpose: str = "the step"
+    """What the samples are for, in words."""
+    routed_experts: bool = False
+    """Whether the batch is to say which experts the generator sent each token to."""
+    clock: PhaseClock
+    progress: Progress
+
+    def collect(self, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
+        """`samples_per_prompt` episodes of each row, adjacent; of none whose prompt is over the limit, where the recipe leaves
+        such rows out. `seed` is a key of numpy's SeedSequence."""
+        with only_young_collections():
+            random = np.random.default_rng(list(seed))
+            return _Collection(self, self._begin(rows, random), weight_version, random).run()
+
+    def _begin(self, rows: Sequence[Row], random: np.random.Generator) -> EpisodeStarts:
+        """Begin one episode a row; its samples share the prompt."""
+        seeds = random.integers(0, 2**31, len(rows)).tolist()
+        with self.clock.phase("rewards"):
+            resets = self.episodes.reset_all(rows, seeds)
+        placeholder = (self.sampling.stop_token_ids or (0,))[0]
+        starts = EpisodeStarts.of(rows, resets, self.tokenizer, self.prompt_limit, placeholder)
+        if starts.num_dropped:
+            limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
+            found = f"{starts.num_dropped} of {len(rows)} prompts are left out: they have more than {limit}"
+            self.progress.note(f"{self.prompt_limit.key}: {found}")
+        return starts
+
+
+class _Collection:
+    """The state of one `collect` call: N = rows · samples_per_prompt episodes."""
+
+    def __init__(
+        self, collector: RolloutCollector, starts: EpisodeStarts, weight_version: int, random: np.random.Generator
+    ) -> None:
+        self.c = collector
+        self.starts = starts
+        self.weight_version = weight_version
+        self.random = random
+        num_episodes = len(starts.rows) * collector.samples_per_prompt
+        self.rewards = np.zeros(num_episodes, np.float64)
+        self.success = np.zeros(num_episodes, np.bool_)
+        self.valid = np.ones(num_episodes, np.bool_)
+        self.finish_reasons = np.full(num_episodes, FinishReason.ABORTED, np.uint8)
+        self.budget = np.full(num_episodes, collector.max_response_tokens, np.int64)
+        self.num_generated = np.zeros(num_episodes, np.int64)
+        self.texts = [""] * num_episodes
+        self.states: list[Any] = [None] * num_episodes
+        self.conversations = Conversations(num_episodes, collector.tokenizer, collector.sampling.stop_token_ids)
+        self.failures = MaskedFailures(
+            num_samples=num_episodes, of=collector.purpose, max_fraction=collector.max_failed_fraction
+        )
+        self.metric_values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """By name: the episodes that reported it, and what."""
+        self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
+        """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
+        self.routed: list[tuple[Int64Array, RoutedExperts]] = []
+        """Episodes of each turn, and where their tokens went, from the first on."""
+
+    def run(self) -> CollectedRollouts:
+        active, prompts = self._reset()
+        for turn in range(self.c.max_turns):
+            said = self._generate(prompts, active, num_samples=self.c.samples_per_prompt if turn == 0 else 1)
+            result = said.result
+            self._append(active, result.offsets, result.tokens, result.logprobs, result.weight_versions)
+            if result.routed_experts is not None:
+                self.routed.append((active, result.routed_experts))
+            observed = self._step(active, said)
+            del said, result  # they take as much memory as what is made of them
+            if turn + 1 == self.c.max_turns:
+                break
+            # An episode goes on where the environment says so and at least one token can still be generated.
+            open_ = [(index, read) for index, read in self._read(observed) if len(read) < self.budget[index]]
+            if not open_:
+                break
+            active = np.asarray([index for index, _ in open_], np.int64)
+            packed = RaggedTokens.from_lists([read.tolist() for _, read in open_])
+            self.budget[active] -= packed.lengths
+            self._append_read(active, packed.offsets, packed.tokens)
+            prompts = self._contexts(active)
+        return self._collected()
+
+    def _reset(self) -> tuple[Int64Array, RaggedTokens]:
+        """The episodes as they begin. Returns all of them and the P prompts."""
+        group, prompts = self.c.samples_per_prompt, self.starts.prompts
+        for index, reset in enumerate(self.starts.resets):
+            members = range(index * group, (index + 1) * group)
+            if isinstance(reset, Failure):
+                self._fail(members, reset.reason)
+                continue
+            for member in members:
+                self.states[member] = reset.state
+            if self.c.max_turns > 1:
+                self.conversations.begin(members, reset.observation)
+        self.failures.check()
+        episodes = np.arange(len(self.rewards), dtype=np.int64)
+        shared = np.repeat(np.arange(len(self.starts.rows)), group)
+        tokens = take_rows(prompts.tokens, prompts.offsets, shared)
+        self._append_read(episodes, offsets_of(prompts.lengths[shared]), tokens)
+        return episodes, prompts
+
+    def _fail(self, episodes: Iterable[int], reason: str) -> None:
+        """Mask episodes that the environment failed on."""
+        for episode in episodes:
+            self.valid[episode] = False
+            self.failures.add(episode, reason)
+
+    def _generate(self, prompts: RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
+        request = GenerateRequest(
+            prompts=prompts,
+            num_samples=num_samples,
+            seeds=self._seeds()[active],
+            max_tokens=self.budget[active].astype(np.int32),
+            sampling=self.c.sampling,
+            weight_version=self.weight_version,
+            on_finished=self._counter(len(active)) if self.c.generator.has(capabilities.STREAMING) else None,
+            routed_experts=self.c.routed_experts,
+        )
+        with self.c.clock.phase("generation"):
+            return self.c.generator.generate(request)
+
+    def _seeds(self) -> Int64Array:
+        """int64 [N]: a turn's, drawn for all episodes of the rows that were asked for. What becomes of an episode, such as that
+        it fails on a busy machine, then changes no sample of another."""
+        num_rows = len(self.starts.rows) + self.starts.num_dropped
+        seeds = self.random.integers(0, 2**63 - 1, (num_rows, self.c.samples_per_prompt), dtype=np.int64)
+        return seeds[self.starts.kept].reshape(-1)
+
+    def _counter(self, num_samples: int) -> Callable[[int, GenerateResult], None]:
+        """Tells the display how many samples have ended."""
+        lock, num_finished = threading.Lock(), 0
+
+        def count(sample: int, result: GenerateResult) -> None:  # noqa: ARG001 - what a generator hands out
+            nonlocal num_finished
+            with lock:
+                num_finished += 1
+                self.c.progress.samples(num_finished, num_samples)
+
+        return count
+
+    def _step(self, active: Int64Array, said: Responses) -> dict[int, Observation]:
+        """Score a turn of each active episode; returns what those observe that go on."""
+        result = said.result
+        lengths = np.diff(result.offsets)
+        self.budget[active] -= lengths
+        self.num_generated[active] += lengths
+        self.finish_reasons[active] = result.finish_reasons
+        for index, text, length, end in zip(active.tolist(), said.texts, lengths, result.offsets[1:], strict=True):
+            self.texts[index] += text
+            if self.c.max_turns > 1:
+                self.conversations.said(index, text, int(result.tokens[end - 1]) if length else None)
+        alive = np.flatnonzero(self.valid[active])
+        indices = active[alive].tolist()
+        states, turns = [self.states[index] for index in indices], said.turns(alive)
+        with self.c.clock.phase("rewards"):
+            answers = self.c.episodes.step_all(states, turns)
+        scored = {}
+        for index, answer in zip(indices, answers, strict=True):
+            if isinstance(answer, Failure):
+                self._fail([index], answer.reason)
+            else:
+                scored[index] = answer
+        self.failures.check()
+        at = list(scored)
+        self.rewards[at] += [float(answer.reward) for answer in scored.values()]
+        self.success[at] = [answer.success for answer in scored.values()]
+        for index, answer in scored.items():
+            self.states[index] = answer.state
+            for name, value in answer.metrics.items():
+                self.metric_values[name].append((index, value))
+        return {index: answer.observation for index, answer in scored.items() if answer.observation is not None}
+
+    def _read(self, observed: Mapping[int, Observation]) -> list[tuple[int, Int32Array]]:
+        """The tokens that episodes read next; what a chat template cannot tell as it went is a failure of the episode."""
+        observed = {index: observation for index, observation in observed.items() if self.budget[index] > 0}
+        read = []
+        for index, tokens in zip(observed, self.conversations.read(list(observed), list(observed.values())), strict=True):
+            if not isinstance(tokens, DataError):
+                read.append((index, tokens))
+            elif self.c.episodes.masks_failures:
+                self._fail([index], str(tokens))
+            else:
+                raise tokens
+        self.failures.check()
+        return read
+
+    def _contexts(self, active: Int64Array) -> RaggedTokens:
+        """What each active episode has said and read so far."""
+        tokens, offsets = join_rows(self.columns["tokens"]), self._all_offsets()
+        return RaggedTokens(tokens=take_rows(tokens, offsets, active), offsets=offsets_of(np.diff(offsets)[active]))
+
+    def _append_read(self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array) -> None:
+        """What the environment said."""
+        number = len(tokens)
+        self._append(episodes, offsets, tokens, np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32))
+
+    def _append(
+        self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array, logprobs: Float32Array, versions: Int32Array
+    ) -> None:
+        """A row to each of some episodes, whose numbers rise."""
+        lengths = np.zeros(len(self.rewards), np.int64)
+        lengths[episodes] = np.diff(offsets)
+        for name, column in (("tokens", tokens), ("logprobs", logprobs), ("versions", versions)):
+            self.columns[name].append((column, offsets_of(lengths)))
+
+    def _all_offsets(self) -> Int64Array:
+        """int64 [N+1]: of all that each episode has said and read."""
+        offsets: Int64Array = np.sum([offsets for _, offsets in self.columns["tokens"]], axis=0)
+        return offsets
+
+    def _routed_experts(self, offsets: Int64Array) -> dict[str, AnyArray]:
+        """The column ROUTED_EXPERTS, where it is wanted: of a token that several turns have read, what the last one reports."""
+        if not self.routed:
+            return {}
+        episodes, first = self.routed[0]
+        if len(self.routed) == 1 and np.array_equal(first.offsets, offsets):
+            return {ROUTED_EXPERTS: first.experts}
+        column = np.full((int(offsets[-1]), *first.experts.shape[1:]), -1, np.int16)
+        for episodes, routed in self.routed:
+            for number, start in enumerate(offsets[episodes].tolist()):
+                rows = routed.experts[routed.offsets[number] : routed.offsets[number + 1]]
+                place = column[start : start + len(rows)]
+                np.copyto(place, rows, where=rows >= 0)
+        return {ROUTED_EXPERTS: column}
+
+    def _environment_metrics(self) -> dict[str, float]:
+        """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
+        valid = {
+            name: [value for episode, value in values if self.valid[episode]] for name, values in self.metric_values.items()
+        }
+        return {name: float(np.mean(values)) for name, values in valid.items() if values}
+
+    def _collected(self) -> CollectedRollouts:
+        offsets = self._all_offsets()
+        tokens, logprobs, versions = (join_rows(self.columns.pop(name)) for name in ("tokens", "logprobs", "versions"))
+        loss_mask = versions != NOT_GENERATED
+        if not self.valid.all():
+            loss_mask = loss_mask & np.repeat(self.valid, np.diff(offsets))
+            logprobs = np.where(loss_mask, logprobs, np.float32(0.0))
+        if self.failures.reasons:
+            self.c.progress.note(str(self.failures))
+        group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)
+        batch = TokenBatch(
+            tokens=tokens,
+            offsets=offsets,
+            loss_mask=loss_mask,
+            token_columns={
+                GENERATION_LOGPROBS: logprobs,
+                WEIGHT_VERSIONS: versions,
+                **self._routed_experts(offsets),
+            },
+            sequence_columns={GROUP_IDS: group_ids},
+        )
+        rollouts = RolloutBatch(
+            batch=batch,
+            rewards=np.where(self.valid, self.rewards, 0.0).astype(np.float32),
+            group_ids=group_ids,
+            valid=self.valid,
+            finish_reasons=self.finish_reasons,
+        )
+        return CollectedRollouts(
+            rollouts=rollouts,
+            success=self.success & self.valid,
+            responses=self.texts,
+            num_generated=self.num_generated,
+            environment_metrics=self._environment_metrics(),
+        )

@@ -1,0 +1,69 @@
+"""A step's metrics, by the names the field uses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.spi import FinishReason, TrainStepResult
+
+
+def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
+    """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
+    those of all, since the policy said what it said, whatever the environment did with it."""
+    rollouts, valid = collected.rollouts, collected.rollouts.valid
+    rewards = rollouts.rewards[valid] if valid.any() else np.zeros(1, np.float32)
+    success = collected.success[valid] if valid.any() else np.zeros(1, np.bool_)
+    truncated = rollouts.finish_reasons != FinishReason.STOP
+    return {
+        "reward_mean": float(rewards.mean(dtype=np.float64)),
+        "reward_std": float(rewards.std(dtype=np.float64)),
+        "success_rate": float(success.mean()),
+        "response_length_mean": float(collected.num_generated.mean()),
+        "response_length_max": float(collected.num_generated.max()),
+        "truncated_fraction": float(truncated.mean()),
+        "environment/failed": float((~valid).sum()),
+        **{f"environment/{name}": value for name, value in collected.environment_metrics.items()},
+    }
+
+
+AGREEMENT = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
+"""How far generator and trainer agree: only a step's first update compares them at the same weights."""
+
+
+def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
+    """Over a step's updates: the mean of each figure over the updates that report it, the greatest of `*_max`, and the first
+    update's AGREEMENT."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        figures = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
+        for name, value in {**figures, **result.metrics}.items():
+            values.setdefault(name, []).append(value)
+    return {name: _over_updates(name, found) for name, found in values.items()}
+
+
+def _over_updates(name: str, values: Sequence[float]) -> float:
+    if name in AGREEMENT:
+        return values[0]
+    return max(values) if name.endswith("_max") else float(np.mean(values))
+
+
+def throughput_metrics(num_tokens: int, collected: CollectedRollouts | None, total_s: float) -> dict[str, float]:
+    """Tokens per second of the whole step, prompts included, and mean generated tokens of a sample."""
+    metrics = {"tokens_per_second": num_tokens / total_s}
+    if collected is not None:
+        metrics["generated_tokens_per_second"] = float(collected.num_generated.sum()) / total_s
+        metrics["mean_generated_tokens"] = float(collected.num_generated.mean())
+    return metrics
+
+
+def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
+    """pass@1 counts a sample whose environment failed as not solved: a share of all samples is the one that evaluations of
+    several models can be compared by."""
+    figures = rollout_metrics(collected)
+    names = ("reward_mean", "response_length_mean", "truncated_fraction")
+    return {
+        "evaluation/pass@1": float(collected.success.mean()),
+        **{f"evaluation/{name}": figures[name] for name in names},
+        "evaluation/failed": figures["environment/failed"],
+    }

@@ -1,0 +1,176 @@
+"""Checkpoints: written to a temporary name, described by a manifest with sizes and digests, then renamed.
+
+step-000010/manifest.json     every other file with its size and SHA-256
+            loop.json         where the loop stands
+            trainer/…         what the backends wrote
+            generator/…
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+from rlcore.run.storage.run_directory import step_of, storage_errors
+from rlcore.spi import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+LOOP_STATE = "loop.json"
+
+
+@frozen(kw_only=True)
+class LoopState:
+    """Where the loop stands between two steps; everything else follows from the recipe's seed."""
+
+    step: int
+    """Steps done."""
+    weight_version: int
+    """Optimizer steps done."""
+    model: str
+    """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
+    trainer: str
+    """The plugin that wrote it, which alone can read it."""
+    unlogged: Mapping[str, float] | None = None
+    """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
+
+
+def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None], *, keep: int | None) -> Path:
+    """Save as root/step-N what `write` puts into the directory it is given; then drop all but the `keep` newest, if any.
+
+    Raises StorageError when the disk is full, and then leaves the earlier checkpoints as they were.
+    """
+    final = root / f"step-{state.step:06d}"
+    partial = root / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with storage_errors(f"checkpoint {final.name}", root):
+            partial.mkdir(parents=True)
+            (partial / LOOP_STATE).write_text(json.dumps(asdict(state), indent=2))
+            write(partial)
+            manifest = {"format": FORMAT, "files": _describe(partial)}
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
+            for path in [*partial.rglob("*"), partial]:
+                _sync(path)
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync(root)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in list_checkpoints(root)[:-keep] if keep is not None else []:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Complete checkpoints, oldest first; half-written ones, and what is named otherwise, are not among them."""
+    found = {number: path for path in root.glob("step-*") if (number := step_of(path)) is not None}
+    return [found[number] for number in sorted(found) if (found[number] / MANIFEST).is_file()]
+
+
+def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
+    """The newest intact checkpoint, or None where there is none; each damaged one that is passed over is noted.
+
+    Raises CheckpointError where there are checkpoints and none is intact.
+    """
+    damages = []
+    for path in reversed(list_checkpoints(root)):
+        damage = find_damage(path)
+        if damage is None:
+            return path
+        damages.append(f"{path}: {damage}")
+        note(f"checkpoint {path.name} is damaged and passed over: {damage}")
+    if damages:
+        raise CheckpointError("no intact checkpoint:\n" + "\n".join(f"  - {damage}" for damage in damages))
+    return None
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None where each has its size and digest."""
+    try:
+        expected = _read_manifest(checkpoint)
+        for name, entry in expected.items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes; expected {entry['bytes']}"
+        found = _describe(checkpoint)
+    except _DamageError as damage:
+        return str(damage)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror or error})"
+    for name, entry in expected.items():
+        if name not in found or found[name]["sha256"] != entry["sha256"]:
+            return f"{name} has another content than was saved (SHA-256 differs)"
+    return None
+
+
+class _DamageError(Exception):
+    """What is wrong with a manifest."""
+
+
+def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Size and digest by file; _DamageError where the file is no manifest of this version, OSError where it cannot be read."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise _DamageError(f"{MANIFEST} is no JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise _DamageError(f"{MANIFEST} holds a {type(manifest).__name__}; expected an object")
+    if manifest.get("format") != FORMAT:
+        raise _DamageError(f"found format {manifest.get('format')!r}; this version of rlcore reads {FORMAT}")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise _DamageError(f"{MANIFEST} does not list files with their bytes and sha256")
+    if LOOP_STATE not in files:
+        raise _DamageError(f"{MANIFEST} does not list {LOOP_STATE}")
+    return files
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
+
+
+def read_loop_state(checkpoint: Path) -> LoopState:
+    """Raises CheckpointError where loop.json is not one of this version's."""
+    try:
+        return LoopState(**json.loads((checkpoint / LOOP_STATE).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint / LOOP_STATE} cannot be read: {error}") from error
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _describe(directory: Path) -> dict[str, dict[str, object]]:
+    """Size and digest of each file but the manifest. Hashing runs beside the interpreter lock, so threads help."""
+    paths = [path for path in _files(directory) if path.name != MANIFEST]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = list(pool.map(_sha256, paths))
+    return {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""What a run finds in its directory before it begins: nothing, or a run to go on with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.config.dump import dump_toml
+from rlcore.run.plan.prepare import Prepared
+from rlcore.run.report.progress import Progress
+from rlcore.run.storage.algorithm_state import state_for
+from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.storage.recipe_changes import Change, recipe_changes
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.saver import model_digest
+from rlcore.spi import CheckpointError
+
+
+def check_new(directory: RunDirectory) -> None:
+    """CheckpointError where the directory holds a run already."""
+    if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
+        raise CheckpointError(
+            f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
+        )
+
+
+def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progress, *, allow_changes: bool) -> Path | None:
+    """What `newest` finds, for a recipe that may be another one than the run had.
+
+    CheckpointError also where the recipe makes another run of it, unless `allow_changes`. Nothing is written.
+    """
+    checkpoint = newest(directory, progress)
+    state = None if checkpoint is None else read_loop_state(checkpoint)
+    if checkpoint is not None and state is not None:
+        check_trainer(prepared, checkpoint, state)
+    _check_changes(prepared, directory, state, progress, allow_changes)
+    if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
+        _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
+        if text:
+            progress.note(text)
+    num_steps = prepared.recipe.run.num_steps
+    if state is not None and state.step > num_steps:
+        progress.note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
+    return checkpoint
+
+
+def newest(directory: RunDirectory, progress: Progress) -> Path | None:
+    """The newest intact checkpoint of the run that the directory holds; None, with a note, where it had not saved one yet.
+
+    CheckpointError where there is no run, and where what it saved is gone or damaged.
+    """
+    if not directory.path.is_dir():
+        raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
+    records = directory.read_metrics()  # raises where it is damaged
+    checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
+    if checkpoint is None and directory.last_saved is not None:
+        raise CheckpointError(
+            f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since that of step "
+            f"{directory.last_saved} was saved. To begin anew would overwrite what is known of the steps so far (metrics.jsonl "
+            f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
+        )
+    if checkpoint is None:
+        progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
+    return checkpoint
+
+
+def check_trainer(prepared: Prepared, checkpoint: Path, state: LoopState) -> None:
+    """CheckpointError where a checkpoint is another trainer's, which alone can read it."""
+    name = prepared.chosen["trainer"].name
+    if state.trainer != name:
+        raise CheckpointError(
+            f"{checkpoint} was saved by trainer {state.trainer!r}; this run has {name!r}. "
+            f"Set trainer.name to {state.trainer!r}, or start a run of another name"
+        )
+
+
+def model_change(prepared: Prepared, state: LoopState) -> Change | None:
+    """How the recipe's model is another one than that which the checkpoint's run began with; None where it is the same."""
+    model = prepared.recipe.model
+    digest = model_digest(model.path, model.revision)
+    if state.model == digest:
+        return None
+    return Change(key="model.path", before=f"digest {state.model:.12}", after=f"{digest:.12} of another model, {model.path}")
+
+
+def _check_changes(
+    prepared: Prepared, directory: RunDirectory, state: LoopState | None, progress: Progress, allow_changes: bool
+) -> None:
+    """Say what changed in the recipe; CheckpointError where that makes another run."""
+    changes = _changes(prepared, directory, progress)
+    other_model = None if state is None else model_change(prepared, state)
+    refused = [change for change in changes if change.makes_another_run] + ([] if other_model is None else [other_model])
+    if refused and not allow_changes:
+        lines = "".join(f"\n  - {change}" for change in refused)
+        raise CheckpointError(
+            f"{directory.path} holds another run; this recipe differs from its {directory.recipe_file.name} in what a run "
+            f"cannot change:{lines}\nResume with the values before, choose another run.name, or add --allow-changes to go "
+            "on all the same"
+        )
+    said = changes if other_model is None else [*changes, other_model]
+    if said:
+        progress.note(f"the recipe has changed: {'; '.join(map(str, said))}")
+
+
+def _changes(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Sequence[Change]:
+    """Against the recipe that the run had last."""
+    file = directory.recipe_file
+    try:
+        return recipe_changes(file.read_text(encoding="utf-8"), resolved_recipe(prepared))
+    except FileNotFoundError:
+        return ()  # killed before it wrote anything, or removed
+    except (OSError, ValueError) as error:
+        progress.note(f"{file} cannot be read, so that nothing is known of changes in the recipe: {error}")
+        return ()
+
+
+def resolved_recipe(prepared: Prepared) -> str:
+    """The recipe as it runs, as TOML."""
+    return dump_toml(prepared.recipe, prepared.chosen_names, [entry.name for entry in prepared.observers])

@@ -1,0 +1,259 @@
+"""The run directory: what a run leaves behind, and how a resumed run goes on in it.
+
+recipe.toml        the resolved recipe          metrics.jsonl      one line a step
+environment.json   versions of everything       summary.json       the run's final figures
+rollouts/          step-000010.parquet          checkpoints/       step-000010/
+recipe-001.toml    what it was before a resumption changed it
+model/             the Hugging Face export      curve.png          reward and pass@1
+disagreement/      step-000010.parquet, .txt
+logs/              output of backends' own processes
+.lock              who runs here; free once that process has ended
+.last-saved        step of the checkpoint that was saved last
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from attrs import frozen
+
+from rlcore import __version__
+from rlcore.config.recipe import RunConfig
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.run.storage.metrics_file import read_metrics_file
+from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem, StorageError
+
+LAST_SAVED = ".last-saved"
+VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
+
+
+def _differ(before: str, after: str) -> bool:
+    try:
+        return bool(recipe_changes(before, after))
+    except ValueError:  # damaged
+        return True
+
+
+def step_of(path: Path) -> int | None:
+    """N of a checkpoint step-N or of rollouts step-N.parquet; None where the name is another."""
+    match = re.fullmatch(r"step-([0-9]+)(\.parquet)?", path.name)
+    return None if match is None else int(match[1])
+
+
+@contextmanager
+def storage_errors(what: str, directory: Path) -> Iterator[None]:
+    """Turn the operating system's errors of writing `what` into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = ""
+        try:
+            status = os.statvfs(directory if directory.exists() else directory.parent)
+            free = f" ({status.f_bavail * status.f_frsize / 2**20:.0f} MiB free)"
+        except OSError:
+            pass
+        raise StorageError(
+            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room, or point run.directory "
+            "elsewhere. What was saved before is intact."
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with storage_errors(path.name, path.parent):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+@frozen(kw_only=True, eq=False)
+class RunDirectory:
+    """Paths and files of one run."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, run: RunConfig) -> "RunDirectory":
+        """That of a recipe's `[run]`; a leading ~ is the user's home, ConfigError where the user it names has none."""
+        try:
+            return cls(path=Path(run.directory).expanduser() / run.name)
+        except RuntimeError as error:
+            expected = "a folder; ~ and ~name are the homes of users"
+            problem = Problem(path="run.directory", found=f"{run.directory} ({error})", expected=expected)
+            raise ConfigError([problem]) from error
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from running here; CheckpointError where one does. The system frees the lock of a process
+        that ends, however it ends."""
+        with storage_errors("the run directory", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("a+b", buffering=0)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                owner = file.read().decode(errors="replace").strip() or "which does not say more"
+                raise CheckpointError(
+                    f"{self.path} is in use by a run of another process ({owner}). Wait for it or end it, or choose another "
+                    "run.name"
+                ) from error
+            except OSError:
+                pass  # a file system without locks: better a run unguarded than none
+            with storage_errors("the run directory", self.path):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+
+    def begin(self, recipe_toml: str, distributions: Sequence[str], step: int) -> None:
+        """Make the directory and write down what runs in it after `step` steps; a recipe that it ran with before is kept."""
+        with storage_errors("the run directory", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        self._write_recipe(recipe_toml, step)
+        write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
+
+    def _write_recipe(self, recipe_toml: str, step: int) -> None:
+        """recipe.toml is the newest; another one that steps were made with becomes recipe-N.toml, and stays."""
+        try:
+            before = self.recipe_file.read_text(encoding="utf-8", errors="replace") if step > 0 else None
+        except FileNotFoundError:
+            before = None
+        if before is None:
+            write_atomically(self.recipe_file, recipe_toml)
+        elif _differ(before, recipe_toml):
+            earlier = earlier_recipes(self.path)
+            last = earlier.get(max(earlier, default=0))
+            if last is None or last.read_text(encoding="utf-8", errors="replace") != before:  # equal after a crash right here
+                write_atomically(self.path / f"recipe-{max(earlier, default=0) + 1:03d}.toml", before)
+            write_atomically(self.recipe_file, f"# From step {step + 1} on.\n{recipe_toml}")
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out. CheckpointError where one is damaged."""
+        return read_metrics_file(self.metrics_file)
+
+    def note_saved(self, step: int) -> None:
+        """Remember that a checkpoint of `step` was saved: once all are gone, a resumed run must not begin anew."""
+        write_atomically(self.path / LAST_SAVED, f"{step}\n")
+
+    @property
+    def last_saved(self) -> str | None:
+        """The step that was saved last, whether or not its checkpoint is still there; None where none was."""
+        try:
+            return (self.path / LAST_SAVED).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def rewind(self, step: int, *, last_rollouts: int) -> None:
+        """Forget what a resumed run will write again: metrics after `step`, and rollouts after `last_rollouts`."""
+        kept = [record for record in self.read_metrics() if record["step"] <= step]
+        write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+        for file in self.rollouts.glob("step-*.parquet"):
+            if (step_of(file) or 0) > last_rollouts:
+                file.unlink()
+
+    def write_rollouts(self, step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> None:
+        """rollouts/step-N.parquet: one row a sample. `prompts` [N]."""
+        with storage_errors("rollouts", self.rollouts):
+            self.rollouts.mkdir(exist_ok=True)
+            partial = self.rollouts / f".step-{step:06d}.partial"
+            try:
+                pq.write_table(rollout_table(step, collected, prompts), partial)
+                partial.replace(self.rollouts / f"step-{step:06d}.parquet")
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:
+    """A step's samples as a table, one row a sample; `tokens` holds prompt and response."""
+    rollouts = collected.rollouts
+    batch = rollouts.batch
+    offsets = pa.array(batch.offsets, pa.int64())
+    mask = batch.loss_mask
+
+    def ragged(values: "np.ndarray[tuple[int], np.dtype[np.generic]]") -> pa.Array:
+        return pa.LargeListArray.from_arrays(offsets, pa.array(values))
+
+    return pa.table(
+        {
+            "step": np.full(batch.num_sequences, step),
+            "group": rollouts.group_ids,
+            "prompt": list(prompts),
+            "response": list(collected.responses),
+            "reward": rollouts.rewards,
+            "success": collected.success,
+            "valid": rollouts.valid,
+            "finish_reason": [FinishReason(reason).name.lower() for reason in rollouts.finish_reasons.tolist()],
+            "num_generated": collected.num_generated,
+            "tokens": ragged(batch.tokens),
+            "loss_mask": ragged(mask),
+            "generation_logprobs": ragged(batch.token_columns[GENERATION_LOGPROBS]),
+            "weight_versions": ragged(batch.token_columns[WEIGHT_VERSIONS]),
+        }
+    )
+
+
+def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer) -> list[str]:
+    """[N]: what each sample had read before its first generated token."""
+    batch = collected.rollouts.batch
+    generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
+    prompts = []
+    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
+        first = int(generated[start:end].argmax()) if generated[start:end].any() else end - start
+        prompts.append(batch.tokens[start : start + first])
+    return tokenizer.decode_batch(prompts)
+
+
+def describe_environment(distributions: Sequence[str]) -> dict[str, object]:
+    """Versions of Python, rlcore, the plugins in use and the libraries that decide on numerics; the machine's size."""
+    versions = {"rlcore": __version__}
+    for name in (*distributions, *VERSIONS_OF):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "distributions": versions,
+    }

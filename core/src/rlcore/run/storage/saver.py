@@ -1,0 +1,114 @@
+"""What a run saves beyond its metrics: checkpoints, rollouts, the final model."""
+
+import hashlib
+import shutil
+from functools import partial
+from pathlib import Path
+
+from attrs import frozen
+
+from rlcore.registry.algorithm_handle import AlgorithmState
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.loop import LoopPosition
+from rlcore.run.protocols import GeneratorGroup, TrainerGroup
+from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.run.storage.algorithm_state import write_state
+from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
+from rlcore.run.storage.run_directory import RunDirectory, prompt_texts, storage_errors
+from rlcore.run.train_step.mismatch import WorstSamples, save_disagreement
+from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
+
+SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
+
+
+def model_digest(model_path: str, revision: str | None = None) -> str:
+    """SHA-256 of a local model's config.json and of samples of its weights, or name@revision for a model on the Hub.
+
+    Each weight file gives its name, its size and SAMPLES_PER_FILE blocks spread evenly over it, its first and last among them:
+    enough to tell models apart, at a cost that does not grow with them.
+    """
+    config = Path(model_path).expanduser() / "config.json"
+    if not config.is_file():
+        return model_path if revision is None else f"{model_path}@{revision}"
+    digest = hashlib.sha256(config.read_bytes())
+    for path in sorted(config.parent.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES_PER_FILE):
+                file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES_PER_FILE - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+@frozen(kw_only=True, eq=False)
+class RunSaver:
+    """Saves into one run directory."""
+
+    directory: RunDirectory
+    trainer: TrainerGroup
+    generator: GeneratorGroup | None
+    tokenizer: Tokenizer
+    model: str
+    """`model_digest` of the recipe's model."""
+    trainer_name: str
+    algorithm_name: str
+    keep: int
+
+    def save(self, position: LoopPosition, *, prune: bool) -> None:
+        """A checkpoint of a position; `prune` drops all but the `keep` newest."""
+        state = LoopState(
+            step=position.step,
+            weight_version=position.weight_version,
+            model=self.model,
+            trainer=self.trainer_name,
+            unlogged=position.unlogged,
+        )
+        write = partial(self._write, position.algorithm_state)
+        save_checkpoint(self.directory.checkpoints, state, write, keep=self.keep if prune else None)
+        self.directory.note_saved(position.step)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether trainer and generator are in a known state."""
+        return self.trainer.is_usable and (self.generator is None or self.generator.is_usable)
+
+    def load(self, checkpoint: Path, state: LoopState) -> None:
+        """Bring trainer and generator to a checkpoint of this model and trainer."""
+        found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
+        if found != state.weight_version:
+            raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")
+        if self.generator is not None and (checkpoint / "generator").is_dir():
+            self.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
+
+    def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
+        """The samples of a step, as Parquet."""
+        self.directory.write_rollouts(step, collected, prompt_texts(collected, self.tokenizer))
+
+    def save_disagreement(self, step: int, heading: str, worst: WorstSamples) -> Path:
+        """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""
+        return save_disagreement(self.directory.path / "disagreement", step, heading, worst, self.tokenizer)
+
+    def export_model(self) -> Path:
+        """The Hugging Face directory `model`, replacing an earlier one only once it is whole."""
+        final = self.directory.path / "model"
+        partial = self.directory.path / ".model.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with storage_errors("the exported model", self.directory.path):
+                partial.mkdir(parents=True)
+                self.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                shutil.rmtree(final, ignore_errors=True)
+                partial.rename(final)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return final
+
+    def _write(self, algorithm_state: AlgorithmState | None, checkpoint: Path) -> None:
+        (checkpoint / "trainer").mkdir()
+        self.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
+        if self.generator is not None:
+            (checkpoint / "generator").mkdir()
+            self.generator.save_state(SaveStateRequest(directory=checkpoint / "generator", kind="resume"))
+        if algorithm_state is not None:
+            write_state(checkpoint, self.algorithm_name, algorithm_state)

@@ -1,0 +1,1 @@
+"""What an update trains on, and whether trainer and generator agree on it."""

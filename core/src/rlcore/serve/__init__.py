@@ -1,0 +1,1 @@
+"""rlcore serve: a model, a run or one of its checkpoints behind an API."""

@@ -1,0 +1,308 @@
+"""What `rlcore serve` serves, and with which plugin: a run's model, one of its checkpoints, or any other model."""
+
+import hashlib
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from rlcore.config.convert import convert
+from rlcore.config.load import RawRecipe, raw_from, read_raw
+from rlcore.config.recipe import ModelConfig, Recipe
+from rlcore.model_files import model_problems
+from rlcore.registry.binding import build_trainer, import_object
+from rlcore.registry.device import Device, detect_device
+from rlcore.registry.discovery import Entry, Registry, discover
+from rlcore.registry.exits import attributed
+from rlcore.registry.selection import AUTO, explain, select
+from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
+from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.plan.prepare import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
+from rlcore.run.storage.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.storage.run_directory import storage_errors
+from rlcore.run.storage.saver import model_digest
+from rlcore.schema.suggestions import nearest
+from rlcore.spi import (
+    CheckpointError,
+    ConfigError,
+    LoadStateRequest,
+    ModelError,
+    ModelSpec,
+    Problem,
+    RankSpec,
+    SaveStateRequest,
+    ServeRequest,
+    TrainerContext,
+    capabilities,
+)
+
+RECIPE = "recipe.toml"
+ORIGIN = "exported-from.sha256"
+"""File of an export: the digest of the manifest of the checkpoint that it was made of."""
+Note = Callable[[str], None]
+
+
+@frozen(kw_only=True)
+class Target:
+    """What the user named."""
+
+    model: str | None
+    """A model's directory or Hub name; None where a checkpoint has to be exported first."""
+    checkpoint: Path | None = None
+    run: Path | None = None
+    """The run directory that either belongs to."""
+
+
+@frozen(kw_only=True, eq=False)
+class Serving:
+    """A checked choice of what serves what."""
+
+    target: Target
+    recipe: Recipe
+    """The run's, or one that says nothing but the model."""
+    registry: Registry
+    generator: Entry
+    device: Device
+
+
+def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
+    """What RUN_OR_MODEL and --checkpoint name. A run's exported model comes before its checkpoints, of which the newest
+    intact one is taken. CheckpointError where there is none, ConfigError where the path is something else."""
+    path = Path(named).expanduser()
+    if (path / RECIPE).is_file():
+        return _run_target(path, checkpoint, note)
+    if checkpoint is not None:
+        raise ConfigError(
+            [Problem(path="--checkpoint", found=f"{checkpoint}, with {named}", expected=f"a run directory, with a {RECIPE}")]
+        )
+    if (path / MANIFEST).is_file():
+        return Target(model=None, checkpoint=_intact(path), run=path.resolve().parent.parent)
+    if not (path / "config.json").is_file() and (path.exists() or _means_path(named)):
+        raise ConfigError([_nothing_to_serve(named, path)])
+    return Target(model=str(path) if path.exists() else named)
+
+
+def prepare_serving(
+    target: Target, overrides: Sequence[str], generator: str | None, *, registry: Registry | None = None
+) -> Serving:
+    """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given, else the
+    recipe's own if it serves, else the only one, or the one of the highest priority. `registry` stands in for the installed
+    plugins, in tests."""
+    raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
+    registry = registry or discover(disabled_plugins(raw.values))
+    recipe = _convert(raw, registry)
+    device = recipe.run.device if recipe.run.device != "auto" else detect_device()
+    able = _those_that_serve(registry)
+    own = recipe.generator.name
+    if generator is None and any(entry.name == own and _serves(entry) for entry in registry.of("generator")):
+        generator = own
+    name = generator or _only_usable(able, device) or AUTO
+    entry = select(able, "generator", name, device=device, needs={})
+    return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)
+
+
+def check_address(host: str, port: int) -> None:
+    """ConfigError where nothing can listen there, found out before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            [Problem(path="--host", found=f"{host} ({error})", expected="an address of this machine, or 0.0.0.0 for all")]
+        ) from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                [
+                    Problem(
+                        path="--port",
+                        found=f"{port} on {host}: {(error.strerror or str(error)).lower()}",
+                        expected="a port that is free",
+                        remedy="Choose another one, or end what listens there.",
+                    )
+                ]
+            ) from error
+
+
+def served_model(serving: Serving, note: Note) -> str:
+    """The model's directory or Hub name, exported from the checkpoint first where it has to be."""
+    target = serving.target
+    if target.model is not None:
+        return target.model
+    assert target.checkpoint is not None
+    assert target.run is not None
+    digest = hashlib.sha256((target.checkpoint / MANIFEST).read_bytes()).hexdigest()
+    final = target.run / "exports" / target.checkpoint.name
+    origin = final / ORIGIN
+    if not (origin.is_file() and origin.read_text() == digest):
+        note(f"exporting {target.checkpoint} to {final}")
+        _export(serving, target.checkpoint, final, digest)
+    return str(final)
+
+
+def serve(serving: Serving, model: str, *, host: str, port: int, name: str | None, max_sequence_length: int | None) -> None:
+    """Serve until the process is interrupted."""
+    provider = serving.generator.provider
+    assert provider is not None
+    assert provider.serve is not None
+    spec = ModelSpec(
+        path=model,
+        revision=serving.recipe.model.revision if serving.target.run is None else None,
+        dtype=dtype_of(serving.recipe, serving.device),
+        trust_remote_code=serving.recipe.model.trust_remote_code,
+    )
+    request = ServeRequest(
+        model=spec,
+        device=serving.device,
+        host=host,
+        port=port,
+        name=name or default_name(serving.target),
+        max_sequence_length=max_sequence_length,
+        chat_template=_chat_template(serving.recipe.model, model),
+    )
+    if provider.reads_model and (problems := model_problems(model)):
+        raise ModelError(problems)
+    function = import_object(serving.generator, provider.serve)
+    with attributed("raised in serve of", serving.generator.label):
+        function(request, plugin_config(serving.recipe, serving.generator))
+
+
+def _chat_template(config: ModelConfig, model: str) -> str | None:
+    """The recipe's template, with its variables in it; None for the model's own."""
+    if not config.chat_template_kwargs:
+        return config.chat_template
+    return chat_template_with_defaults(load_tokenizer(evolve(config, path=model)))
+
+
+def default_name(target: Target) -> str:
+    """What clients call the model: the run's name, the last part of a directory's, or the Hub name itself."""
+    if target.run is not None:
+        return target.run.resolve().name
+    assert target.model is not None
+    return Path(target.model).resolve().name if Path(target.model).exists() else target.model
+
+
+def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
+    if checkpoint is not None:
+        return Target(model=None, checkpoint=_intact(_named_checkpoint(run, checkpoint)), run=run)
+    if (run / "model" / "config.json").is_file():
+        return Target(model=str(run / "model"), run=run)
+    newest = newest_checkpoint(run / "checkpoints", note)
+    if newest is None:
+        raise CheckpointError(f"{run} holds neither an exported model nor a checkpoint; expected a run that has saved one")
+    return Target(model=None, checkpoint=newest, run=run)
+
+
+def _means_path(named: str) -> bool:
+    """Whether what is not there can only be meant as a path: it is written as one, or begins in a folder that is there."""
+    parts = named.split("/")
+    return named.startswith(("~", ".", "/")) or "" in parts or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
+
+
+def _nothing_to_serve(named: str, path: Path) -> Problem:
+    expected = f"a run directory (with a {RECIPE}), one of its checkpoints, a model directory, or a Hub name"
+    if path.exists() and named:
+        found = f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither"
+        return Problem(path="RUN_OR_MODEL", found=found, expected=expected)
+    siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+    near = nearest(path.name, siblings)
+    remedy = f"Did you mean {path.parent / near}?" if near else ""
+    return Problem(path="RUN_OR_MODEL", found=f"{named or 'nothing'}, which does not exist", expected=expected, remedy=remedy)
+
+
+def _named_checkpoint(run: Path, name: str) -> Path:
+    """step-N with or without its zeros, or the number alone."""
+    found = list_checkpoints(run / "checkpoints")
+    number = name.removeprefix("step-")
+    if number.isdecimal():
+        for path in found:
+            if int(path.name.removeprefix("step-")) == int(number):
+                return path
+    listing = ", ".join(path.name for path in found) or "none"
+    raise CheckpointError(f"--checkpoint: found no {name} in {run / 'checkpoints'}; there are {listing}")
+
+
+def _intact(checkpoint: Path) -> Path:
+    damage = find_damage(checkpoint)
+    if damage is not None:
+        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}")
+    return checkpoint
+
+
+def _bare(target: Target) -> dict[str, Any]:
+    """A recipe for a model that no run belongs to; the names that a recipe must have beside it are never looked up."""
+    return {
+        "model": {"path": target.model},
+        "algorithm": {"name": "none"},
+        "data": {"train": {"source": "huggingface", "path": "none"}},
+    }
+
+
+def _convert(raw: RawRecipe, registry: Registry) -> Recipe:
+    return convert(raw, sections(registry), unchecked(registry))
+
+
+def _serves(entry: Entry) -> bool:
+    return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.serve is not None
+
+
+def _only_usable(registry: Registry, device: Device) -> str | None:
+    """The generator that needs no choice, even on a device that it is not meant for."""
+    usable = {row.entry.name for row in explain(registry, "generator", device) if row.usable}
+    return usable.pop() if len(usable) == 1 else None
+
+
+def _those_that_serve(registry: Registry) -> Registry:
+    """The registry in which every generator that cannot serve says so."""
+    entries = []
+    for entry in registry.entries:
+        if entry.role == "generator" and entry.provider is not None and entry.provider.serve is None:
+            entry = evolve(
+                entry, provider=evolve(entry.provider, unavailable=lambda: "it generates for runs and has no server")
+            )
+        entries.append(entry)
+    return evolve(registry, entries=tuple(entries))
+
+
+def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> None:
+    """The checkpoint as a Hugging Face directory, there only once it is whole. The trainer that wrote it works on the CPU, so
+    that the devices are left to the server."""
+    recipe, state = serving.recipe, read_loop_state(checkpoint)
+    here = model_digest(recipe.model.path, recipe.model.revision)
+    if state.model != here:
+        raise CheckpointError(
+            f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"
+        )
+    needs = {capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
+    entry = select(serving.registry, "trainer", state.trainer, device=serving.device, needs=needs)
+    assert entry.provider is not None
+    context = TrainerContext(
+        model=model_spec(recipe, serving.device),
+        place=RankSpec(device="cpu"),
+        seed=recipe.run.seed,
+        num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
+        needs_reference=False,
+        max_sequence_length=recipe.rollout.max_prompt_tokens + recipe.rollout.max_response_tokens,
+        optimizer=recipe.optimizer,
+        schedule=recipe.schedule,
+    )
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    # Its section divides the run's ranks, of which there is one here; what a checkpoint holds does not depend on that.
+    trainer = build_trainer(entry, context, entry.provider.config())
+    try:
+        with closed_after(trainer):
+            trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer"))
+            with storage_errors("the exported checkpoint", final.parent):
+                partial.mkdir(parents=True)
+                trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                (partial / ORIGIN).write_text(digest)
+                shutil.rmtree(final, ignore_errors=True)
+                partial.rename(final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
