@@ -52,9 +52,8 @@ from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.protocols import Backends, RefitOrder
+from rlcore.run.protocols import Backends, RefitOrder, Responses
 from rlcore.run.report.progress import SilentProgress
-from rlcore.run.responses import Responses
 from rlcore.spi import (
     EnvironmentContext,
     FinishReason,

@@ -387,7 +387,7 @@ def test_no_space_left_on_the_device(workplace: Workplace, monkeypatch: pytest.M
     run = workplace.train("grpo.toml", "run.num_steps=2")
     monkeypatch.setattr(rlcore_fsdp2.checkpoint, "save_file", refuse)
     result = workplace.rlcore("train", "grpo.toml", "--resume")
-    expect_failure(result, 11, "No space left on device", "Free some space, or choose another run.directory")
+    expect_failure(result, 11, "No space left on device", "Make room, or point run.directory elsewhere")
     assert checkpoints(run) == ["step-000002"]
 
 

@@ -189,3 +189,13 @@ def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and type(token.get("id")) is int:
             yield str(token.get("content")), token["id"]
+
+
+def config_number(model_path: str, name: str) -> int | None:
+    """A positive number such as "vocab_size", a multimodal model's for its text; None where none is stated."""
+    try:
+        config = json.loads((Path(model_path).expanduser() / CONFIG_FILE).read_text(encoding="utf-8"))
+        number = config.get("text_config", config).get(name)
+    except (OSError, ValueError, AttributeError):  # a model on the Hub; what is wrong with a file is for its readers to say
+        return None
+    return number if isinstance(number, int) and number > 0 else None

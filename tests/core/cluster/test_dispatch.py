@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
-from rlcore.run.responses import Responses
+from rlcore.run.protocols import Responses
 from rlcore.spi import (
     ROUTED_EXPERTS,
     FinishReason,

@@ -171,7 +171,8 @@ def test_needs_that_there_are_not_are_refused(make_algorithm, changes, text):
 
 def test_the_loops_own_names_are_all_known():
     """Those that functions of the loop return by name; phases and parts have prefixes of their own."""
-    from rlcore.run.rollout.metrics import throughput_metrics, training_metrics
+    from rlcore.run.rollout.metrics import throughput_metrics
+    from rlcore.run.train_step.metrics import training_metrics
     from rlcore.spi import TrainStepResult
 
     step = TrainStepResult(weight_version=1, loss=0.0, grad_norm=0.0, learning_rate=0.0)

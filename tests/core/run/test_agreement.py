@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rlcore.registry.discovery import Registry
 from rlcore.registry.handles import TrainerHandle
 from rlcore.run.report.progress import SilentProgress
-from rlcore.run.train_step.mismatch import MAX_SAMPLES, WorstSamples, save_disagreement
+from rlcore.run.storage.mismatch_report import save_disagreement
+from rlcore.run.train_step.mismatch import MAX_SAMPLES, WorstSamples
 from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator

@@ -1,6 +1,6 @@
 """How the figures of a step's updates become the step's."""
 
-from rlcore.run.rollout.metrics import training_metrics
+from rlcore.run.train_step.metrics import training_metrics
 from rlcore.spi import TrainStepResult
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.minibatch import Minibatch
+from rlcore.run.protocols import Minibatch
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.spi import TokenBatch
 from rlcore.spi.arrays import offsets_of

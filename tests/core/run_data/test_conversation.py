@@ -6,9 +6,9 @@ from attrs import define, field
 
 from rlcore.config.recipe import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.run.protocols import Responses
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.responses import Responses
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit

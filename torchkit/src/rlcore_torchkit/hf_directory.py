@@ -1,6 +1,5 @@
 """A Hugging Face model directory, streamed from a weight export."""
 
-import errno
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore import files
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.errors import ContractError, StorageError
 from rlcore.spi.weights import DtypeName, TensorSpec, WeightExport
@@ -59,23 +59,17 @@ def write_hf_directory(
 
 @contextmanager
 def storage_errors(directory: Path) -> Iterator[None]:
-    """StorageError for a write below `directory` that fails for want of space or permission."""
+    """`rlcore.files.storage_errors` for a model's files, those that safetensors writes among them."""
     from safetensors import SafetensorError
 
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(_storage_message(directory, error.errno, error.strerror or str(error))) from error
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise StorageError(_storage_message(directory, int(code[1]), os.strerror(int(code[1])))) from error
-
-
-def _storage_message(directory: Path, code: int | None, reason: str) -> str:
-    remedy = "Free some space, or choose another run.directory" if code == errno.ENOSPC else "Check the directory"
-    return f"writing the model to {directory} failed: {reason}. {remedy}"
+    with files.storage_errors("the model", directory):
+        try:
+            yield
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def _plan(specs: Sequence[TensorSpec], item_bytes: int, max_shard_bytes: int) -> dict[str, list[str]]:

@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
+from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.seeds import Stream
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.minibatch import Minibatch
-from rlcore.run.protocols import TrainerGroup
+from rlcore.run.protocols import LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import MetricLogger
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts
-from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics, training_metrics
+from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
+from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch_monitor import Agreement, DisagreementWriter
 from rlcore.spi import (
     GROUP_IDS,
@@ -60,36 +60,11 @@ class Evaluator(Protocol):
 class Saver(DisagreementWriter, Protocol):
     """Writes what lasts longer than a step."""
 
-    def save(self, position: "LoopPosition", *, prune: bool) -> None:
+    def save(self, position: LoopPosition, *, prune: bool) -> None:
         """A checkpoint of a position; `prune` drops all but the newest ones, else every earlier one stays."""
 
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step."""
-
-
-@define(kw_only=True, eq=False)
-class LoopPosition:
-    """Where the loop stands."""
-
-    step: int = 0
-    """Steps done."""
-    weight_version: int = 0
-    """Optimizer steps done: the version the trainer holds."""
-    generator_version: int = -1
-    """The version the generator has acknowledged."""
-    step_version: int = 0
-    """The version that `step` ended with: behind weight_version while updates of the next step are done."""
-    unlogged: dict[str, float] | None = None
-    """Metrics of `step` while its evaluation and its line in metrics.jsonl are still to come."""
-    algorithm_state: AlgorithmState | None = None
-    """What the algorithm kept when `step` was done; None where it keeps nothing. Its own is ahead of that within a step."""
-    saved_step: int = -1
-    """Step of the newest checkpoint that this process wrote or read; -1 where there is none."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no step is half done."""
-        return self.weight_version == self.step_version
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,16 +1,24 @@
-"""Trainer and generator as the run sees them: one object each, whatever number of processes stands behind it."""
+"""What the parts of a run hand to each other, and trainer and generator as the loop sees them.
 
-from collections.abc import Mapping
+Each is one object, whatever number of processes stands behind it.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, Protocol
 
-from attrs import frozen
+import numpy as np
+from attrs import define, frozen
 
-from rlcore.run.minibatch import Minibatch
-from rlcore.run.responses import Responses
+from rlcore.registry.algorithm_handle import AlgorithmState
+from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import (
     DtypeName,
     ExportWeightsRequest,
+    FinishReason,
     GenerateRequest,
+    GenerateResult,
+    GlobalCounts,
     LoadStateRequest,
     LoadStateResult,
     LossSpec,
@@ -21,8 +29,60 @@ from rlcore.spi import (
     SetResidencyResult,
     TokenBatch,
     TrainStepResult,
+    Turn,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array
+
+_REASONS = {int(reason): reason for reason in FinishReason}
+
+
+@frozen(kw_only=True, eq=False)
+class Minibatch:
+    """Sequences by number: their tokens are copied once, where they are cut for the workers."""
+
+    batch: TokenBatch
+    """The step's."""
+    sequences: Int64Array
+    """int64 [M], ascending."""
+    counts: GlobalCounts
+    """Of these sequences."""
+    schedule_step: int
+    """Its place among the updates that the run plans, counted from 0."""
+
+    @classmethod
+    def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
+        """Some sequences, given the loss tokens of each of the batch's, int64 [N]."""
+        own = num_loss_tokens[sequences]
+        counts = GlobalCounts(num_loss_tokens=int(own.sum()), num_loss_sequences=int(np.count_nonzero(own)))
+        return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
+
+
+@frozen(kw_only=True, eq=False)
+class Responses:
+    """S samples. Their text is made where they are generated: for the driver alone it would be the longest part of a step."""
+
+    result: GenerateResult
+    texts: Sequence[str]
+    """[S]: decoded, without special tokens."""
+
+    @classmethod
+    def of(cls, result: GenerateResult, tokenizer: Tokenizer) -> "Responses":
+        """With the text of each sample."""
+        bounds = result.offsets.tolist()
+        tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
+        return cls(result=result, texts=tokenizer.decode_batch(tokens))
+
+    def turns(self, samples: Int64Array) -> list[Turn]:
+        """Of some samples."""
+        result, texts = self.result, self.texts
+        tokens = result.tokens.view()
+        tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
+        starts, ends = result.offsets[samples].tolist(), result.offsets[samples + 1].tolist()
+        reasons = result.finish_reasons[samples].tolist()
+        return [
+            Turn(text=texts[sample], tokens=tokens[start:end], finish_reason=_REASONS[reason])
+            for sample, start, end, reason in zip(samples.tolist(), starts, ends, reasons, strict=True)
+        ]
 
 
 class Group(Protocol):
@@ -109,3 +169,28 @@ class Backends:
     generator: GeneratorGroup | None
     route: WeightRoute | None
     """None where nothing generates."""
+
+
+@define(kw_only=True, eq=False)
+class LoopPosition:
+    """Where the loop stands."""
+
+    step: int = 0
+    """Steps done."""
+    weight_version: int = 0
+    """Optimizer steps done: the version the trainer holds."""
+    generator_version: int = -1
+    """The version the generator has acknowledged."""
+    step_version: int = 0
+    """The version that `step` ended with: behind weight_version while updates of the next step are done."""
+    unlogged: dict[str, float] | None = None
+    """Metrics of `step` while its evaluation and its line in metrics.jsonl are still to come."""
+    algorithm_state: AlgorithmState | None = None
+    """What the algorithm kept when `step` was done; None where it keeps nothing. Its own is ahead of that within a step."""
+    saved_step: int = -1
+    """Step of the newest checkpoint that this process wrote or read; -1 where there is none."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no step is half done."""
+        return self.weight_version == self.step_version

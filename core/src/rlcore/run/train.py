@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
+from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
@@ -15,10 +16,10 @@ from rlcore.run.execution.backends import OpenBackends, execution
 from rlcore.run.execution.refit import Refitter, first_line
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
-from rlcore.run.loop import Loop, LoopPosition
+from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.prepare import Prepared
-from rlcore.run.protocols import Backends
+from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.plots import not_drawn, run_panels, save_png
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.report.sinks import JsonlLogger, MetricLogger, ObserverLogger, TensorBoardLogger
@@ -30,7 +31,7 @@ from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, Ro
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, find_damage, read_loop_state
 from rlcore.run.storage.resuming import check_new, check_trainer, find_checkpoint, model_change, newest, resolved_recipe
-from rlcore.run.storage.run_directory import RunDirectory, storage_errors
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
 from rlcore.spi import (
     CheckpointError,
@@ -121,7 +122,7 @@ def _run_with_restarts(
                 raise
             run.progress.note(f"restart {restart} of {max_restarts}, from the newest checkpoint: {first_line(error)}")
             cause, resume = error, True
-            checkpoint = newest(run.directory, run.progress)  # of this very run: its recipe is looked at no more
+            checkpoint = newest(run.directory, run.progress.note)  # of this very run: its recipe is looked at no more
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -197,7 +198,7 @@ def _find_checkpoint(run: _Run, resume: bool, progress: Progress) -> Path | None
     if not resume:
         check_new(run.directory)
         return None
-    return find_checkpoint(run.prepared, run.directory, progress, allow_changes=run.allow_changes)
+    return find_checkpoint(run.prepared, run.directory, progress.note, allow_changes=run.allow_changes)
 
 
 def _checked_state(prepared: Prepared, checkpoint: Path) -> LoopState:

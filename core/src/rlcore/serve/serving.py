@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
+from rlcore.files import storage_errors
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import build_trainer, import_object
 from rlcore.registry.device import Device, detect_device
@@ -22,7 +23,6 @@ from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenize
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.prepare import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
 from rlcore.run.storage.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
-from rlcore.run.storage.run_directory import storage_errors
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import (

@@ -5,7 +5,7 @@ from attrs import frozen
 from rlcore.registry.handles import GeneratorHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.in_process_group import InProcessGroup
-from rlcore.run.responses import Responses
+from rlcore.run.protocols import Responses
 from rlcore.spi import GenerateRequest
 
 

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.registry.handles import TrainerHandle
 from rlcore.run.execution.in_process_group import InProcessGroup
-from rlcore.run.minibatch import Minibatch
+from rlcore.run.protocols import Minibatch
 from rlcore.run.train_step.microbatches import plan_microbatches
 from rlcore.spi import (
     ROUTED_EXPERTS,

@@ -10,11 +10,11 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.config.recipe import DataConfig, DatasetConfig
+from rlcore.model_files import config_number
 from rlcore.registry.binding import max_concurrent
 from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
-from rlcore.run.model_config import config_number
 from rlcore.run.plan.prepare import Prepared
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from rlcore.config.convert import OBSERVERS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe, RolloutConfig
-from rlcore.model_files import model_problems
+from rlcore.model_files import config_number, model_problems
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.registry.device import Device, detect_device
@@ -17,8 +17,7 @@ from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
 from rlcore.registry.exits import is_outside
 from rlcore.registry.observers import build_observers
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
-from rlcore.run.execution.refit import choose_channel
-from rlcore.run.model_config import config_number
+from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.generator_placement import generator_devices, generator_span, separate, span_problems
 from rlcore.run.report.sinks import check_tensorboard
 from rlcore.spi import (

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from attrs import frozen
 
+from rlcore.files import storage_errors
 from rlcore.registry.discovery import ObserverEntry
 from rlcore.registry.exits import attributed
-from rlcore.run.storage.run_directory import storage_errors
 from rlcore.spi import ConfigError, Problem, StepObserver
 
 

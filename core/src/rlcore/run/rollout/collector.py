@@ -9,10 +9,9 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.protocols import GeneratorGroup, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.responses import Responses
 from rlcore.run.rollout.conversation import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure

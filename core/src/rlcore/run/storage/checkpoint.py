@@ -17,7 +17,8 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from rlcore.run.storage.run_directory import step_of, storage_errors
+from rlcore.files import storage_errors
+from rlcore.run.storage.run_directory import step_of
 from rlcore.spi import CheckpointError
 
 FORMAT = 1

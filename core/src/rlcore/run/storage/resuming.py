@@ -1,17 +1,20 @@
 """What a run finds in its directory before it begins: nothing, or a run to go on with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rlcore.config.dump import dump_toml
 from rlcore.run.plan.prepare import Prepared
-from rlcore.run.report.progress import Progress
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import model_digest
 from rlcore.spi import CheckpointError
+
+Note: TypeAlias = Callable[[str], None]
+"""Tells the user one line."""
 
 
 def check_new(directory: RunDirectory) -> None:
@@ -22,27 +25,27 @@ def check_new(directory: RunDirectory) -> None:
         )
 
 
-def find_checkpoint(prepared: Prepared, directory: RunDirectory, progress: Progress, *, allow_changes: bool) -> Path | None:
+def find_checkpoint(prepared: Prepared, directory: RunDirectory, note: Note, *, allow_changes: bool) -> Path | None:
     """What `newest` finds, for a recipe that may be another one than the run had.
 
     CheckpointError also where the recipe makes another run of it, unless `allow_changes`. Nothing is written.
     """
-    checkpoint = newest(directory, progress)
+    checkpoint = newest(directory, note)
     state = None if checkpoint is None else read_loop_state(checkpoint)
     if checkpoint is not None and state is not None:
         check_trainer(prepared, checkpoint, state)
-    _check_changes(prepared, directory, state, progress, allow_changes)
+    _check_changes(prepared, directory, state, note, allow_changes)
     if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
         _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
-            progress.note(text)
+            note(text)
     num_steps = prepared.recipe.run.num_steps
     if state is not None and state.step > num_steps:
-        progress.note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
+        note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
     return checkpoint
 
 
-def newest(directory: RunDirectory, progress: Progress) -> Path | None:
+def newest(directory: RunDirectory, note: Note) -> Path | None:
     """The newest intact checkpoint of the run that the directory holds; None, with a note, where it had not saved one yet.
 
     CheckpointError where there is no run, and where what it saved is gone or damaged.
@@ -50,7 +53,7 @@ def newest(directory: RunDirectory, progress: Progress) -> Path | None:
     if not directory.path.is_dir():
         raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
     records = directory.read_metrics()  # raises where it is damaged
-    checkpoint = newest_checkpoint(directory.checkpoints, progress.note)
+    checkpoint = newest_checkpoint(directory.checkpoints, note)
     if checkpoint is None and directory.last_saved is not None:
         raise CheckpointError(
             f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since that of step "
@@ -58,7 +61,7 @@ def newest(directory: RunDirectory, progress: Progress) -> Path | None:
             f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
         )
     if checkpoint is None:
-        progress.note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
+        note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
     return checkpoint
 
 
@@ -82,10 +85,10 @@ def model_change(prepared: Prepared, state: LoopState) -> Change | None:
 
 
 def _check_changes(
-    prepared: Prepared, directory: RunDirectory, state: LoopState | None, progress: Progress, allow_changes: bool
+    prepared: Prepared, directory: RunDirectory, state: LoopState | None, note: Note, allow_changes: bool
 ) -> None:
     """Say what changed in the recipe; CheckpointError where that makes another run."""
-    changes = _changes(prepared, directory, progress)
+    changes = _changes(prepared, directory, note)
     other_model = None if state is None else model_change(prepared, state)
     refused = [change for change in changes if change.makes_another_run] + ([] if other_model is None else [other_model])
     if refused and not allow_changes:
@@ -97,10 +100,10 @@ def _check_changes(
         )
     said = changes if other_model is None else [*changes, other_model]
     if said:
-        progress.note(f"the recipe has changed: {'; '.join(map(str, said))}")
+        note(f"the recipe has changed: {'; '.join(map(str, said))}")
 
 
-def _changes(prepared: Prepared, directory: RunDirectory, progress: Progress) -> Sequence[Change]:
+def _changes(prepared: Prepared, directory: RunDirectory, note: Note) -> Sequence[Change]:
     """Against the recipe that the run had last."""
     file = directory.recipe_file
     try:
@@ -108,7 +111,7 @@ def _changes(prepared: Prepared, directory: RunDirectory, progress: Progress) ->
     except FileNotFoundError:
         return ()  # killed before it wrote anything, or removed
     except (OSError, ValueError) as error:
-        progress.note(f"{file} cannot be read, so that nothing is known of changes in the recipe: {error}")
+        note(f"{file} cannot be read, so that nothing is known of changes in the recipe: {error}")
         return ()
 
 

@@ -29,11 +29,12 @@ from attrs import frozen
 
 from rlcore import __version__
 from rlcore.config.recipe import RunConfig
+from rlcore.files import storage_errors, write_atomically
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.metrics_file import read_metrics_file
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem, StorageError
+from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem
 
 LAST_SAVED = ".last-saved"
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
@@ -50,35 +51,6 @@ def step_of(path: Path) -> int | None:
     """N of a checkpoint step-N or of rollouts step-N.parquet; None where the name is another."""
     match = re.fullmatch(r"step-([0-9]+)(\.parquet)?", path.name)
     return None if match is None else int(match[1])
-
-
-@contextmanager
-def storage_errors(what: str, directory: Path) -> Iterator[None]:
-    """Turn the operating system's errors of writing `what` into a StorageError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        free = ""
-        try:
-            status = os.statvfs(directory if directory.exists() else directory.parent)
-            free = f" ({status.f_bavail * status.f_frsize / 2**20:.0f} MiB free)"
-        except OSError:
-            pass
-        raise StorageError(
-            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room, or point run.directory "
-            "elsewhere. What was saved before is intact."
-        ) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    with storage_errors(path.name, path.parent):
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from attrs import frozen
 
+from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.loop import LoopPosition
-from rlcore.run.protocols import GeneratorGroup, TrainerGroup
+from rlcore.run.protocols import GeneratorGroup, LoopPosition, TrainerGroup
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
-from rlcore.run.storage.run_directory import RunDirectory, prompt_texts, storage_errors
-from rlcore.run.train_step.mismatch import WorstSamples, save_disagreement
+from rlcore.run.storage.mismatch_report import save_disagreement
+from rlcore.run.storage.run_directory import RunDirectory, prompt_texts
+from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
 
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16

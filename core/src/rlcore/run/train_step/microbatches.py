@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlcore.run.model_config import config_number
+from rlcore.model_files import config_number
 from rlcore.spi.arrays import Int64Array
 
 Costs: TypeAlias = NDArray[np.float64]

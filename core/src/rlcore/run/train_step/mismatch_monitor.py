@@ -5,8 +5,7 @@ from typing import Protocol
 
 from attrs import define, field
 
-from rlcore.run.minibatch import Minibatch
-from rlcore.run.protocols import TrainerGroup
+from rlcore.run.protocols import Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import (

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
-from rlcore.run.responses import Responses
+from rlcore.run.protocols import Responses
 from rlcore.run.train_step.microbatches import WIDTH, plan_ranks
 from rlcore.spi import ROUTED_EXPERTS, GenerateRequest, GenerateResult, RaggedTokens, RoutedExperts, TokenBatch
 from rlcore.spi.arrays import (

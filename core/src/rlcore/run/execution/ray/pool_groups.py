@@ -13,9 +13,7 @@ from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
 from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
 from rlcore.run.execution.trainer_group import columns_for, without_columns
-from rlcore.run.minibatch import Minibatch
-from rlcore.run.protocols import RefitOrder
-from rlcore.run.responses import Responses
+from rlcore.run.protocols import Minibatch, RefitOrder, Responses
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi import (
     CheckpointError,

@@ -39,8 +39,7 @@ from rlcore.run.execution.ray.orders import (
 )
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.protocols import RefitOrder
-from rlcore.run.responses import Responses
+from rlcore.run.protocols import RefitOrder, Responses
 from rlcore.spi import (
     ContractError,
     GenerateRequest,

@@ -1,0 +1,37 @@
+"""Writing to disk: errors that say what to do, and files that no reader ever sees half of."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcore.spi import StorageError
+
+
+@contextmanager
+def storage_errors(what: str, directory: Path) -> Iterator[None]:
+    """Turn the operating system's errors of writing `what` into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = ""
+        try:
+            status = os.statvfs(directory if directory.exists() else directory.parent)
+            free = f" ({status.f_bavail * status.f_frsize / 2**20:.0f} MiB free)"
+        except OSError:
+            pass
+        raise StorageError(
+            f"{what} could not be written to {directory}{free}: {error.strerror or error}. Make room, or point run.directory "
+            "elsewhere. What was saved before is intact."
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with storage_errors(path.name, path.parent):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)

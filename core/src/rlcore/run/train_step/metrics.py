@@ -1,0 +1,27 @@
+"""What a step's updates were like, in figures, by the names the field uses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcore.spi import TrainStepResult
+
+AGREEMENT = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
+"""How far generator and trainer agree: only a step's first update compares them at the same weights."""
+
+
+def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
+    """Over a step's updates: the mean of each figure over the updates that report it, the greatest of `*_max`, and the first
+    update's AGREEMENT."""
+    values: dict[str, list[float]] = {}
+    for result in results:
+        figures = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
+        for name, value in {**figures, **result.metrics}.items():
+            values.setdefault(name, []).append(value)
+    return {name: _over_updates(name, found) for name, found in values.items()}
+
+
+def _over_updates(name: str, values: Sequence[float]) -> float:
+    if name in AGREEMENT:
+        return values[0]
+    return max(values) if name.endswith("_max") else float(np.mean(values))
