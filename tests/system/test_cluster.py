@@ -39,11 +39,12 @@ class Listeners(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(0.2):
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-                with contextlib.suppress(psutil.Error, OSError):
-                    connections = process.net_connections(kind="inet")
-                    self.found |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+        # One look costs tens of milliseconds of the interpreter that the run needs; what listens does so for as long as the run.
+        while not self._ended.wait(1.0):
+            with contextlib.suppress(psutil.Error, OSError):
+                listening = [each for each in psutil.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
+                own = {process.pid for process in [psutil.Process(), *psutil.Process().children(recursive=True)]}
+                self.found |= {each.laddr.ip for each in listening if each.pid in own}
 
     def end(self) -> None:
         self._ended.set()
@@ -149,7 +150,7 @@ class Killer(threading.Thread):
             os.kill(victims[-1], signal.SIGKILL)
             self.killed.append(kind)
         while not {*self.victims(ENGINE)} - {engine.pid for engine in engines}:
-            time.sleep(0.01)
+            time.sleep(0.1)
         self.outlived = [engine for engine in engines if engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE]
 
     def num_steps(self) -> int:
