@@ -15,7 +15,7 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
 PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
-EDITABLE := -e core[tokenizer,datasets,tensorboard] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
+EDITABLE := -e core[tokenizer,datasets,tensorboard,plots] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint mutants docs setup setup-dev clean

@@ -39,8 +39,8 @@ class Listeners(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        # One look costs tens of milliseconds of the interpreter that the run needs; what listens does so for as long as the run.
-        while not self._ended.wait(1.0):
+        # A look takes tens of milliseconds of the interpreter from the run; what listens does so for as long as the run.
+        while not self._ended.wait(2.0):
             with contextlib.suppress(psutil.Error, OSError):
                 listening = [each for each in psutil.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
                 own = {process.pid for process in [psutil.Process(), *psutil.Process().children(recursive=True)]}

@@ -80,7 +80,7 @@ def test_a_syntax_error_names_file_and_line_and_shows_it(tmp_path: Path) -> None
 
 def test_a_syntax_error_at_the_end(tmp_path: Path) -> None:
     (text,) = problems_of(write(tmp_path / "r.toml", 'a = """never closed'))
-    assert "r.toml, at its end:" in text
+    assert "r.toml:1:20:" in text
 
 
 @pytest.mark.parametrize(("content", "expected"), [(b"\xff\xfe\x00", "UTF-8"), (None, "is a directory")])

@@ -87,7 +87,7 @@ def test_a_run_ends_well_without_the_library_that_draws(run, tmp_path: Path, mon
     summary = run("logging.curve=true", progress=progress)
     assert summary["steps"] == 6
     assert (tmp_path / "runs" / "run" / "summary.json").is_file()
-    assert progress.notes == ["curve.png is not drawn: matplotlib is not installed: pip install matplotlib"]
+    assert progress.notes == ["curve.png is not drawn: matplotlib is not installed: pip install 'rlcore[plots]'"]
 
 
 def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> None:

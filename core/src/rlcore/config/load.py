@@ -2,12 +2,11 @@
 
 import copy
 import os
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli
 from attrs import field, frozen
 
 from rlcore.schema.suggestions import nearest
@@ -120,12 +119,12 @@ def _bases(document: dict[str, Any], path: Path, problems: list[Problem]) -> lis
 def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) -> dict[str, Any] | None:
     """The file's TOML, or None and a problem."""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return tomli.loads(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         problems.append(
             Problem(path=_short(path), found=f"bytes that are not UTF-8, at {error.start}", expected="a TOML file in UTF-8")
         )
-    except tomllib.TOMLDecodeError as error:
+    except tomli.TOMLDecodeError as error:
         problems.append(_syntax_problem(path, error))
     except OSError as error:
         where = f"; {_short(above[-1])} extends it" if above else ""
@@ -140,21 +139,12 @@ def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) ->
     return None
 
 
-def _syntax_problem(path: Path, error: tomllib.TOMLDecodeError) -> Problem:
-    """Names the line, which tomllib only writes into its message, and shows it."""
-    message = str(error)
-    position = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
-    where, shown = "", ""
-    if position:
-        number = int(position[1])
-        message = message[: position.start()]
-        where = f":{number}"
-        shown = f" in `{path.read_text(encoding='utf-8-sig').splitlines()[number - 1].strip()}`"
-    elif message.endswith("(at end of document)"):
-        message = message.removesuffix("(at end of document)").strip()
-        where = ", at its end"
+def _syntax_problem(path: Path, error: tomli.TOMLDecodeError) -> Problem:
+    """Names the line and column, and shows the line."""
+    line = error.doc.split("\n")[error.lineno - 1].strip()
     remedy = "Texts need quotes, truth values are true and false, and each key and table is written once."
-    return Problem(path=f"{_short(path)}{where}", found=f"{message}{shown}", expected="TOML", remedy=remedy)
+    found = f"{error.msg} in `{line}`" if line else error.msg
+    return Problem(path=f"{_short(path)}:{error.lineno}:{error.colno}", found=found, expected="TOML", remedy=remedy)
 
 
 def _similar_file(path: Path) -> str:
@@ -192,8 +182,8 @@ def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Itera
 def _parse_key(key: str) -> Key | None:
     """The parts of a dotted TOML key, or None where it is none."""
     try:
-        nested: Any = tomllib.loads(f"{key} = 0") if "\n" not in key else None
-    except tomllib.TOMLDecodeError:
+        nested: Any = tomli.loads(f"{key} = 0") if "\n" not in key else None
+    except tomli.TOMLDecodeError:
         return None
     parts: list[str] = []
     while nested and isinstance(nested, dict):
@@ -205,14 +195,13 @@ def _parse_key(key: str) -> Key | None:
 def _parse_value(override: str, text: str, problems: list[Problem]) -> Any:
     """The TOML value; a text that is none is itself, unless it begins like an array, a table or a quoted string."""
     try:
-        document = tomllib.loads(f"value = {text}")
+        document = tomli.loads(f"value = {text}")
         if document.keys() == {"value"} and "\n" not in text:
             return document["value"]
-    except tomllib.TOMLDecodeError as error:
+    except tomli.TOMLDecodeError as error:
         if text[:1] in ("[", "{", '"', "'"):
-            message = re.sub(r"\s*\(at .*\)$", "", str(error))
             remedy = """The shell takes quotes away: put the whole override into single ones, such as 'key=["a", "b"]'."""
-            problems.append(Problem(path=override, found=f"{text}: {message}", expected="a TOML value", remedy=remedy))
+            problems.append(Problem(path=override, found=f"{text}: {error.msg}", expected="a TOML value", remedy=remedy))
     return text
 
 

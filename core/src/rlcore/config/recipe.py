@@ -232,7 +232,7 @@ class LoggingConfig:
     rollouts_every_n_steps: int = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
     curve: bool = True
-    """Draw curve.png at the end of the run."""
+    """Draw curve.png at the end of the run; needs matplotlib, which the extra `rlcore[plots]` brings."""
     tensorboard: bool = False
     """Write TensorBoard events too (needs `rlcore[tensorboard]`)."""
 

@@ -112,12 +112,13 @@ def not_drawn(error: Exception) -> str:
     """Why a plot is missing, with the remedy where a package is."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        return f"{package} is not installed: pip install {package}"
+        wanted = "'rlcore[plots]'" if package == "matplotlib" else package
+        return f"{package} is not installed: pip install {wanted}"
     return f"{type(error).__name__}: {error}"
 
 
 def _step_ticks(panel: Panel, most: int = 8) -> list[int]:
-    """Round step numbers over the panel's range, both ends included."""
+    """Round step numbers over the panel's range, both ends included; the terminal's plot does without matplotlib's locators."""
     steps = [int(x) for series in panel.series for x, _ in series.points]
     first, last = min(steps), max(steps)
     stride = next(

@@ -1,11 +1,11 @@
 """A resumed run's recipe beside the one that it ran with before: what is different, and what of it makes another run."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli
 from attrs import frozen
 
 ANOTHER_RUN = (
@@ -50,7 +50,7 @@ def recipe_changes(before: str, after: str) -> list[Change]:
 
     Raises ValueError where `before` is no TOML.
     """
-    changes = _differences(tomllib.loads(before), tomllib.loads(after), "")
+    changes = _differences(tomli.loads(before), tomli.loads(after), "")
     return [change for change in changes if change.key not in PLACES]
 
 
