@@ -40,7 +40,7 @@ def test_defaults_and_given_values(load) -> None:
         ("model.dtype=true", 'one of "auto", "float32", "bfloat16"'),
         ("evaluation.max_prompts=none", "an integer"),
         ('rollout.stop_strings="abc"', "an array of strings"),
-        ('rollout.stop_token_ids="abc"', "an array of integers"),
+        ('rollout.stop_token_ids="abc"', "an array of integers of at least 0"),
         ("rollout.stop_strings={a = 1}", "an array of strings"),
         ("run=3", "a table"),
         ("cluster=3", "a table"),
@@ -159,7 +159,7 @@ def test_problems_say_which_file_wrote_the_value(problems, tmp_path, monkeypatch
     found = problems("run.seed = 'x'", "run.num_steps='y'", "rollout.top_p=2")
     assert found["run.seed"].found == '"x" (a string), in recipe.toml'
     assert found["run.num_steps"].found == '"y" (a string), in the command line'
-    assert found["rollout.top_p"].found == "2.0, in the command line"
+    assert found["rollout.top_p"].found == "2, in the command line"
 
 
 def test_every_installed_plugin_gets_its_options(load, sections) -> None:

@@ -1,13 +1,16 @@
 """What the types cannot say: ranges, and combinations that cannot work or would silently do nothing."""
 
+import typing
+
 import attrs
 import pytest
 
 from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
-from rlcore.config.recipe import ModelConfig, NamedPluginChoice, Recipe, TrainingConfig
-from rlcore.config.rules import RULES, value_at
-from rlcore.config.validate import validate
+from rlcore.config.recipe import Recipe
+from rlcore.config.rules import value_at
+from rlcore.config.validate import RULES
+from rlcore.schema import describe, types
 from rlcore.spi import ConfigError
 
 
@@ -85,9 +88,9 @@ from rlcore.spi import ConfigError
 )
 def test_one_bad_value_is_one_problem_at_its_key(problems, override: str) -> None:
     key = override.partition("=")[0]
-    found = problems("", override)
-    assert set(found) == {key}
-    assert found[key].expected
+    ((path, problem),) = problems("", override).items()
+    assert path.partition("[")[0] == key
+    assert problem.expected
 
 
 @pytest.mark.parametrize(
@@ -164,18 +167,6 @@ def test_a_revision_of_a_local_directory(problems, tmp_path) -> None:
     assert set(found) == {"model.revision"}
 
 
-def test_a_recipe_made_in_memory(load) -> None:
-    recipe = Recipe(
-        model=ModelConfig(path="m"),
-        algorithm=NamedPluginChoice(name="alg"),
-        environment=NamedPluginChoice(name="env"),
-        training=TrainingConfig(prompts_per_step=-1),
-    )
-    with pytest.raises(ConfigError, match=r"training\.prompts_per_step: found -1"):
-        validate(recipe)
-    validate(load())
-
-
 def test_every_rule_reads_keys_that_exist(load) -> None:
     recipe = load("", "data.evaluation={}")
     for rule in RULES:
@@ -185,13 +176,12 @@ def test_every_rule_reads_keys_that_exist(load) -> None:
 
 def test_no_number_of_the_recipe_goes_unchecked() -> None:
     """A new number gets a range, unless each of its values makes sense."""
-    checked = {key for rule in RULES for key in rule.keys}
-    numbers = {
-        f"{section.name}.{field.name}"
-        for section in attrs.fields(Recipe)
-        if attrs.has(section.type)
-        for field in attrs.fields(section.type)
-        if field.type in (int, float, int | None)
-    }
-    assert numbers
-    assert numbers <= checked
+    sections = [cls for field in describe.fields(Recipe).values() for cls in types.innermost(field.type) if attrs.has(cls)]
+    assert len(sections) > 10
+    unbounded = [
+        f"{cls.__name__}.{name}"
+        for cls in sections
+        for name, field in describe.fields(cls).items()
+        if {int, float} & {*(typing.get_args(field.type) if types.is_union(field.type) else (field.type,))}
+    ]
+    assert unbounded == []

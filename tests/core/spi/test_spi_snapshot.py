@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import rlcore.schema.problem
 import rlcore.spi
 from rlcore.spi import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, SPI_VERSION, capabilities, errors
 
 SOURCE = Path(rlcore.spi.__file__).parent
+PROBLEM = Path(rlcore.schema.problem.__file__)
 SNAPSHOT = Path(__file__).with_name("spi_snapshot.json")
 
 
@@ -62,6 +64,8 @@ def interface() -> dict[str, Any]:
         for path in sorted(SOURCE.glob("*.py"))
         if path.stem != "__init__"
     }
+    # Its names are those of rlcore.spi.errors too.
+    modules["problem"] = dict(item for statement in ast.parse(PROBLEM.read_text()).body for item in described(statement))
     error_classes = [
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.RlcoreError)
     ]

@@ -99,10 +99,14 @@ def _row(cls: type, name: str, field: "attrs.Attribute[Any]") -> str:
 
 
 def type_name(tp: object) -> str:
-    """A type for the reference: `int`, `"a"` or `"b"`, array of `str`, `str` or none."""
+    """A type for the reference: `int`, `"a"` or `"b"`, array of `str`, `str` or none, `int` of at least 1."""
+    if conditions := types.constraints(tp):
+        return " ".join([type_name(types.plain(tp)), *(condition.words for condition in conditions)])
+    tp = types.plain(tp)
     if types.is_union(tp):
         branches = [branch for branch in typing.get_args(tp) if branch is not type(None)]
-        return " or ".join([*(type_name(branch) for branch in branches), *(["none"] if types.is_optional(tp) else [])])
+        comma = "," if any(types.is_constrained(branch) for branch in branches) else ""
+        return " or ".join(type_name(branch) for branch in branches) + (f"{comma} or none" if types.is_optional(tp) else "")
     if typing.get_origin(tp) is Literal:
         return ", ".join(f"`{describe.toml_literal(choice)}`" for choice in typing.get_args(tp))
     if types.is_array(tp):

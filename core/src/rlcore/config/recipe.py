@@ -4,26 +4,91 @@ Each role's section names a plugin and holds one sub-table per plugin, `[trainer
 `[observers]`, which may name several.
 """
 
+import math
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from rlcore.schema.constraints import (
+    Constraint,
+    Count,
+    Positive,
+    Seconds,
+    Share,
+    Text,
+    above,
+    above_at_most,
+    at_least,
+    not_empty,
+)
 from rlcore.schema.describe import WORDS
 from rlcore.spi import OptimizerSpec, ScheduleSpec
+
+OWN_TEMPLATE_ARGUMENTS = (
+    "messages",
+    "conversation",
+    "chat_template",
+    "tools",
+    "documents",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
+"""Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
+
+_OWN_ARGUMENTS = Constraint(
+    "without what the core itself gives to the template",
+    lambda value: not value.keys() & set(OWN_TEMPLATE_ARGUMENTS),
+    f"Leave out {', '.join(OWN_TEMPLATE_ARGUMENTS)}.",
+)
+_FOLDER = Constraint(
+    "that names one folder",
+    lambda value: value.strip() not in ("", ".", "..") and not set(value) & set('/\\\0<>:"|?*\n'),
+    "The folder that it is made in is run.directory.",
+)
+_RAY_ADDRESS = Constraint(
+    'that is "auto" or the "host:port" of a Ray head',
+    lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
+    "Leave the key out to start a local cluster.",
+)
+_EACH_ONCE = Constraint("that are not empty, each once", lambda value: all(value) and len(set(value)) == len(value))
+_MISMATCH = Constraint(
+    "above 1",
+    lambda value: value > 1,
+    "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
+)
+_NO_GREEDY = "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature."
+
+TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float], _OWN_ARGUMENTS]
+FolderName: TypeAlias = Annotated[str, _FOLDER]
+RayAddress: TypeAlias = Annotated[str, _RAY_ADDRESS]
+Mismatch: TypeAlias = Annotated[float, _MISMATCH]
+NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
+TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
+TopK: TypeAlias = Annotated[int, at_least(0, "0 samples from all tokens.")]
+TopP: TypeAlias = Annotated[float, above_at_most(0, 1, "1.0 samples from all tokens.")]
 
 
 @frozen(kw_only=True)
 class RunConfig:
     """`[run]`: where results go, and what makes them repeatable."""
 
-    directory: str = "runs"
+    directory: Text = "runs"
     """Folder under which the run directory is made; a leading ~ is the user's home."""
-    name: str = "run"
+    name: FolderName = "run"
     """Name of the run directory inside it."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of everything random: data order, sampling, initialisation."""
-    num_steps: int = 100
+    num_steps: Positive = 100
     """Steps of the loop; each generates (or reads) one batch and trains on it."""
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={WORDS: {"gpu": "cuda"}})
     """Device of trainer and generator; "auto" takes CUDA where it is available. "gpu" is another word for "cuda"."""
@@ -33,7 +98,7 @@ class RunConfig:
 class ModelConfig:
     """`[model]`: the policy, and the frozen reference where one is needed."""
 
-    path: str
+    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
     """A local Hugging Face directory, or a name on the Hub."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
@@ -41,9 +106,9 @@ class ModelConfig:
     """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may be run."""
-    chat_template: str | None = None
+    chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
     """A Jinja chat template in place of the tokenizer's own."""
-    chat_template_kwargs: Mapping[str, str | bool | int | float] = field(factory=dict)
+    chat_template_kwargs: TemplateVariables = field(factory=dict)
     """Variables that the chat template reads, such as enable_thinking = false for Qwen3's."""
 
 
@@ -59,11 +124,11 @@ class DatasetConfig:
     """Configuration of a Hub data set; only for "huggingface"."""
     split: str | None = None
     """Split of a Hub data set, "train" where None; only for "huggingface"."""
-    prompt_field: str = "prompt"
+    prompt_field: Text = "prompt"
     """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
-    completion_field: str = "completion"
+    completion_field: Text = "completion"
     """Field with the completion to learn; read by algorithms that train on demonstrations."""
-    limit: int | None = None
+    limit: NumRows | None = None
     """Use only the first so many rows."""
     shuffle: bool = True
     """Shuffle anew each epoch, determined by the run's seed; evaluation keeps the file's order whatever this says."""
@@ -106,37 +171,37 @@ class NamedPluginChoice:
 class RolloutConfig:
     """`[rollout]`: how samples are generated and scored during training."""
 
-    samples_per_prompt: int = 8
+    samples_per_prompt: Positive = 8
     """Samples of one prompt, which form a group."""
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: Positive = 512
     """Longest prompt."""
-    max_response_tokens: int = 512
+    max_response_tokens: Positive = 512
     """Most tokens after the prompt; in several turns, over all of them, the environment's included."""
-    temperature: float = 1.0
+    temperature: Annotated[float, above(0, _NO_GREEDY)] = 1.0
     """Sampling temperature; the log-probabilities trained on are those at this temperature."""
-    top_k: int = 0
+    top_k: TopK = 0
     """Sample from the k most probable tokens; 0 is all."""
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """Sample from the smallest set of tokens whose probability reaches this; 1.0 is all."""
     accept_truncation_bias: bool = False
     """Train although `top_k` or `top_p` cuts the distribution that is sampled from. An algorithm that compares the generator's
     probabilities with the trainer's then compares two distributions, which biases its ratios and importance weights; how far
     the two disagree cannot be measured."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Annotated[tuple[str, ...], _EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
-    stop_token_ids: tuple[int, ...] | None = None
+    stop_token_ids: tuple[Count, ...] | None = None
     """Tokens that end a response; None is those of the model's generation_config.json and tokenizer."""
-    max_turns: int = 1
+    max_turns: Positive = 1
     """Most turns of an episode."""
     replay_routing: bool = False
     """For mixture-of-experts models: the generator reports which experts each token went to, and the trainer sends it to the
     same ones."""
-    environment_timeout_s: float = 60.0
+    environment_timeout_s: Seconds = 60.0
     """Most seconds for one call of the environment."""
     on_environment_error: Literal["error", "mask"] = "error"
     """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
     solved, and counted as `evaluation/failed`."""
-    max_failed_fraction: float = 0.5
+    max_failed_fraction: Share = 0.5
     """With "mask", the largest share of the samples of a step, or of an evaluation, that may fail; above it the run ends and
     says why they did."""
 
@@ -150,19 +215,19 @@ class RolloutConfig:
 class TrainingConfig:
     """`[training]`: the batch of a step and how it is cut."""
 
-    prompts_per_step: int = 32
+    prompts_per_step: Positive = 32
     """Prompts (or demonstrations) of a step."""
-    updates_per_step: int = 1
+    updates_per_step: Positive = 1
     """Optimizer steps that a step's batch is divided into, whole groups each."""
-    max_tokens_per_microbatch: int = 8192
+    max_tokens_per_microbatch: Positive = 8192
     """Most tokens in one forward and backward pass; a longer sequence gets one of its own."""
     on_no_signal: Literal["skip", "error"] = "skip"
     """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end. One of
     several updates of a step that has nothing to learn from is left out in either case."""
-    warn_token_mult_prob_error: float = 1.05
+    warn_token_mult_prob_error: Mismatch = 1.05
     """When a step's mean exp(|generation - trainer log-probability|) rises above this, a note says so and the worst samples are
     written to `disagreement/`; inf never."""
-    max_token_mult_prob_error: float = 2.0
+    max_token_mult_prob_error: Mismatch = 2.0
     """Above this the update is refused, the worst samples are written, and the run ends: generator and trainer disagree."""
 
 
@@ -172,9 +237,9 @@ class RefitConfig:
 
     channel: Literal["auto", "in_process", "shared_memory", "cuda_ipc", "nccl", "directory"] = "auto"
     """"auto" takes the cheapest that both sides declare for where they run."""
-    max_bucket_mib: int = 256
+    max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
-    max_attempts: int = 2
+    max_attempts: Positive = 2
     """How often a refit, or a generation whose worker died, is tried before the run ends; workers are restarted in between."""
 
 
@@ -193,21 +258,21 @@ class ResidencyConfig:
 class EvaluationConfig:
     """`[evaluation]`: pass@1 on the held-out set."""
 
-    every_n_steps: int = 0
+    every_n_steps: TurnedOffBy0 = 0
     """Evaluate after every n-th step; 0 only where at_start and at_end say so."""
     at_start: bool = True
     """Evaluate before the first step."""
     at_end: bool = True
     """Evaluate after the last step."""
-    max_prompts: int | None = None
+    max_prompts: NumRows | None = None
     """Use only the first so many prompts."""
-    samples_per_prompt: int = 1
+    samples_per_prompt: Positive = 1
     """Samples of one prompt; pass@1 is their mean success."""
-    temperature: float = 0.0
+    temperature: Annotated[float, at_least(0)] = 0.0
     """0.0 takes the most probable token."""
-    top_k: int = 0
+    top_k: TopK = 0
     """As in [rollout]."""
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """As in [rollout]."""
 
 
@@ -215,11 +280,11 @@ class EvaluationConfig:
 class CheckpointConfig:
     """`[checkpoint]`: what is saved, when, and how much of it is kept."""
 
-    every_n_steps: int = 0
+    every_n_steps: TurnedOffBy0 = 0
     """Save after every n-th step; 0 only where at_end says so."""
     at_end: bool = True
     """Save after the last step."""
-    keep: int = 2
+    keep: Positive = 2
     """How many of the newest checkpoints to keep."""
     export: Literal["none", "hf"] = "none"
     """"hf" writes, after the last step, a directory `model` in the Hugging Face format, for other tools to load."""
@@ -229,7 +294,7 @@ class CheckpointConfig:
 class LoggingConfig:
     """`[logging]`: what the run directory holds besides metrics.jsonl."""
 
-    rollouts_every_n_steps: int = 10
+    rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
     curve: bool = True
     """Draw curve.png at the end of the run; needs matplotlib, which the extra `rlcore[plots]` brings."""
@@ -241,28 +306,28 @@ class LoggingConfig:
 class ClusterConfig:
     """`[cluster]`: trainer and generator on Ray, one worker per rank; without the section they live in the driver's process."""
 
-    nodes: int = 1
+    nodes: Positive = 1
     """Machines to use."""
-    gpus_per_node: int = 1
+    gpus_per_node: Positive = 1
     """GPUs to use of each machine; on CPU, processes."""
     placement: Literal["colocated", "separate"] = "colocated"
     """Whether trainer and generator share every device and take turns, or each has devices of its own."""
-    generator_gpus_per_node: int = 0
+    generator_gpus_per_node: Count = 0
     """With "separate", how many of gpus_per_node generate; the others train."""
-    address: str | None = None
+    address: RayAddress | None = None
     """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
     local one, which only this machine can reach, and stops it at the end."""
-    wait_s: float = 0.0
+    wait_s: Annotated[float, Constraint("of seconds of at least 0", lambda value: 0 <= value < math.inf)] = 0.0
     """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
-    max_restarts: int = 3
+    max_restarts: Count = 3
     """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
-    start_timeout_s: float = 1800.0
+    start_timeout_s: Seconds = 1800.0
     """Most seconds for all workers to start and to load the model."""
-    call_timeout_s: float = 3600.0
+    call_timeout_s: Seconds = 3600.0
     """Most seconds for one call of a worker, such as the generation of a step."""
-    late_timeout_s: float = 300.0
+    late_timeout_s: Seconds = 300.0
     """Most seconds that a rank may lag behind the first one in what all do together."""
-    object_store_mib: int | None = None
+    object_store_mib: Annotated[int, at_least(75, "Ray takes no less; leave the key out for its own choice.")] | None = None
     """Memory of a local cluster's object store, through which a step's data travels; None leaves it to Ray."""
 
     @property
@@ -290,7 +355,7 @@ class ObserversConfig:
 class PluginsConfig:
     """`[plugins]`"""
 
-    disable: tuple[str, ...] = ()
+    disable: tuple[Text, ...] = ()
     """Plugins to leave out, as "name" or "role:name" or a distribution's name; RLCORE_DISABLE_PLUGINS adds to it."""
 
 

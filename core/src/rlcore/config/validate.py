@@ -1,123 +1,19 @@
-"""What the types cannot say: ranges of the core's fields, and combinations that cannot work or would silently do nothing."""
+"""What the types of fields cannot say: combinations that cannot work or would silently do nothing."""
 
-import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
-from rlcore.config.rules import RULES, at_least, not_empty, positive_seconds, rule, value_at, within
+from rlcore.config.rules import RULES, rule, value_at
 from rlcore.schema import describe
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import Problem
 
 SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
-OWN_TEMPLATE_ARGUMENTS = (
-    "messages",
-    "conversation",
-    "chat_template",
-    "tools",
-    "documents",
-    "tokenize",
-    "add_generation_prompt",
-    "continue_final_message",
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
-)
-"""Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
-
-
-def validate(recipe: Recipe) -> None:
-    """Raise ConfigError with every rule that the recipe breaks; `convert` does so itself, for recipes that are read."""
-    if problems := find_problems(recipe):
-        raise ConfigError(problems)
 
 
 def find_problems(recipe: Recipe, broken: Sequence[str] = ()) -> list[Problem]:
     """Every rule that the recipe breaks. Rules that read a key in `broken`, or below one, are left out."""
     return [problem for rule in RULES if not rule.reads_any(broken) for problem in rule.check(recipe)]
-
-
-at_least(1, "run.num_steps", "rollout.samples_per_prompt", "rollout.max_prompt_tokens", "rollout.max_response_tokens")
-at_least(1, "rollout.max_turns", "training.prompts_per_step", "training.updates_per_step", "training.max_tokens_per_microbatch")
-at_least(1, "refit.max_bucket_mib", "refit.max_attempts", "evaluation.samples_per_prompt", "checkpoint.keep")
-at_least(0, "run.seed")
-at_least(0, "rollout.top_k", "evaluation.top_k", remedy="0 samples from all tokens.")
-at_least(0, "evaluation.every_n_steps", "checkpoint.every_n_steps", "logging.rollouts_every_n_steps", remedy="0 turns it off.")
-at_least(1, "evaluation.max_prompts", "data.train.limit", "data.evaluation.limit", remedy="Leave the key out for all rows.")
-positive_seconds("rollout.environment_timeout_s")
-within("rollout.max_failed_fraction", "a share from 0 to 1", lambda value: 0 <= value <= 1)
-at_least(1, "cluster.nodes", "cluster.gpus_per_node")
-at_least(75, "cluster.object_store_mib", remedy="Ray takes no less; leave the key out for its own choice.")
-at_least(0, "cluster.generator_gpus_per_node", "cluster.max_restarts")
-for _limit in ("start", "call", "late"):
-    positive_seconds(f"cluster.{_limit}_timeout_s")
-within("cluster.wait_s", "a number of seconds of at least 0", lambda value: value >= 0 and math.isfinite(value))
-within(
-    "cluster.address",
-    '"auto" or the "host:port" of a Ray head',
-    lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
-    "Leave the key out to start a local cluster.",
-)
-not_empty("model.path", "Give a local Hugging Face directory or a name on the Hub.")
-not_empty("run.directory")
-not_empty("data.train.prompt_field")
-not_empty("data.evaluation.prompt_field")
-not_empty("data.train.completion_field")
-not_empty("data.evaluation.completion_field")
-not_empty("model.chat_template", "Leave the key out for the tokenizer's own template.")
-within(
-    "model.chat_template_kwargs",
-    f"variables of the template, other than {', '.join(OWN_TEMPLATE_ARGUMENTS)}",
-    lambda value: not value.keys() & set(OWN_TEMPLATE_ARGUMENTS),
-    "What is given to the template by those names is the core's own.",
-)
-
-within(
-    "rollout.temperature",
-    "a number above 0",
-    lambda value: value > 0 and math.isfinite(value),
-    "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature.",
-)
-within("evaluation.temperature", "a number of at least 0", lambda value: value >= 0 and math.isfinite(value))
-for _section in ("rollout", "evaluation"):
-    within(f"{_section}.top_p", "a number above 0 and at most 1", lambda value: 0 < value <= 1, "1.0 samples from all tokens.")
-for _level in ("warn", "max"):
-    within(
-        f"training.{_level}_token_mult_prob_error",
-        "a number above 1",
-        lambda value: value > 1,
-        "It bounds the mean of exp(|difference|), which is 1 where generator and trainer agree exactly.",
-    )
-within("optimizer.learning_rate", "a number above 0", lambda value: value > 0 and math.isfinite(value))
-within("optimizer.betas", "numbers of at least 0 and below 1", lambda value: all(0 <= beta < 1 for beta in value))
-within("optimizer.eps", "a number above 0", lambda value: value > 0 and math.isfinite(value))
-within("optimizer.weight_decay", "a number of at least 0", lambda value: value >= 0 and math.isfinite(value))
-within(
-    "optimizer.max_grad_norm",
-    "a number of at least 0",
-    lambda value: value >= 0 and math.isfinite(value),
-    "0.0 never scales gradients down.",
-)
-at_least(0, "schedule.warmup_steps", remedy="0 starts at the peak.")
-within("schedule.min_learning_rate_ratio", "a number from 0 to 1", lambda value: 0 <= value <= 1)
-within(
-    "run.name",
-    "the name of one folder",
-    lambda value: value.strip() not in ("", ".", "..") and not set(value) & set('/\\\0<>:"|?*\n'),
-    "The folder that it is made in is run.directory.",
-)
-within(
-    "rollout.stop_strings",
-    "texts that are not empty, each once",
-    lambda value: all(value) and len(set(value)) == len(value),
-)
-within("rollout.stop_token_ids", "token numbers of at least 0", lambda value: all(token >= 0 for token in value))
-within("plugins.disable", "names that are not empty", lambda value: all(name.strip() for name in value))
 
 
 @rule("training.updates_per_step", "training.prompts_per_step")

@@ -1,1 +1,1 @@
-"""What types and values of a configuration are, in words, for recipes and plugins alike; builds on the interface alone."""
+"""Types and values of a configuration, their ranges and their words, and what is wrong with them. Imports nothing of rlcore."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlcore.schema.types import is_array, is_table, is_union, item_type, plain
+from rlcore.schema.types import constraints, is_array, is_table, is_union, item_type, plain
 
 SCALARS: Mapping[object, str] = {
     bool: "true or false",
@@ -52,7 +52,9 @@ def docs(cls: type) -> Mapping[str, str]:
 
 
 def expectation(tp: object) -> str:
-    """What a recipe may write for the type, in words: "an integer", 'one of "a", "b"'."""
+    """What a recipe may write for the type, in words: "an integer of at least 1", 'one of "a", "b"'."""
+    if conditions := constraints(tp):
+        return " ".join([expectation(plain(tp)), *(condition.words for condition in conditions)])
     tp = plain(tp)
     if is_union(tp):
         return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
@@ -61,10 +63,16 @@ def expectation(tp: object) -> str:
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if is_array(tp):
         item = item_type(tp)
-        return "an array" if item is object else f"an array of {PLURALS.get(item, expectation(item))}"
+        return "an array" if item is object else f"an array of {_plural(item)}"
     if is_table(tp):
         return "a table"
     return SCALARS.get(tp, "a value" if tp in (object, Any) else getattr(tp, "__name__", str(tp)))
+
+
+def _plural(tp: object) -> str:
+    """Of an array's items: "numbers", "integers of at least 0"."""
+    words = [condition.words for condition in constraints(tp)]
+    return " ".join([PLURALS.get(plain(tp), expectation(plain(tp))), *words])
 
 
 def describe_value(value: object) -> str:
@@ -97,3 +105,8 @@ def toml_literal(value: object) -> str:
 
         return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
     return str(value)
+
+
+def shown(value: object) -> str:
+    """A value of a recipe as it was written, without its type."""
+    return repr(list(value)) if isinstance(value, tuple | list) else toml_literal(value)

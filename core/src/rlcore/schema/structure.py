@@ -14,9 +14,8 @@ from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.gen import make_dict_structure_fn
 
 from rlcore.schema import describe, types
+from rlcore.schema.problem import Problem, ProblemsError
 from rlcore.schema.suggestions import nearest
-from rlcore.spi import Problem
-from rlcore.spi.errors import ProblemsError
 
 Hook = Callable[[Any, Any], Any]
 
@@ -30,6 +29,10 @@ class Mismatch(ValueError):
     value: object
     expected: str
     remedy: str = ""
+
+
+class OutOfRange(Mismatch):
+    """A value is of its type, but none that its field takes."""
 
 
 def structure(value: object, tp: Any, path: str) -> tuple[Any, list[Problem]]:
@@ -53,6 +56,7 @@ def converter() -> Converter:
     made.register_structure_hook_factory(types.is_array, functools.partial(_array_hook, made))
     made.register_structure_hook_factory(types.is_mapping, functools.partial(_mapping_hook, made))
     made.register_structure_hook_factory(attrs.has, functools.partial(_class_hook, made))
+    made.register_structure_hook_factory(types.is_constrained, functools.partial(_constrained_hook, made))
     return made
 
 
@@ -155,6 +159,21 @@ def _array_hook(made: Converter, tp: Any) -> Hook:
     return hook
 
 
+def _constrained_hook(made: Converter, tp: Any) -> Hook:
+    """The type's own hook, then the conditions written beside it."""
+    inner = types.plain(tp)
+    hook = made.get_structure_hook(inner)
+
+    def constrained(value: Any, _: Any) -> Any:
+        made_of = hook(value, inner)
+        for condition in types.constraints(tp):
+            if not condition.accepts(made_of):
+                raise OutOfRange(value, describe.expectation(tp), condition.remedy)
+        return made_of
+
+    return constrained
+
+
 def _mapping_hook(made: Converter, tp: Any) -> Hook:
     key, item = typing.get_args(tp) or (str, object)
     items = mapping_structure_factory(dict[key, item], made)  # type: ignore[valid-type]
@@ -190,7 +209,8 @@ def _problems(error: BaseException, path: str, value: object) -> Iterator[Proble
     """Every problem that an exception of the converter, with all those inside it, tells of."""
     match error:
         case Mismatch():
-            found = describe.describe_value(error.value)
+            in_range = not isinstance(error, OutOfRange)
+            found = describe.describe_value(error.value) if in_range else describe.shown(error.value)
             yield Problem(path=path, found=found, expected=error.expected, remedy=error.remedy)
         case ClassValidationError() | IterableValidationError():
             inside, others = error.group_exceptions()

@@ -10,6 +10,8 @@ from typing import Any, Union
 
 import attrs
 
+from rlcore.schema.constraints import Constraint
+
 
 def plain(tp: Any) -> Any:
     """A type without the names and remarks around it: Annotated, NewType, `type X = ...`."""
@@ -22,6 +24,17 @@ def plain(tp: Any) -> Any:
             tp = tp.__value__
         else:
             return tp
+
+
+def constraints(tp: Any) -> tuple[Constraint, ...]:
+    """The conditions that are written beside a type."""
+    found = typing.get_args(tp)[1:] if typing.get_origin(tp) is typing.Annotated else ()
+    return tuple(condition for condition in found if isinstance(condition, Constraint))
+
+
+def is_constrained(tp: object) -> bool:
+    """Whether conditions are written beside the type."""
+    return bool(constraints(tp))
 
 
 def origin(tp: Any) -> Any:

@@ -1,41 +1,27 @@
 """Every error that rlcore raises on purpose, each with the exit code that the command line ends with."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
 
-from attrs import frozen
+from rlcore.schema.problem import Problem, ProblemsError, RlcoreError
 
-
-@frozen(kw_only=True)
-class Problem:
-    """One thing that is wrong: where, what was found, what was expected, what to do."""
-
-    path: str
-    """Where it is: a recipe key such as `training.num_steps`, a file, a plugin's name."""
-    found: str
-    expected: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        text = f"{self.path}: found {self.found}; expected {self.expected}"
-        return f"{text}. {self.remedy}" if self.remedy else text
-
-
-class RlcoreError(Exception):
-    """Base of all errors that a user can act on; anything else that escapes is a defect of rlcore or of a plugin."""
-
-    exit_code: ClassVar[int] = 1
-
-
-class ProblemsError(RlcoreError):
-    """An error that reports all its problems at once."""
-
-    summary: ClassVar[str] = "problems"
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        super().__init__(f"{len(self.problems)} {self.summary}:\n{lines}")
+__all__ = [
+    "BoundError",
+    "CheckpointError",
+    "ConfigError",
+    "ContractError",
+    "DataError",
+    "InterruptedRun",
+    "ModelError",
+    "NonFiniteError",
+    "PluginError",
+    "Problem",
+    "ProblemsError",
+    "RefitError",
+    "RewardError",
+    "RlcoreError",
+    "StorageError",
+    "WorkerError",
+]
 
 
 class ConfigError(ProblemsError):

@@ -1,24 +1,28 @@
 """What every trainer optimizes with, whichever a recipe takes: the sections `[optimizer]` and `[schedule]`."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 from attrs import frozen
+
+from rlcore.schema.constraints import Share, above, at_least, at_least_below
+
+Beta: TypeAlias = Annotated[float, at_least_below(0, 1)]
 
 
 @frozen(kw_only=True)
 class OptimizerSpec:
     """`[optimizer]`: AdamW (arXiv:1711.05101), the same under every trainer."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, above(0)] = 1e-6
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
-    eps: float = 1e-8
+    eps: Annotated[float, above(0)] = 1e-8
     """Added to the square root of the second moment."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled decay of weight matrices; biases and norms are never decayed."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, at_least(0, "0.0 never scales gradients down.")] = 1.0
     """Gradients are scaled down to this global L2 norm; 0.0 never."""
 
 
@@ -26,11 +30,11 @@ class OptimizerSpec:
 class ScheduleSpec:
     """`[schedule]`: the learning rate over the run's optimizer steps."""
 
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, at_least(0, "0 starts at the peak.")] = 0
     """Steps over which the learning rate rises linearly; the last of them is the first at the peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """Its course from the end of the warm-up to the end of the run."""
-    min_learning_rate_ratio: float = 0.0
+    min_learning_rate_ratio: Share = 0.0
     """Where a decay ends, as a share of the peak."""
 
     def share(self, step: int, num_steps: int) -> float:

@@ -1,0 +1,38 @@
+"""What is wrong with something that a user wrote, and the errors that say so."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Problem:
+    """One thing that is wrong: where, what was found, what was expected, what to do."""
+
+    path: str
+    """Where it is: a recipe key such as `training.num_steps`, a file, a plugin's name."""
+    found: str
+    expected: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}: found {self.found}; expected {self.expected}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class RlcoreError(Exception):
+    """Base of all errors that a user can act on; anything else that escapes is a defect of rlcore or of a plugin."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ProblemsError(RlcoreError):
+    """An error that reports all its problems at once."""
+
+    summary: ClassVar[str] = "problems"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        super().__init__(f"{len(self.problems)} {self.summary}:\n{lines}")
