@@ -1,5 +1,6 @@
 """What the types of fields cannot say: combinations that cannot work or would silently do nothing."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
