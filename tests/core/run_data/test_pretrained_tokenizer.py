@@ -157,7 +157,7 @@ def test_without_transformers(tokenizer_directory, monkeypatch):
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_transformers)
-    with pytest.raises(ModelError, match=r"no usable `transformers`.*pip install 'rlcore\[torch\]'"):
+    with pytest.raises(ModelError, match=r"no usable `transformers`.*pip install 'rlcore\[tokenizer\]'"):
         load(tokenizer_directory)
 
 
