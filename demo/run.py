@@ -16,7 +16,7 @@ from rlcore.cli.display import open_display
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.testing.models import make_model
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789+="

@@ -36,9 +36,12 @@ def start(prepared: Prepared) -> None:
     [
         (["cluster.gpus_per_node=0"], "cluster.gpus_per_node: found 0; expected an integer of at least 1"),
         (["cluster.nodes=2"], "cluster.nodes: found 2, without an address; expected 1, since a local cluster"),
-        (["cluster.address=somewhere"], 'cluster.address: found "somewhere"; expected "auto" or the "host:port"'),
+        (
+            ["cluster.address=somewhere"],
+            'cluster.address: found "somewhere"; expected a string that is "auto" or the "host:port"',
+        ),
         (["cluster.address=ray://head:10001"], "cluster.address: found"),
-        (["cluster.wait_s=-1"], "cluster.wait_s: found -1.0"),
+        (["cluster.wait_s=-1"], "cluster.wait_s: found -1"),
         (["cluster.late_timeout_s=0"], "cluster.late_timeout_s: found 0"),
         (["cluster.max_restarts=-1"], "cluster.max_restarts: found -1"),
         (["cluster.generator_gpus_per_node=1", "cluster.gpus_per_node=2"], 'found 1, with placement = "colocated"; expected 0'),

@@ -1,8 +1,7 @@
-"""The torch code that backends share; imported by plugins alone (`transformers_import` by the conformance kit too), module by
-module: this file imports no torch.
+"""The torch code that backends share; imported by plugins alone, module by module: this file imports no torch.
 
 `attention` packed attention, `logprobs` log-probabilities without a full logits tensor, `digest` checksums of tensors,
 `buckets` weights cut for travel, `models` checking and loading of Hugging Face models, `hf_directory` writing them,
 `safetensors_files` reading parts of them, `requirements` what has to be installed, `model_check` what is wrong with a model,
-`device_memory` how much devices have, `transformers_import` importing transformers without torchao.
+`device_memory` how much devices have.
 """

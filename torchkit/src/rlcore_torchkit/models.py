@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 if TYPE_CHECKING:
     import torch

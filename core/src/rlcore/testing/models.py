@@ -5,7 +5,7 @@ import string
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 Architecture: TypeAlias = Literal["qwen2", "qwen3", "qwen3_moe", "llama"]
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "qwen3_moe", "llama")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from attrs import frozen
 
 from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 _MAX_NAMED = 5
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlcore_torchkit.transformers_import import import_transformers, without_torchao
+from rlcore.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
 
 

@@ -16,7 +16,7 @@ from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBat
 from rlcore.spi.arrays import Int16Array, Int32Array
 from rlcore.testing.conformance.reference import Float64Array
 from rlcore.testing.conformance.tensors import Values
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 
 class HuggingFaceReference:

@@ -32,7 +32,7 @@ from rlcore.testing.conformance.trainer_fixtures import (
     assert_same_step,
     with_loss,
 )
-from rlcore_torchkit.transformers_import import import_transformers
+from rlcore.transformers_import import import_transformers
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")

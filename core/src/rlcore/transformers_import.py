@@ -10,9 +10,9 @@ from importlib import import_module
 def without_torchao() -> Iterator[None]:
     """Let what is imported meanwhile take torchao for missing, unless it has been imported already.
 
-    transformers and vLLM import it wherever it is installed, whoever asks for it. That costs seconds and prints a warning for
-    each of its libraries that does not fit this machine. Quantised models alone would notice that it is missing; who needs it
-    can import it afterwards.
+    transformers and some engines import it wherever it is installed, whoever asks for it. That costs seconds and prints a
+    warning for each of its libraries that does not fit this machine. Quantised models alone would notice that it is missing;
+    who needs it can import it afterwards.
     """
     if "torchao" in sys.modules:
         yield
