@@ -48,11 +48,11 @@ from response_lengths import lengths_of
 import rlcore.run.report.timing as timing
 import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
+from rlcore.run.execution.ray.commands import LogprobsCommand, StepCommand
 from rlcore.run.execution.ray.dispatch import RankPart
-from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.protocols import Backends, RefitOrder, Responses
+from rlcore.run.protocols import Backends, RefitCommand, Responses
 from rlcore.run.report.progress import SilentProgress
 from rlcore.spi import (
     EnvironmentContext,
@@ -155,13 +155,13 @@ class LocalCalls:
             replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
         return [unpickled(*reply) for reply in replies]
 
-    def train_step(self, order: StepOrder, parts: Any, number: int, returns: bool) -> TrainStepResult:
+    def train_step(self, order: StepCommand, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
         metrics = {"token_mult_prob_error": 1.0}
         version = order.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
 
-    def logprobs(self, order: LogprobsOrder, parts: Any, number: int, leads: bool) -> Float32Array:
+    def logprobs(self, order: LogprobsCommand, parts: Any, number: int, leads: bool) -> Float32Array:
         return np.full(len(received(parts)[number].tokens), -1.0, np.float32)
 
     def generate(self, request: GenerateRequest) -> Responses:
@@ -196,7 +196,7 @@ def received(parts: Any) -> list[RankPart]:
 class NoRoute:
     """Weights do not pass through the driver."""
 
-    def hand_over(self, order: RefitOrder) -> None:
+    def sync_weights(self, order: RefitCommand) -> None:
         """Nothing."""
 
 

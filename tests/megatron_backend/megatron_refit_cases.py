@@ -91,7 +91,7 @@ class Refitted:
         self.replica.close()
 
 
-def hand_over(trainer: MegatronBackend, refitted: Refitted | None, version: int) -> Samples:
+def sync_weights(trainer: MegatronBackend, refitted: Refitted | None, version: int) -> Samples:
     """On every rank; what the engine then samples, on every rank too."""
     request = ExportWeightsRequest(weight_version=version, dtype="float32", max_bucket_bytes=BUCKET_BYTES)
     export = trainer.export_weights(request)
@@ -136,11 +136,11 @@ def check_refits(case: Case, rank: int, root: Path) -> None:
         place = {"rank": rank, "world_size": NUM_RANKS, "local_rank": rank}
         trainer = make_backend(model, config=MegatronConfig(collective_timeout_s=120.0, **case.sizes), optimizer=SPEC, **place)
         train(trainer, 0)
-        samples = [hand_over(trainer, engine, 1) for engine in engines]
+        samples = [sync_weights(trainer, engine, 1) for engine in engines]
         assert all(greatest_error(trainer, each, 1) < TOLERANCE for each in samples)
         train(trainer, 1)
         assert all(greatest_error(trainer, each, 2) > 100 * TOLERANCE for each in samples)
-        samples = [hand_over(trainer, engine, 2) for engine in engines]
+        samples = [sync_weights(trainer, engine, 2) for engine in engines]
         assert all(greatest_error(trainer, each, 2) < TOLERANCE for each in samples)
         trainer.close(CloseRequest())
 

@@ -14,7 +14,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems
 from rlcore_megatron.memory import USABLE, Parameters, Workload, estimate
-from rlcore_megatron.shape import ModelShape
+from rlcore_megatron.model_dims import ModelDims
 
 GIB = 2**30
 SMALL = {  # the shape of Qwen2.5-1.5B
@@ -103,8 +103,8 @@ def test_what_is_chosen_divides_and_fits_and_keeps_what_was_set(config: Megatron
         assert load.local_size % chosen.tensor_parallel == 0 or load.world_size % chosen.tensor_parallel == 0
         assert chosen.tensor_parallel <= load.local_size
     if any(getattr(config, name) == "auto" for name in AUTO_SIZES):
-        shape = ModelShape.of(load.model)
-        assert estimate(shape, chosen, load).total <= USABLE * load.memory_bytes
+        dims = ModelDims.of(load.model)
+        assert estimate(dims, chosen, load).total <= USABLE * load.memory_bytes
 
 
 @given(config=configs, load=loads, more=st.integers(1, 200))
@@ -228,24 +228,24 @@ def test_parameters_are_counted_as_transformers_has_them(tmp_path, architecture:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
-    shape = ModelShape.of(config.to_dict())
-    whole = Parameters.of(shape, ONE)
+    dims = ModelDims.of(config.to_dict())
+    whole = Parameters.of(dims, ONE)
     assert whole.dense + whole.expert == matrices
     assert (whole.expert > 0) == (architecture == "qwen3_moe")
     # Ranks that divide everything hold it all between them, but for what each keeps: routers, and both stages' tables.
-    routers = shape.moe_layers * shape.hidden * shape.experts
-    halves = Parameters.of(shape, evolve(ONE, tensor_parallel=2, expert_parallel=2))
+    routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
+    halves = Parameters.of(dims, evolve(ONE, tensor_parallel=2, expert_parallel=2))
     assert 2 * (halves.dense + halves.expert) == matrices + routers
-    stages = Parameters.of(shape, evolve(ONE, pipeline_parallel=2))
-    assert 2 * (stages.dense + stages.expert) == matrices + (shape.vocabulary * shape.hidden if tied else 0)
+    stages = Parameters.of(dims, evolve(ONE, pipeline_parallel=2))
+    assert 2 * (stages.dense + stages.expert) == matrices + (dims.vocab_size * dims.hidden_size if tied else 0)
 
 
 def test_what_ranks_share_is_divided_and_nothing_else() -> None:
     load = load_of(MIDDLE, 8)
-    shape = ModelShape.of(MIDDLE)
-    one = estimate(shape, ONE, load)
+    dims = ModelDims.of(MIDDLE)
+    one = estimate(dims, ONE, load)
     tensor, context, stages = (
-        estimate(shape, evolve(ONE, **{name: 2}), load) for name in ("tensor_parallel", "context_parallel", "pipeline_parallel")
+        estimate(dims, evolve(ONE, **{name: 2}), load) for name in ("tensor_parallel", "context_parallel", "pipeline_parallel")
     )
     assert (tensor.weights, tensor.gradients) == (one.weights // 2, one.gradients // 2)
     assert tensor.activations == pytest.approx(one.activations / 2)
@@ -255,19 +255,19 @@ def test_what_ranks_share_is_divided_and_nothing_else() -> None:
     # The first of two stages has two microbatches in flight.
     assert stages.activations == pytest.approx(one.activations)
     assert one.weights // 2 <= stages.weights < one.weights * 0.54
-    assert estimate(shape, evolve(ONE, recompute="full"), load).activations < one.activations / 8
-    assert estimate(shape, ONE, evolve(load, needs_reference=True)).weights == 2 * one.weights
-    wide = estimate(shape, ONE, evolve(load, dtype="float32"))
+    assert estimate(dims, evolve(ONE, recompute="full"), load).activations < one.activations / 8
+    assert estimate(dims, ONE, evolve(load, needs_reference=True)).weights == 2 * one.weights
+    wide = estimate(dims, ONE, evolve(load, dtype="float32"))
     assert (wide.weights, wide.gradients, wide.activations) == (2 * one.weights, one.gradients, 2 * one.activations)
     assert wide.optimizer == pytest.approx(one.optimizer * 8 / 12, abs=1)
-    assert estimate(shape, evolve(ONE, tensor_parallel=2, sequence_parallel=False), load).activations > tensor.activations
-    assert estimate(shape, evolve(ONE, transformer_engine=False), load).activations > one.activations
+    assert estimate(dims, evolve(ONE, tensor_parallel=2, sequence_parallel=False), load).activations > tensor.activations
+    assert estimate(dims, evolve(ONE, transformer_engine=False), load).activations > one.activations
 
 
 def test_bytes_a_parameter_are_those_of_mixed_precision() -> None:
     """2 of weights, 4 of gradients and 12 of masters and moments."""
-    one = estimate(ModelShape.of(SMALL), ONE, load_of(SMALL, 1))
-    parameters = Parameters.of(ModelShape.of(SMALL), ONE).dense
+    one = estimate(ModelDims.of(SMALL), ONE, load_of(SMALL, 1))
+    parameters = Parameters.of(ModelDims.of(SMALL), ONE).dense
     assert (one.weights, one.gradients, one.optimizer) == (2 * parameters, 4 * parameters, 12 * parameters)
     aware = {"use_precision_aware_optimizer": True}
     halved = {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "float16"}
@@ -278,18 +278,18 @@ def test_bytes_a_parameter_are_those_of_mixed_precision() -> None:
         (aware | {"store_param_remainders": False}, 12),
         (aware | quarter, 3),
     ):
-        narrow = estimate(ModelShape.of(SMALL), evolve(ONE, optimizer=table), load_of(SMALL, 1))
+        narrow = estimate(ModelDims.of(SMALL), evolve(ONE, optimizer=table), load_of(SMALL, 1))
         assert narrow.optimizer == size * parameters
     reduced = evolve(ONE, ddp={"grad_reduce_in_fp32": False})
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         load = evolve(load_of(SMALL, 1), dtype=dtype)
-        assert estimate(ModelShape.of(SMALL), reduced, load).gradients == size * parameters
+        assert estimate(ModelDims.of(SMALL), reduced, load).gradients == size * parameters
     assert parameters == pytest.approx(1.54e9, rel=0.01)
 
 
 def test_an_optimizers_step_takes_the_place_of_activations_in_the_peak() -> None:
     """Float32 copies of what it updates at a time: at most 2**28 elements, or the largest tensor."""
-    shape, load = ModelShape.of(SMALL), load_of(SMALL, 1)
+    shape, load = ModelDims.of(SMALL), load_of(SMALL, 1)
     aware = {"use_precision_aware_optimizer": True}
     moments = aware | {"exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
     parameters = Parameters.of(shape, ONE).dense
@@ -311,7 +311,7 @@ def test_an_optimizers_step_takes_the_place_of_activations_in_the_peak() -> None
         assert found.total == held + max(found.activations + found.logits, found.step)
     assert estimate(shape, evolve(ONE, optimizer=moments), load_of(SMALL, 16)).step == int(8 * parameters / 16)
     assert estimate(shape, evolve(ONE, ddp={"grad_reduce_in_fp32": False}), evolve(load, dtype="float32")).step == 0
-    table = ModelShape.of(LARGE)
+    table = ModelDims.of(LARGE)
     assert estimate(table, evolve(ONE, optimizer=moments), load).step == 8 * table.vocabulary * table.hidden
     short = evolve(load, max_sequence_length=64)
     largest = estimate(shape, evolve(ONE, optimizer=moments), short)
@@ -322,6 +322,6 @@ def test_activations_are_near_those_measured() -> None:
     """One H200, forward and backward without an optimizer: 30.6 GB at the peak, of which 2.5 GB are logits in bfloat16 and as
     much again their gradient."""
     load = load_of(SMALL, 1)
-    one = estimate(ModelShape.of(SMALL), ONE, load)
+    one = estimate(ModelDims.of(SMALL), ONE, load)
     measured = 30.6e9 - 4 * 8192 * 151936
     assert one.weights + one.gradients + one.activations == pytest.approx(measured, rel=0.15)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.plan.prepare import Prepared, prepare
+from rlcore.run.plan.prepare import RunPlan, prepare
 from rlcore.spi import ConfigError, ModelError, PluginError
 from rlcore.testing.models import make_model
 from rlcore_megatron import cache_directory, requirements
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(tmp_path: Path, model: Path):
     """A function (overrides, model) that does what `rlcore check` does."""
 
-    def run(*overrides: str, path: Path = model) -> Prepared:
+    def run(*overrides: str, path: Path = model) -> RunPlan:
         recipe = tmp_path / "recipe.toml"
         recipe.write_text(RECIPE.format(model=path))
         return prepare(recipe, ["run.device=cpu", *overrides])

@@ -14,7 +14,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, converted, fields_of, megatron_class, recipe_type, table_problems
 from rlcore_megatron.forwarded_check import NEEDS_ENGINE, NEEDS_FP8, forwarded_problems
 from rlcore_megatron.forwarded_owned import OWNED
-from rlcore_megatron.shape import ModelShape
+from rlcore_megatron.model_dims import ModelDims
 
 MODEL = {
     "hidden_size": 64,
@@ -23,15 +23,15 @@ MODEL = {
     "intermediate_size": 96,
     "vocab_size": 128,
 }
-DENSE = ModelShape.of(MODEL)
-EXPERTS = ModelShape.of(MODEL | {"num_experts": 8})
+DENSE = ModelDims.of(MODEL)
+EXPERTS = ModelDims.of(MODEL | {"num_experts": 8})
 STAGES = {"pipeline_parallel": 2}
 INTERLEAVED = {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}
 
 
-def texts(device: str = "cpu", shape: ModelShape | None = None, section: dict | None = None, **tables: dict) -> list[str]:
+def texts(device: str = "cpu", dims: ModelDims | None = None, section: dict | None = None, **tables: dict) -> list[str]:
     config = evolve(MegatronConfig(), **(section or {}), **tables)
-    return [str(problem) for problem in forwarded_problems(config, device, "bfloat16", shape)]
+    return [str(problem) for problem in forwarded_problems(config, device, "bfloat16", dims)]
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_with_the_engine_its_fusions_are_right() -> None:
 
 def test_fields_for_experts_mean_nothing_to_a_dense_model() -> None:
     expected = "'fp32'; expected no such field for a model without experts. Leave it out"
-    assert wrong(texts(shape=DENSE, transformer={"moe_router_dtype": "fp32"})) == {"transformer.moe_router_dtype": expected}
+    assert wrong(texts(dims=DENSE, transformer={"moe_router_dtype": "fp32"})) == {"transformer.moe_router_dtype": expected}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.export import Exporter
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.names import Names, name_problems
+from rlcore_megatron.weight_mapping import Names, name_problems
 from rlcore_torchkit.models import load_config, load_model
 
 ONE = ParallelLayout()

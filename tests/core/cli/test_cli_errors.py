@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli.errors import INTERRUPTED, UNEXPECTED
-from rlcore.registry.exits import attributed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.spi import errors
 from rlcore.spi.errors import Problem, ProblemsError, RlcoreError
 

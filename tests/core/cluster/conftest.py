@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.plan.prepare import Prepared, prepare
+from rlcore.run.plan.prepare import RunPlan, prepare
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer
@@ -97,18 +97,18 @@ def local_ray(installed: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, installed: Path) -> Callable[..., Prepared]:
+def prepared(tmp_path: Path, installed: Path) -> Callable[..., RunPlan]:
     """Prepare the recipe with overrides; runs go below tmp_path/runs."""
     recipe = write_recipe(tmp_path)
 
-    def prepare_with(*overrides: str) -> Prepared:
+    def prepare_with(*overrides: str) -> RunPlan:
         return prepare(recipe, [f"run.directory={tmp_path / 'runs'}", *overrides])
 
     return prepare_with
 
 
 @pytest.fixture
-def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
+def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
     """Prepare and train; returns the summary."""
 
     def run_with(*overrides: str, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:

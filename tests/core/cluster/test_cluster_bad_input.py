@@ -15,19 +15,19 @@ from attrs import evolve
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.execution.ray import pool, session
 from rlcore.run.execution.ray.affinity import bind_near, parse_cores
-from rlcore.run.execution.ray.orders import Software
+from rlcore.run.execution.ray.commands import Software
 from rlcore.run.execution.ray.worker import Worker
 from rlcore.run.plan.generator_placement import generator_span
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankSpec
 from rlcore.testing.fakes import FakeTokenizer
 
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., RunPlan]
 
 
-def start(prepared: Prepared) -> None:
+def start(prepared: RunPlan) -> None:
     train(prepared, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
 
 
@@ -170,11 +170,11 @@ def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) 
 
 
 def test_another_version_of_the_core_is_named_with_its_nodes() -> None:
-    from rlcore.run.execution.ray.failures import Whereabouts
+    from rlcore.run.execution.ray.failures import WorkerInfo
 
     here = Software.here()
     other = Software(versions=(*((name, "0.0" if name == "rlcore" else version) for name, version in here.versions),))
-    places = [Whereabouts(rank=rank, node=f"10.0.0.{rank}", log_file=Path("log")) for rank in range(3)]
+    places = [WorkerInfo(rank=rank, node=f"10.0.0.{rank}", log_file=Path("log")) for rank in range(3)]
     pool._require_same(places, [here] * 3)
     with pytest.raises(PluginError, match=r"node\(s\) 10.0.0.1, 10.0.0.2: rlcore 0.0"):
         pool._require_same(places, [here, other, other])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.execution.ray import calls
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train

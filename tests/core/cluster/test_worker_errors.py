@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.registry.exits import blame, owner_of
+from rlcore.registry.plugin_errors import blame, owner_of
 from rlcore.run.execution.ray.failures import RemoteError, last_lines
 from rlcore.spi import DataError, ModelError, Problem, RlcoreError, WorkerError
 

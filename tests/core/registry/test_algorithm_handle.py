@@ -10,7 +10,7 @@ import pytest
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.checks import OWN_METRICS, OWN_PREFIXES
 from rlcore.registry.discovery import Registry
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,

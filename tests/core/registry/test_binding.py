@@ -19,7 +19,7 @@ from rlcore.registry.binding import (
     run_check,
 )
 from rlcore.registry.discovery import Registry
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
     AlgorithmContext,
     AlgorithmNeeds,

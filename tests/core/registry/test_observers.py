@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
     ContractError,
     NonFiniteError,

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.prepare import Prepared, prepare
+from rlcore.run.plan.prepare import RunPlan, prepare
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
@@ -50,12 +50,12 @@ MEASURED = ("time/", "tokens_per_second", "generated_tokens_per_second")
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Callable[..., Prepared]:
+def prepared(tmp_path: Path) -> Callable[..., RunPlan]:
     """Prepare the recipe with overrides; runs go below tmp_path/runs."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
 
-    def prepare_with(*overrides: str, registry: Any = None) -> Prepared:
+    def prepare_with(*overrides: str, registry: Any = None) -> RunPlan:
         directory = f"run.directory={tmp_path / 'runs'}"
         return prepare(recipe, [directory, *overrides], registry=registry or fake_registry())
 
@@ -63,7 +63,7 @@ def prepared(tmp_path: Path) -> Callable[..., Prepared]:
 
 
 @pytest.fixture
-def run(prepared: Callable[..., Prepared]) -> Callable[..., dict[str, Any]]:
+def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
     """Prepare and train; returns the summary."""
 
     def run_with(

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.spi import PluginError, Provider
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
@@ -51,13 +51,13 @@ def registry(trainer: Provider, generator: Provider) -> Registry:
     ],
 )
 def test_the_cheapest_of_both_is_taken(
-    prepared: Callable[..., Prepared], device: str, trainer: tuple[str, ...], generator: tuple[str, ...], expected: str
+    prepared: Callable[..., RunPlan], device: str, trainer: tuple[str, ...], generator: tuple[str, ...], expected: str
 ) -> None:
     both = registry(declaring(FAKE_TRAINER, *trainer), declaring(FAKE_GENERATOR, *generator))
     assert prepared(f"run.device={device}", "model.dtype=float32", registry=both).channel == expected
 
 
-def test_a_layout_takes_channels_away(prepared: Callable[..., Prepared]) -> None:
+def test_a_layout_takes_channels_away(prepared: Callable[..., RunPlan]) -> None:
     generator = declaring(FAKE_GENERATOR, *EVERY, config=Layout, without=lambda config: frozenset(config.lost))
     both = registry(declaring(FAKE_TRAINER, *EVERY), generator)
     found = prepared('generator.fake.lost=["refit.in_process"]', registry=both)
@@ -67,7 +67,7 @@ def test_a_layout_takes_channels_away(prepared: Callable[..., Prepared]) -> None
     assert "refit.in_process" not in provider.capabilities
 
 
-def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., Prepared]) -> None:
+def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) -> None:
     both = registry(declaring(FAKE_TRAINER, *EVERY), declaring(FAKE_GENERATOR, "in_process", "directory"))
     assert prepared("refit.channel=directory", registry=both).channel == "directory"
     with pytest.raises(PluginError, match=r"on cpu. Wanted: shared_memory. Declared, as configured: .*refit.directory"):
@@ -76,7 +76,7 @@ def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., Prepared])
         prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))
 
 
-def test_a_broken_function_is_named(prepared: Callable[..., Prepared]) -> None:
+def test_a_broken_function_is_named(prepared: Callable[..., RunPlan]) -> None:
     generator = evolve(FAKE_GENERATOR, without=lambda config: 1 / 0)
     with pytest.raises(PluginError, match="its function `without` raised ZeroDivisionError"):
         prepared(registry=registry(FAKE_TRAINER, generator))

@@ -7,11 +7,11 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.spi import ConfigError, ModelError
 from rlcore.testing.fakes import fake_registry
 
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., RunPlan]
 
 
 def reading(*roles: str) -> Registry:

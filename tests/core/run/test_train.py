@@ -16,7 +16,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.data.seeds import Stream
 from rlcore.run.plan.inputs import load_inputs
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
 from rlcore.run.storage.run_directory import RunDirectory
@@ -156,7 +156,7 @@ def test_training_and_evaluation_see_their_own_rows_alone(run: Run, monkeypatch:
     ],
 )
 def test_only_rows_that_are_used_are_held_out_or_trained_on(
-    prepared: Callable[..., Prepared], tmp_path: Path, overrides: tuple[str, ...], found: str
+    prepared: Callable[..., RunPlan], tmp_path: Path, overrides: tuple[str, ...], found: str
 ) -> None:
     sources = []
     for split, prompts in {"train": ["a:", "b:", "long:"], "evaluation": ["a:", "c:", "long:", "long:"]}.items():

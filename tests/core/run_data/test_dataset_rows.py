@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.data import jsonl_line
 from rlcore.run.data.datasets import load_rows
 from rlcore.spi import ContractError, DataError

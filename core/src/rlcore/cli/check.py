@@ -10,7 +10,7 @@ from rlcore.cli.arguments import recipe_arguments
 
 if TYPE_CHECKING:
     from rlcore.config.recipe import ClusterConfig
-    from rlcore.run.plan.prepare import Prepared
+    from rlcore.run.plan.prepare import RunPlan
 
 
 DATA = {"train": "train data", "evaluation": "held-out data"}
@@ -57,7 +57,7 @@ def _shortened(text: str) -> Iterator[str]:
         yield f"... ({len(text):,} characters)"
 
 
-def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
+def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     """What would run, by name."""
     from rlcore.run.storage.run_directory import RunDirectory
 
@@ -84,7 +84,7 @@ def _lines(prepared: "Prepared") -> Iterator[tuple[str, str]]:
     yield "run directory", str(RunDirectory.of(recipe.run).path)
 
 
-def _plugin(prepared: "Prepared", role: str) -> str:
+def _plugin(prepared: "RunPlan", role: str) -> str:
     """A chosen plugin and how it was chosen."""
     entry = next(entry for name, entry in prepared.chosen.items() if name == role)
     wanted = getattr(prepared.recipe, role).name
@@ -94,7 +94,7 @@ def _plugin(prepared: "Prepared", role: str) -> str:
     return f"{entry.name} {entry.version} of {entry.distribution} ({how})"
 
 
-def _cluster(prepared: "Prepared", cluster: "ClusterConfig") -> str:
+def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
     """Who uses which devices."""
     ranks = f"{cluster.nodes} x {cluster.ranks_per_node} {'GPU' if prepared.device == 'cuda' else 'process'}(s) train"
     if "generator" not in prepared.chosen:
@@ -104,7 +104,7 @@ def _cluster(prepared: "Prepared", cluster: "ClusterConfig") -> str:
     return f"{ranks} and generate in turn" + (f", each {prepared.span} with one generator" if prepared.span > 1 else "")
 
 
-def _evaluation(prepared: "Prepared") -> str:
+def _evaluation(prepared: "RunPlan") -> str:
     options = prepared.recipe.evaluation
     if not prepared.evaluates:
         return "off"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlcore.registry.exits import owner_of
+from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi.errors import RlcoreError
 
 UNEXPECTED = 70

@@ -8,8 +8,8 @@ import attrs
 from attrs import define, field
 
 from rlcore.config.load import RawRecipe
+from rlcore.config.partial_config import salvage, stand_in
 from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe
-from rlcore.config.salvage import salvage, stand_in
 from rlcore.config.validate import find_problems
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key

@@ -14,9 +14,9 @@ import pluggy
 
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry
-from rlcore.registry.exits import attributed, is_outside
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.observers import CallRecord, guarded, recorded
+from rlcore.registry.plugin_errors import attributed, is_outside
 from rlcore.registry.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlcore.registry.exits import is_outside
+from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.describe import SCALARS
 from rlcore.schema.types import innermost, is_array, is_attrs, is_mapping, is_union, origin, plain
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
+from rlcore.registry.backend_state import BackendState
 from rlcore.registry.checks import check_int, check_record
 from rlcore.registry.discovery import Entry
-from rlcore.registry.exits import blame, exit_error, is_ordered
 from rlcore.registry.observers import CallRecord
-from rlcore.registry.states import BackendState
+from rlcore.registry.plugin_errors import blame, exit_error, is_ordered
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.lifecycle import (
@@ -28,8 +28,8 @@ ResultT = TypeVar("ResultT")
 class BackendHandle:
     """One backend, bound. Each hook is a method: legality first, then the call, then the checks of what came back.
 
-    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.states` says
-    what is legal when, and which failures end a backend.
+    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.backend_state`
+    says what is legal when, and which failures end a backend.
     """
 
     state_changing: ClassVar[frozenset[str]] = frozenset({"set_residency", "load_state"})

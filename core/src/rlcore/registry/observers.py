@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.registry.discovery import ObserverEntry
-from rlcore.registry.exits import attributed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.signatures import observer_problems
 from rlcore.spi.errors import PluginError
 from rlcore.spi.generator import GeneratorSpec

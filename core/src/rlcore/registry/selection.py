@@ -8,8 +8,8 @@ from typing import Literal
 from attrs import frozen
 
 from rlcore.registry.discovery import Entry, Registry, load_entry
-from rlcore.registry.exits import is_outside
 from rlcore.registry.installed import distribution_of, installed_entry_points
+from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.capabilities import PRESUMED_BEFORE
 from rlcore.spi.errors import PluginError

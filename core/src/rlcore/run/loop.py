@@ -24,7 +24,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.train_step.metrics import training_metrics
-from rlcore.run.train_step.mismatch_monitor import Agreement, DisagreementWriter
+from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
 from rlcore.spi import (
     GROUP_IDS,
     PREVIOUS_LOGPROBS,
@@ -86,12 +86,12 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
-    agreement: Agreement = field(init=False)
+    agreement: MismatchMonitor = field(init=False)
 
     @agreement.default
-    def _agreement(self) -> Agreement:
+    def _agreement(self) -> MismatchMonitor:
         options = self.recipe.training
-        return Agreement(
+        return MismatchMonitor(
             trainer=self.trainer,
             writer=self.saver,
             progress=self.progress,
@@ -249,11 +249,11 @@ class Loop:
         interrupt waits."""
         with self.guard.deferred():
             if self.residency is None:
-                self._hand_over()
+                self._sync_weights()
             else:
-                self.residency.to_generation(self._hand_over)
+                self.residency.to_generation(self._sync_weights)
 
-    def _hand_over(self) -> None:
+    def _sync_weights(self) -> None:
         if self.refitter is None or self.position.generator_version == self.position.weight_version:
             return
         with self.clock.phase("refit"):

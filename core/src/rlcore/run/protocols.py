@@ -143,19 +143,19 @@ class GeneratorGroup(Group, Protocol):
 class WeightRoute(Protocol):
     """The way from trainer to generator."""
 
-    def hand_over(self, order: "RefitOrder") -> None:
+    def sync_weights(self, order: "RefitCommand") -> None:
         """One attempt. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
 
 
 @frozen(kw_only=True)
-class RefitOrder:
+class RefitCommand:
     """What is to be handed over, and how."""
 
     export: ExportWeightsRequest
     channel: RefitChannel
 
     @classmethod
-    def of(cls, weight_version: int, dtype: DtypeName, max_bucket_bytes: int, channel: RefitChannel) -> "RefitOrder":
+    def of(cls, weight_version: int, dtype: DtypeName, max_bucket_bytes: int, channel: RefitChannel) -> "RefitCommand":
         """The order for a version of the weights."""
         export = ExportWeightsRequest(weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
         return cls(export=export, channel=channel)

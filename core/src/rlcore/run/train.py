@@ -18,7 +18,7 @@ from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs, load_inputs
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.plots import not_drawn, run_panels, save_png
 from rlcore.run.report.progress import Progress, SilentProgress
@@ -45,7 +45,7 @@ from rlcore.spi import (
 
 
 def train(
-    prepared: Prepared,
+    prepared: RunPlan,
     *,
     resume: bool,
     progress: Progress,
@@ -87,7 +87,7 @@ def train(
 class _Run:
     """What stays the same however often the workers are started anew."""
 
-    prepared: Prepared
+    prepared: RunPlan
     directory: RunDirectory
     progress: Progress
     start: float
@@ -145,7 +145,7 @@ def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, check
 
 
 def evaluate(
-    prepared: Prepared, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
+    prepared: RunPlan, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
 ) -> dict[str, float]:
     """pass@1 of the model, or of a checkpoint of it, on the recipe's held-out set."""
     recipe = prepared.recipe
@@ -174,7 +174,7 @@ def evaluate(
         return refitter.generating(partial(evaluator.evaluate, version), bring, lambda: None)
 
 
-def _say_notes(prepared: Prepared, inputs: Inputs, progress: Progress) -> None:
+def _say_notes(prepared: RunPlan, inputs: Inputs, progress: Progress) -> None:
     """What is odd about plugins and data."""
     for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
         progress.note(note)
@@ -201,7 +201,7 @@ def _find_checkpoint(run: _Run, resume: bool, progress: Progress) -> Path | None
     return find_checkpoint(run.prepared, run.directory, progress.note, allow_changes=run.allow_changes)
 
 
-def _checked_state(prepared: Prepared, checkpoint: Path) -> LoopState:
+def _checked_state(prepared: RunPlan, checkpoint: Path) -> LoopState:
     """CheckpointError where a checkpoint is damaged, or another model's or another trainer's."""
     damage = find_damage(checkpoint)
     if damage is not None:
@@ -214,7 +214,7 @@ def _checked_state(prepared: Prepared, checkpoint: Path) -> LoopState:
     return state
 
 
-def _begin(prepared: Prepared, directory: RunDirectory, step: int) -> None:
+def _begin(prepared: RunPlan, directory: RunDirectory, step: int) -> None:
     """Write down what runs from now on, after `step` steps."""
     distributions = [entry.distribution for entry in prepared.chosen.values()]
     directory.begin(resolved_recipe(prepared), distributions, step)
@@ -245,7 +245,7 @@ def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) 
 
 
 def _source(
-    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
+    prepared: RunPlan, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
 ) -> RolloutSource | DemonstrationSource:
     if inputs.demonstrations is not None:
         return DemonstrationSource(demonstrations=inputs.demonstrations, stream=inputs.stream)
@@ -259,7 +259,7 @@ def _source(
 
 
 def _evaluator(
-    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
+    prepared: RunPlan, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress
 ) -> HeldOutEvaluator | None:
     if backends.generator is None or inputs.evaluation_rows is None:
         return None
@@ -272,7 +272,7 @@ def _evaluator(
 
 
 def _collector(
-    prepared: Prepared, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress, *, evaluation: bool
+    prepared: RunPlan, inputs: Inputs, backends: Backends, clock: PhaseClock, progress: Progress, *, evaluation: bool
 ) -> RolloutCollector:
     recipe = prepared.recipe
     rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout
@@ -306,7 +306,7 @@ def _collector(
     )
 
 
-def _refitter(prepared: Prepared, backends: Backends, progress: Progress) -> Refitter | None:
+def _refitter(prepared: RunPlan, backends: Backends, progress: Progress) -> Refitter | None:
     if backends.generator is None or backends.route is None or prepared.channel is None:
         return None
     return Refitter(
@@ -320,7 +320,7 @@ def _refitter(prepared: Prepared, backends: Backends, progress: Progress) -> Ref
     )
 
 
-def _residency(prepared: Prepared, backends: Backends, clock: PhaseClock) -> Residency | None:
+def _residency(prepared: RunPlan, backends: Backends, clock: PhaseClock) -> Residency | None:
     """Where the two share a GPU's memory and the recipe wants them to take turns."""
     options, trainer, generator = prepared.recipe.residency, backends.trainer, backends.generator
     if generator is None or not prepared.shares_devices:
@@ -342,7 +342,7 @@ def _residency(prepared: Prepared, backends: Backends, clock: PhaseClock) -> Res
     )
 
 
-def _saver(prepared: Prepared, inputs: Inputs, backends: Backends, directory: RunDirectory) -> RunSaver:
+def _saver(prepared: RunPlan, inputs: Inputs, backends: Backends, directory: RunDirectory) -> RunSaver:
     return RunSaver(
         directory=directory,
         trainer=backends.trainer,
@@ -386,7 +386,7 @@ def _draw_curve(directory: RunDirectory, records: Sequence[Mapping[str, float]],
             progress.note(f"curve.png is not drawn: {not_drawn(error)}")
 
 
-def _finish(loop: Loop, saver: RunSaver, prepared: Prepared, total_s: float) -> dict[str, object]:
+def _finish(loop: Loop, saver: RunSaver, prepared: RunPlan, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model, the curve, summary.json."""
     recipe, directory = prepared.recipe, saver.directory
     model = saver.export_model() if recipe.checkpoint.export == "hf" else None

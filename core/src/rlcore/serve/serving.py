@@ -17,7 +17,7 @@ from rlcore.model_files import model_problems
 from rlcore.registry.binding import build_trainer, import_object
 from rlcore.registry.device import Device, detect_device
 from rlcore.registry.discovery import Entry, Registry, discover
-from rlcore.registry.exits import attributed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.selection import AUTO, explain, select
 from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.run.execution.shutdown import closed_after

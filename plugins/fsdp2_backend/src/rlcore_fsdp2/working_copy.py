@@ -20,7 +20,7 @@ class WorkingCopy:
         self._masters = [masters[name] for name, _ in model.named_parameters()]
         self._narrow = list(model.parameters())
         for narrow, wide in zip(self._narrow, self._masters, strict=True):
-            narrow.register_post_accumulate_grad_hook(partial(_hand_over, wide))
+            narrow.register_post_accumulate_grad_hook(partial(_sync_weights, wide))
         self.refresh()
 
     @torch.no_grad()
@@ -29,7 +29,7 @@ class WorkingCopy:
         torch._foreach_copy_(self._narrow, self._masters)
 
 
-def _hand_over(wide: Tensor, narrow: Tensor) -> None:
+def _sync_weights(wide: Tensor, narrow: Tensor) -> None:
     """Add a finished gradient to the master's and free it."""
     gradient = narrow.grad
     assert gradient is not None

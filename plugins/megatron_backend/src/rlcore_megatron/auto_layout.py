@@ -10,7 +10,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
 from rlcore_megatron.memory import Estimate, Workload, estimate
-from rlcore_megatron.shape import ModelShape
+from rlcore_megatron.model_dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 
 
@@ -64,14 +64,17 @@ def choose(config: MegatronConfig, load: Workload) -> Choice:
 
 def _candidates(config: MegatronConfig, load: Workload, chosen: tuple[str, ...]) -> Iterator[_Candidate]:
     """Every choice that `check` would find nothing wrong with."""
-    shape = ModelShape.of(load.model)
+    dims = ModelDims.of(load.model)
     # What may be divided: tensor ranks share a machine, and only experts are divided among experts' ranks.
-    wholes = {"tensor_parallel": min(load.local_size, load.world_size), "expert_parallel": (shape.experts if shape else 0) or 1}
+    wholes = {
+        "tensor_parallel": min(load.local_size, load.world_size),
+        "expert_parallel": (dims.num_experts if dims else 0) or 1,
+    }
     divisors = [size for size in range(1, load.world_size + 1) if load.world_size % size == 0]
     for sizes in product(*([size for size in divisors if wholes.get(name, size) % size == 0] for name in chosen)):
         resolved = evolve(config, **dict(zip(chosen, sizes, strict=True)))
         if not layout_problems(resolved, load.world_size, load.device, load.model):
-            yield _Candidate(config=resolved, estimate=None if shape is None else estimate(shape, resolved, load))
+            yield _Candidate(config=resolved, estimate=None if dims is None else estimate(dims, resolved, load))
 
 
 def _total(candidate: _Candidate) -> int:
@@ -111,12 +114,12 @@ def _too_large(best: _Candidate, chosen: tuple[str, ...], load: Workload, usable
 
 def _remedy(config: MegatronConfig, load: Workload, usable: int) -> str:
     """The key that would make the layout that needs least fit, where one alone can."""
-    shape = ModelShape.of(load.model)
-    assert shape is not None
-    if estimate(shape, evolve(config, recompute="full"), load).total <= usable:
+    dims = ModelDims.of(load.model)
+    assert dims is not None
+    if estimate(dims, evolve(config, recompute="full"), load).total <= usable:
         return f'Set {SECTION}.recompute to "full"'
-    if estimate(shape, config, evolve(load, max_microbatch_tokens=None)).total <= usable:
+    if estimate(dims, config, evolve(load, max_microbatch_tokens=None)).total <= usable:
         return "Lower training.max_tokens_per_microbatch"
-    if estimate(shape, config, evolve(load, max_microbatch_tokens=None, max_sequence_length=1)).total <= usable:
+    if estimate(dims, config, evolve(load, max_microbatch_tokens=None, max_sequence_length=1)).total <= usable:
         return "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or give the trainer more GPUs"
     return "Give the trainer more GPUs"

@@ -15,9 +15,9 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
 from rlcore_megatron.memory import ITEM_BYTES, Workload
-from rlcore_megatron.names import name_problems
+from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
-from rlcore_megatron.shape import ModelShape
+from rlcore_megatron.weight_mapping import name_problems
 from rlcore_torchkit.device_memory import device_memories
 from rlcore_torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
 
@@ -30,7 +30,7 @@ ROTARY = ("default", "linear", "llama3")
 def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     """All problems at once, but for those of one layer that would only repeat another's."""
     model = model_config(context)
-    shape = None if model is None else ModelShape.of(model)
+    dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
     problems = [
         *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
@@ -39,7 +39,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *_timeout_problems(config),
-        *forwarded_problems(config, context.device, context.model.dtype, shape),
+        *forwarded_problems(config, context.device, context.model.dtype, dims),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
     ]

@@ -23,7 +23,7 @@ from rlcore_megatron.cache_directory import ELSEWHERE, cache_directory, director
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.load import load_hf
 from rlcore_megatron.memory import ITEM_BYTES
-from rlcore_megatron.names import Names
+from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.device_memory import gib
 from rlcore_torchkit.hf_directory import storage_errors
 from rlcore_torchkit.safetensors_files import model_file, weight_files

@@ -15,8 +15,8 @@ from rlcore.spi import ModelError, Problem
 from rlcore_megatron import distributed_format
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import read_metadata
-from rlcore_megatron.names import EMBEDDING
 from rlcore_megatron.shards import CONTENT
+from rlcore_megatron.weight_mapping import EMBEDDING
 
 MAX_NAMED = 5
 _NUMBERED = re.compile(r"(^|\.)decoder\.layers\.\d+\.")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.names import HfTensor, Names, Source
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.rows import rows_of, tensor_place
+from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.buckets import make_buckets
 
 

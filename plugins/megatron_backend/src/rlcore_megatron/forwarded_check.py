@@ -11,8 +11,8 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, megatron_class, table_problems
 from rlcore_megatron.forwarded_owned import OWNED
 from rlcore_megatron.layout_check import SECTION
+from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import transformer_engine_version, uses_transformer_engine
-from rlcore_megatron.shape import ModelShape
 
 NEEDS_ENGINE = (
     "apply_rope_fusion",
@@ -44,9 +44,9 @@ DECAY_COURSES = ("constant", "linear", "cosine")
 
 
 def forwarded_problems(
-    config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str, shape: ModelShape | None = None
+    config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str, dims: ModelDims | None = None
 ) -> list[Problem]:
-    """All that is wrong with the four tables; `shape` is the model's, or None where it is not at hand yet.
+    """All that is wrong with the four tables; `dims` are the model's, or None where they are not at hand yet.
 
     Imports Megatron where one of them says anything.
     """
@@ -61,16 +61,16 @@ def forwarded_problems(
             expected = f"another field of Megatron's {cls.__name__}"
             problems.append(_problem(name, key, "a field that is not for this table to set", expected, owned[key]))
         problems += sorted(table_problems(others, cls, f"{SECTION}.{name}"), key=lambda problem: problem.path)
-    return problems or list(_combinations(_Setting(config=config, device=device, dtype=dtype), shape))
+    return problems or list(_combinations(_Setting(config=config, device=device, dtype=dtype), dims))
 
 
-def _combinations(setting: "_Setting", shape: ModelShape | None) -> Iterator[Problem]:
+def _combinations(setting: "_Setting", dims: ModelDims | None) -> Iterator[Problem]:
     """Values that are right for themselves, and wrong here."""
     config = setting.config
     yield from _exchange_problems(setting, config.transformer)
     yield from _engine_problems(setting, config.transformer)
     yield from _recompute_problems(setting, config.transformer)
-    yield from _routing_problems(setting, config.transformer, shape)
+    yield from _routing_problems(setting, config.transformer, dims)
     yield from _optimizer_problems(setting, config.optimizer)
     yield from _scheduler_problems(config.scheduler)
     yield from _ddp_problems(setting, config.ddp)
@@ -151,9 +151,9 @@ def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
             yield _problem("transformer", key, found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
 
 
-def _routing_problems(setting: _Setting, table: Mapping[str, Any], shape: ModelShape | None) -> Iterator[Problem]:
+def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
     """What concerns mixture-of-experts layers."""
-    if shape is not None and not shape.experts:
+    if dims is not None and not dims.num_experts:
         for key in sorted(table):
             if key.startswith("moe_"):
                 yield _value_problem(

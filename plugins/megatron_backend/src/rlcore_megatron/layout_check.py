@@ -8,8 +8,8 @@ from attrs import frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import transformer_engine_version
-from rlcore_megatron.shape import ModelShape
 
 SECTION = "trainer.megatron"
 AUTO_SIZES = ("tensor_parallel", "expert_parallel", "context_parallel", "pipeline_parallel")
@@ -28,9 +28,9 @@ def layout_problems(
     if small:
         return [_problem(name, getattr(config, name), "at least 1") for name in small]
     problems = [*_rank_problems(config, world_size), *_pipeline_problems(config, device), *_float8_problems(config, device)]
-    shape = None if model is None else ModelShape.of(model)
-    if shape is not None:
-        problems += _model_problems(config, device, shape)
+    dims = None if model is None else ModelDims.of(model)
+    if dims is not None:
+        problems += _model_problems(config, device, dims)
     return problems
 
 
@@ -72,8 +72,8 @@ class _Quantity:
     note: str = ""
 
 
-def _model_problems(config: MegatronConfig, device: str, shape: ModelShape) -> Iterator[Problem]:
-    for quantity in _quantities(config, shape):
+def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Iterator[Problem]:
+    for quantity in _quantities(config, dims):
         sizes = {name: _size(config, name) for name in quantity.options if _size(config, name) > 1}
         if quantity.count % math.prod(sizes.values()):
             yield _problem(
@@ -82,7 +82,7 @@ def _model_problems(config: MegatronConfig, device: str, shape: ModelShape) -> I
                 f"a divisor of {quantity.count}{quantity.note}",
                 f"{'Choose one of' if len(sizes) == 1 else 'Let the product be one of'} {_divisors(quantity.count)}",
             )
-    if not shape.experts:
+    if not dims.num_experts:
         for name in ("expert_parallel", "expert_tensor_parallel"):
             if _size(config, name) > 1:
                 remedy = "Leave it out: it divides mixture-of-experts layers alone"
@@ -90,14 +90,14 @@ def _model_problems(config: MegatronConfig, device: str, shape: ModelShape) -> I
     elif _size(config, "tensor_parallel") > 1 and not config.sequence_parallel:
         yield _problem(
             "sequence_parallel",
-            f"false with tensor_parallel {config.tensor_parallel} for a model with {shape.experts} experts",
+            f"false with tensor_parallel {config.tensor_parallel} for a model with {dims.num_experts} experts",
             "true: Megatron's routers train on tokens that tensor ranks divide",
             "Leave it out, or set tensor_parallel to 1",
         )
     elif device == "cpu":
         yield from _gathering_problems(config)
     if config.fp8:
-        yield from _float8_side_problems(config, shape)
+        yield from _float8_side_problems(config, dims)
 
 
 def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
@@ -115,20 +115,20 @@ def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
         yield _problem("expert_tensor_parallel", found, f"{expected}the microbatches of data-parallel ranks are", remedy)
 
 
-def _quantities(config: MegatronConfig, shape: ModelShape) -> Iterator[_Quantity]:
+def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
     tensor = ("tensor_parallel",)
-    yield _Quantity(count=shape.heads, name="attention heads", options=tensor)
-    yield _Quantity(count=shape.key_heads, name="key heads", options=tensor)
-    yield _Quantity(count=shape.vocabulary, name="tokens of the vocabulary", options=tensor)
-    if shape.dense_layers:
-        yield _Quantity(count=shape.columns, name="columns of the MLP", options=tensor)
-    if shape.experts:
-        yield _Quantity(count=shape.expert_columns, name="columns of an expert", options=("expert_tensor_parallel",))
-        yield _Quantity(count=shape.experts, name="experts", options=("expert_parallel",))
-    yield _Quantity(count=shape.layers, name="layers", options=("pipeline_parallel", "virtual_pipeline_parallel"))
+    yield _Quantity(count=dims.num_heads, name="attention heads", options=tensor)
+    yield _Quantity(count=dims.num_kv_heads, name="key heads", options=tensor)
+    yield _Quantity(count=dims.vocab_size, name="tokens of the vocabulary", options=tensor)
+    if dims.num_dense_layers:
+        yield _Quantity(count=dims.intermediate_size, name="columns of the MLP", options=tensor)
+    if dims.num_experts:
+        yield _Quantity(count=dims.moe_intermediate_size, name="columns of an expert", options=("expert_tensor_parallel",))
+        yield _Quantity(count=dims.num_experts, name="experts", options=("expert_parallel",))
+    yield _Quantity(count=dims.num_layers, name="layers", options=("pipeline_parallel", "virtual_pipeline_parallel"))
     if _size(config, "context_parallel") > 1:
         yield _Quantity(
-            count=shape.heads,
+            count=dims.num_heads,
             name="attention heads",
             options=("context_parallel", "tensor_parallel"),
             note=": context ranks exchange their tokens for heads, of those that tensor_parallel leaves",
@@ -146,17 +146,17 @@ def _float8_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
         yield _problem("fp8", f"true with {found}", "layers of TransformerEngine", remedy)
 
 
-def _float8_side_problems(config: MegatronConfig, shape: ModelShape) -> Iterator[Problem]:
+def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Problem]:
     tensor = _size(config, "tensor_parallel")
     sides = {
-        "hidden_size": shape.hidden,
-        "num_attention_heads · head_dim / tensor_parallel": shape.heads * shape.head_width // tensor,
-        "num_key_value_heads · head_dim / tensor_parallel": shape.key_heads * shape.head_width // tensor,
+        "hidden_size": dims.hidden_size,
+        "num_attention_heads · head_dim / tensor_parallel": dims.num_heads * dims.head_dim // tensor,
+        "num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // tensor,
     }
-    if shape.dense_layers:
-        sides["intermediate_size / tensor_parallel"] = shape.columns // tensor
-    if shape.experts:
-        sides["moe_intermediate_size / expert_tensor_parallel"] = shape.expert_columns // config.expert_tensor_parallel
+    if dims.num_dense_layers:
+        sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // tensor
+    if dims.num_experts:
+        sides["moe_intermediate_size / expert_tensor_parallel"] = dims.moe_intermediate_size // config.expert_tensor_parallel
     for name, size in sides.items():
         if size % FLOAT8_MULTIPLE:
             yield _problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.names import HfTensor, Names, Source
 from rlcore_megatron.rows import rows_of, source_shape, tensor_place
+from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 

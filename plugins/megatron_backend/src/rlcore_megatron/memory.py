@@ -10,8 +10,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import uses_transformer_engine
-from rlcore_megatron.shape import ModelShape
 from rlcore_torchkit.device_memory import gib
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -97,25 +97,25 @@ class Parameters:
     """The same on all expert-data ranks."""
 
     @classmethod
-    def of(cls, shape: ModelShape, config: MegatronConfig) -> "Parameters":
+    def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":
         """Of the fullest stage, the sizes in `config` all being numbers."""
         tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
-        attention = 2 * shape.hidden * shape.head_width * (shape.heads + shape.key_heads)
-        mlps = shape.dense_layers * 3 * shape.hidden * shape.columns
-        table = shape.vocabulary * shape.hidden
-        tables = 2 if stages == 1 and not shape.tied else 1
-        routers = shape.moe_layers * shape.hidden * shape.experts
-        experts = shape.moe_layers * shape.experts * 3 * shape.hidden * shape.expert_columns
+        attention = 2 * dims.hidden_size * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
+        mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
+        table = dims.vocab_size * dims.hidden_size
+        tables = 2 if stages == 1 and not dims.tied else 1
+        routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
+        experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
         return cls(
-            dense=((shape.layers * attention + mlps) / stages + tables * table) / tensor + routers / stages,
+            dense=((dims.num_layers * attention + mlps) / stages + tables * table) / tensor + routers / stages,
             expert=experts / stages / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 
 
-def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estimate:
+def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimate:
     """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
     item = ITEM_BYTES[load.dtype]
-    parameters = Parameters.of(shape, config)
+    parameters = Parameters.of(dims, config)
     held = parameters.dense + parameters.expert
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
@@ -123,13 +123,13 @@ def estimate(shape: ModelShape, config: MegatronConfig, load: Workload) -> Estim
     state = 8 if item == 4 else _state_bytes(config.optimizer)  # float32 weights are their own masters
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     owned = parameters.dense / owners + parameters.expert / expert_owners
-    largest = min(owned, max(STEP_ELEMENTS, shape.vocabulary * shape.hidden / int(config.tensor_parallel)))
+    largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
         weights=int(held * item * (2 if load.needs_reference else 1)),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
-        activations=int(_activation_elements(shape, config, load) * item),
-        logits=min(LOGITS_ELEMENTS, load.tokens * shape.vocabulary // int(config.tensor_parallel)) * LOGITS_BYTES,
+        activations=int(_activation_elements(dims, config, load) * item),
+        logits=min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel)) * LOGITS_BYTES,
         step=0
         if item == 4
         else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
@@ -166,31 +166,31 @@ def _copied_bytes(table: Mapping[str, Any]) -> int:
     return sum(4 for name in kept if ITEM_BYTES[table.get(name, "float32")] < 4)
 
 
-def _activation_elements(shape: ModelShape, config: MegatronConfig, load: Workload) -> float:
+def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
     """Kept by the first stage, which has the most microbatches in flight: as many as there are stages, and with virtual stages
     a little more; and by one layer while it is computed again or backwards."""
     stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
-    layer = _layer_elements(shape, config)
+    layer = _layer_elements(dims, config)
     if not uses_transformer_engine(config, load.device, load.dtype):
         layer *= UNFUSED
     in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
-    kept = _residual(shape, config) if config.recompute == "full" else layer
-    return (kept * shape.layers / stages * in_flight + layer) * load.tokens / int(config.context_parallel)
+    kept = _residual(dims, config) if config.recompute == "full" else layer
+    return (kept * dims.num_layers / stages * in_flight + layer) * load.tokens / int(config.context_parallel)
 
 
-def _residual(shape: ModelShape, config: MegatronConfig) -> float:
+def _residual(dims: ModelDims, config: MegatronConfig) -> float:
     """Elements per token of the input of a layer."""
-    return shape.hidden / (int(config.tensor_parallel) if config.sequence_parallel else 1)
+    return dims.hidden_size / (int(config.tensor_parallel) if config.sequence_parallel else 1)
 
 
-def _layer_elements(shape: ModelShape, config: MegatronConfig) -> float:
+def _layer_elements(dims: ModelDims, config: MegatronConfig) -> float:
     """Elements per token that the mean layer keeps for its backward pass."""
     tensor = int(config.tensor_parallel)
-    heads, key_heads = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    heads, key_heads = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     # Inputs and outputs of both norms; queries, keys and values before and after rotation; the output of attention.
-    attention = 4 * _residual(shape, config) + (3 * heads + 3 * key_heads) / tensor
-    mlp = 3 * shape.columns / tensor
+    attention = 4 * _residual(dims, config) + (3 * heads + 3 * key_heads) / tensor
+    mlp = 3 * dims.intermediate_size / tensor
     # Each rank sees its part of the tokens' copies; those are dispatched, multiplied, and sent back.
-    width = 3 * shape.hidden + 3 * shape.expert_columns / config.expert_tensor_parallel
-    experts = shape.experts_per_token * config.expert_tensor_parallel * width / tensor
-    return attention + (shape.dense_layers * mlp + shape.moe_layers * experts) / shape.layers
+    width = 3 * dims.hidden_size + 3 * dims.moe_intermediate_size / config.expert_tensor_parallel
+    experts = dims.num_experts_per_token * config.expert_tensor_parallel * width / tensor
+    return attention + (dims.num_dense_layers * mlp + dims.num_moe_layers * experts) / dims.num_layers

@@ -39,7 +39,7 @@ class PolicyModel(GPTModel):
         super().__init__(
             config,
             spec,
-            vocab_size=architecture.vocabulary,
+            vocab_size=architecture.vocab_size,
             max_sequence_length=architecture.max_length,
             share_embeddings_and_output_weights=architecture.tied,
             position_embedding_type="rope",

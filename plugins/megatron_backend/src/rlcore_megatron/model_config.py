@@ -11,15 +11,15 @@ from rlcore.spi import ModelError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.model_dims import expert_layers
 from rlcore_megatron.requirements import uses_transformer_engine
-from rlcore_megatron.shape import expert_layers
 
 
 @frozen(kw_only=True)
 class Architecture:
     """What Megatron has to know of a model besides its TransformerConfig."""
 
-    vocabulary: int
+    vocab_size: int
     max_length: int
     tied: bool
     """Whether the output layer's weight is the embedding's."""
@@ -30,7 +30,7 @@ class Architecture:
     def of(cls, hf: Any) -> "Architecture":
         """From a transformers config."""
         return cls(
-            vocabulary=hf.vocab_size,
+            vocab_size=hf.vocab_size,
             max_length=hf.max_position_embeddings,
             tied=hf.tie_word_embeddings,
             inv_freq=_rotary_frequencies(hf),

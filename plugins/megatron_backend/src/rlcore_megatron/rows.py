@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.names import Source
+from rlcore_megatron.weight_mapping import Source
 
 
 def tensor_place(source: Source, layout: ParallelLayout) -> tuple[int, int]:

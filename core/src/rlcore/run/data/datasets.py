@@ -16,7 +16,7 @@ import pyarrow as pa
 from attrs import frozen
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.registry.exits import attributed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.seeds import Stream
 from rlcore.schema.suggestions import nearest

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.in_process import in_process
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 
@@ -18,7 +18,7 @@ OpenBackends: TypeAlias = Callable[[], AbstractContextManager[Backends]]
 
 @contextmanager
 def execution(
-    prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress
+    prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress
 ) -> Iterator[OpenBackends]:
     """What the recipe runs on, while it runs; `log_directory` is for the output of processes."""
     cluster = prepared.recipe.cluster

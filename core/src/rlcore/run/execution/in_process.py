@@ -13,8 +13,8 @@ from rlcore.run.execution.generator_group import InProcessGenerator
 from rlcore.run.execution.residency import make_room, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.trainer_group import InProcessTrainer
-from rlcore.run.plan.prepare import Prepared
-from rlcore.run.protocols import Backends, RefitOrder
+from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.protocols import Backends, RefitCommand
 from rlcore.spi import RankSpec, RefitRequest
 
 
@@ -25,7 +25,7 @@ class InProcessRoute:
     trainer: TrainerHandle
     generator: GeneratorHandle
 
-    def hand_over(self, order: RefitOrder) -> None:
+    def sync_weights(self, order: RefitCommand) -> None:
         """Export and refit."""
         export = self.trainer.export_weights(order.export)
         # The loop refits after every update and before it generates again, so the generator may share the trainer's tensors.
@@ -34,7 +34,7 @@ class InProcessRoute:
 
 
 @contextmanager
-def in_process(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
+def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
     place, observers = RankSpec(device=prepared.device), prepared.observers
     context = prepared.trainer_context(place)

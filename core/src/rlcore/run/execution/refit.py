@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from rlcore.run.protocols import GeneratorGroup, RefitOrder, WeightRoute
+from rlcore.run.protocols import GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.spi import DtypeName, RefitChannel, RefitError, WorkerError
 
@@ -26,10 +26,10 @@ class Refitter:
 
     def refit(self, weight_version: int) -> None:
         """Raises RefitError or WorkerError where the generator does not hold what the trainer exported, in no attempt."""
-        order = RefitOrder.of(weight_version, self.dtype, self.max_bucket_bytes, self.channel)
+        order = RefitCommand.of(weight_version, self.dtype, self.max_bucket_bytes, self.channel)
         for attempt in range(1, self.max_attempts + 1):
             try:
-                self.route.hand_over(order)
+                self.route.sync_weights(order)
             except (RefitError, WorkerError) as error:
                 if attempt == self.max_attempts or not self.generator.is_usable:
                     raise

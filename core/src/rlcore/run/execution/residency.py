@@ -11,13 +11,13 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 
 if TYPE_CHECKING:
-    from rlcore.run.plan.prepare import Prepared
+    from rlcore.run.plan.prepare import RunPlan
 
 RESIDENT = SetResidencyRequest(weights="device", state="device")
 GIB = 2**30
 
 
-def room_for_generator(prepared: "Prepared") -> SetResidencyRequest | None:
+def room_for_generator(prepared: "RunPlan") -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
     options = prepared.recipe.residency
     if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):

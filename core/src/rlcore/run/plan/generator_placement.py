@@ -6,7 +6,7 @@ from typing import Literal
 from rlcore.config.convert import selected_options
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry
-from rlcore.registry.exits import is_outside
+from rlcore.registry.plugin_errors import is_outside
 from rlcore.spi import PluginError, Problem, Role
 
 

@@ -15,7 +15,7 @@ from rlcore.registry.binding import max_concurrent
 from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.spi import DataError, Observation, Row, capabilities
@@ -45,7 +45,7 @@ class Inputs:
 
 
 @contextmanager
-def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
+def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterator[Inputs]:
     """Read and check all data; the environment's event loop stops at the end."""
     recipe = prepared.recipe
     tokenizer = tokenizer or load_tokenizer(recipe.model)
@@ -91,7 +91,7 @@ def load_inputs(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Itera
             episodes.close()
 
 
-def _episodes(prepared: Prepared) -> EpisodeRunner | None:
+def _episodes(prepared: RunPlan) -> EpisodeRunner | None:
     if prepared.environment is None:
         return None
     recipe, entry = prepared.recipe, prepared.chosen["environment"]
@@ -105,7 +105,7 @@ def _episodes(prepared: Prepared) -> EpisodeRunner | None:
     )
 
 
-def rows_of(prepared: Prepared, split: Split) -> Sequence[Row]:
+def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
     """The rows of a data set that the recipe has."""
     config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
     owner = "environment" if entry is None else entry.label
@@ -139,7 +139,7 @@ def _prompt_key(row: Row) -> str:
     )
 
 
-def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | None:
+def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | None:
     """The prompts that the environment makes of rows, where it can say so before the run."""
     entry = prepared.chosen.get("environment")
     if episodes is None or entry is None or entry.provider is None:
@@ -159,7 +159,7 @@ def _observer(prepared: Prepared, episodes: EpisodeRunner | None) -> Observe | N
     return observe
 
 
-def _demonstrations(prepared: Prepared, rows: Sequence[Row], tokenizer: Tokenizer) -> Demonstrations:
+def _demonstrations(prepared: RunPlan, rows: Sequence[Row], tokenizer: Tokenizer) -> Demonstrations:
     rollout = prepared.recipe.rollout
     return render_demonstrations(
         rows,
@@ -172,7 +172,7 @@ def _demonstrations(prepared: Prepared, rows: Sequence[Row], tokenizer: Tokenize
 
 
 def _within_limits(
-    prepared: Prepared, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
+    prepared: RunPlan, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
 ) -> Int64Array:
     """int64 [P]: the rows whose prompts are within the limit. Where only a reset could tell, all of them: each is then
     checked when its episode begins."""

@@ -14,8 +14,8 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, require_module, run_check
 from rlcore.registry.device import Device, detect_device
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
-from rlcore.registry.exits import is_outside
 from rlcore.registry.observers import build_observers
+from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.generator_placement import generator_devices, generator_span, separate, span_problems
@@ -45,7 +45,7 @@ from rlcore.spi import (
 
 
 @frozen(kw_only=True, eq=False)
-class Prepared:
+class RunPlan:
     """A checked recipe with its chosen plugins."""
 
     recipe: Recipe
@@ -97,7 +97,7 @@ class Prepared:
         """By name, the recipe's section of each observer in use that takes options."""
         return observer_options(self.recipe, self.observers)
 
-    def observed(self, run_directory: Path | None) -> "Prepared":
+    def observed(self, run_directory: Path | None) -> "RunPlan":
         """The same with the driver's observers built, for a run or, without a directory, an evaluation."""
         rank = 0 if self.recipe.cluster is None else None
         context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute(), rank=rank)
@@ -134,7 +134,7 @@ class Prepared:
 
 def prepare(
     path: Path, overrides: Sequence[str] = (), *, evaluating: bool = False, registry: Registry | None = None
-) -> Prepared:
+) -> RunPlan:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 
     `evaluating`: the held-out set is measured, whatever the recipe says of a training. `registry` stands in for the installed
@@ -148,7 +148,7 @@ def prepare(
     return prepare_recipe(recipe, registry)
 
 
-def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
+def prepare_recipe(recipe: Recipe, registry: Registry) -> RunPlan:
     """`prepare` from a recipe in memory."""
     if recipe.logging.tensorboard:
         check_tensorboard()
@@ -180,7 +180,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> Prepared:
     if "environment" in chosen:
         context = EnvironmentContext(seed=recipe.run.seed)
         environment = build_environment(chosen["environment"], context, plugin_config(recipe, chosen["environment"]))
-    return Prepared(
+    return RunPlan(
         recipe=recipe,
         registry=registry,
         chosen=chosen,
@@ -308,7 +308,7 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     return needs
 
 
-def require_device(prepared: Prepared) -> None:
+def require_device(prepared: RunPlan) -> None:
     """Raise ConfigError where the run would compute in this process on a device that is not there."""
     if prepared.device == "cuda" and prepared.recipe.cluster is None and detect_device() == "cpu":
         problem = Problem(

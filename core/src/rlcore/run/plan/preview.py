@@ -10,7 +10,7 @@ from rlcore.run.data.datasets import Split
 from rlcore.run.data.prompts import encode_prompts
 from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
 from rlcore.run.plan.inputs import Inputs, load_inputs, rows_of
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.spi import ResetResult, capabilities
 
 
@@ -26,7 +26,7 @@ class Preview:
     """What was not looked at, and what is odd about the rest."""
 
 
-def preview(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Preview:
+def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
     """Read and check the data as a run does at its start. What is on the Hub is not fetched: a note says so.
 
     Raises DataError and ModelError as the run would. `tokenizer` stands in for the model's own, in tests.
@@ -47,7 +47,7 @@ def preview(prepared: Prepared, tokenizer: Tokenizer | None = None) -> Preview:
     return Preview(rows=counts, first_prompt=None, notes=notes)
 
 
-def _data_sets(prepared: Prepared) -> dict[Split, DatasetConfig]:
+def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
     data = prepared.recipe.data
     sets: dict[Split, DatasetConfig] = {"train": data.train}
     if data.evaluation is not None and prepared.environment is not None:
@@ -64,14 +64,14 @@ def _counted(number: int, config: DatasetConfig) -> str:
     return f"{number:,} row{'' if number == 1 else 's'} of {where}"
 
 
-def _described(prepared: Prepared, split: Split, inputs: Inputs) -> str:
+def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
     rows = inputs.train_rows if split == "train" else inputs.evaluation_rows or ()
     kept = inputs.train_kept if split == "train" else inputs.evaluation_kept
     left_out = f", of which {len(rows) - len(kept):,} are over the limits and left out" if len(kept) < len(rows) else ""
     return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}"
 
 
-def _first_prompt(prepared: Prepared, inputs: Inputs) -> str | None:
+def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     """Of the first row that is trained on. An environment makes it only where it promises that this costs nothing."""
     if inputs.demonstrations is not None:
         return inputs.tokenizer.show(inputs.demonstrations.tokens.sequence(0)[: inputs.demonstrations.prompt_lengths[0]])

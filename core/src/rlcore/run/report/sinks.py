@@ -9,7 +9,7 @@ from attrs import frozen
 
 from rlcore.files import storage_errors
 from rlcore.registry.discovery import ObserverEntry
-from rlcore.registry.exits import attributed
+from rlcore.registry.plugin_errors import attributed
 from rlcore.spi import ConfigError, Problem, StepObserver
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rlcore.config.dump import dump_toml
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
@@ -25,7 +25,7 @@ def check_new(directory: RunDirectory) -> None:
         )
 
 
-def find_checkpoint(prepared: Prepared, directory: RunDirectory, note: Note, *, allow_changes: bool) -> Path | None:
+def find_checkpoint(prepared: RunPlan, directory: RunDirectory, note: Note, *, allow_changes: bool) -> Path | None:
     """What `newest` finds, for a recipe that may be another one than the run had.
 
     CheckpointError also where the recipe makes another run of it, unless `allow_changes`. Nothing is written.
@@ -65,7 +65,7 @@ def newest(directory: RunDirectory, note: Note) -> Path | None:
     return checkpoint
 
 
-def check_trainer(prepared: Prepared, checkpoint: Path, state: LoopState) -> None:
+def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None:
     """CheckpointError where a checkpoint is another trainer's, which alone can read it."""
     name = prepared.chosen["trainer"].name
     if state.trainer != name:
@@ -75,7 +75,7 @@ def check_trainer(prepared: Prepared, checkpoint: Path, state: LoopState) -> Non
         )
 
 
-def model_change(prepared: Prepared, state: LoopState) -> Change | None:
+def model_change(prepared: RunPlan, state: LoopState) -> Change | None:
     """How the recipe's model is another one than that which the checkpoint's run began with; None where it is the same."""
     model = prepared.recipe.model
     digest = model_digest(model.path, model.revision)
@@ -85,7 +85,7 @@ def model_change(prepared: Prepared, state: LoopState) -> Change | None:
 
 
 def _check_changes(
-    prepared: Prepared, directory: RunDirectory, state: LoopState | None, note: Note, allow_changes: bool
+    prepared: RunPlan, directory: RunDirectory, state: LoopState | None, note: Note, allow_changes: bool
 ) -> None:
     """Say what changed in the recipe; CheckpointError where that makes another run."""
     changes = _changes(prepared, directory, note)
@@ -103,7 +103,7 @@ def _check_changes(
         note(f"the recipe has changed: {'; '.join(map(str, said))}")
 
 
-def _changes(prepared: Prepared, directory: RunDirectory, note: Note) -> Sequence[Change]:
+def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence[Change]:
     """Against the recipe that the run had last."""
     file = directory.recipe_file
     try:
@@ -115,6 +115,6 @@ def _changes(prepared: Prepared, directory: RunDirectory, note: Note) -> Sequenc
         return ()
 
 
-def resolved_recipe(prepared: Prepared) -> str:
+def resolved_recipe(prepared: RunPlan) -> str:
     """The recipe as it runs, as TOML."""
     return dump_toml(prepared.recipe, prepared.chosen_names, [entry.name for entry in prepared.observers])

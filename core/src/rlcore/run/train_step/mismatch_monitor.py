@@ -30,7 +30,7 @@ class DisagreementWriter(Protocol):
 
 
 @define(kw_only=True, eq=False)
-class Agreement:
+class MismatchMonitor:
     """Watches METRIC in each step's first update, the only one that finds the weights that generated.
 
     A trainer that takes bounds refuses the update before anything changes where it lies above `end_above`, and the run ends.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.execution.ray.failures import Reply, Whereabouts, last_lines, with_origin
+from rlcore.run.execution.ray.failures import Reply, WorkerInfo, last_lines, with_origin
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
@@ -35,7 +35,7 @@ Outcome: TypeAlias = Any
 class Rank:
     """One worker."""
 
-    place: Whereabouts
+    place: WorkerInfo
     actor: Any
 
 
@@ -68,7 +68,7 @@ class Calls:
     """Calls whose answers nobody waits for, after another rank's failure."""
 
     @property
-    def places(self) -> list[Whereabouts]:
+    def places(self) -> list[WorkerInfo]:
         """Where each rank lives."""
         return [rank.place for rank in self.ranks]
 
@@ -77,7 +77,7 @@ class Calls:
         """Whether every rank lives and is in a known state."""
         return self.lost is None and not self.unusable
 
-    def locate(self, places: Sequence[Whereabouts]) -> None:
+    def locate(self, places: Sequence[WorkerInfo]) -> None:
         """Know from now on where the ranks live."""
         self.ranks = [evolve(rank, place=place) for rank, place in zip(self.ranks, places, strict=True)]
 
@@ -286,7 +286,7 @@ def _goes_on(wait: _Wait) -> bool:
     return wait.name == "refit" and isinstance(_first_error(wait), RefitError | WorkerError)
 
 
-def _cause(error: Exception, place: Whereabouts) -> str:
+def _cause(error: Exception, place: WorkerInfo) -> str:
     """Why a rank is gone, as far as Ray can tell."""
     import ray
 

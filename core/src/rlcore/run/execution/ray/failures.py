@@ -67,7 +67,7 @@ class Reply:
 
 
 @frozen(kw_only=True)
-class Whereabouts:
+class WorkerInfo:
     """Where a rank lives; how messages call it."""
 
     rank: int
@@ -96,7 +96,7 @@ def last_lines(log_file: Path) -> str:
     return "\n".join([f"Its output is in {log_file}.", "Its last lines:", *(f"  {line}" for line in lines)])
 
 
-def with_origin(error: BaseException, place: Whereabouts, remote: RemoteError) -> BaseException:
+def with_origin(error: BaseException, place: WorkerInfo, remote: RemoteError) -> BaseException:
     """The same error, with notes on where it comes from."""
     error.add_note(f"raised on {place}. {remote.last_lines}")
     if not remote.is_ours:

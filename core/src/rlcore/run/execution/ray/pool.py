@@ -12,14 +12,14 @@ from uuid import uuid4
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.calls import BESIDE, Calls, Rank
-from rlcore.run.execution.ray.failures import Whereabouts
-from rlcore.run.execution.ray.leftovers import end_everywhere
-from rlcore.run.execution.ray.orders import BuildOrder, Built, GeneratorOrder, Plugins, Software, Surroundings
+from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
+from rlcore.run.execution.ray.failures import WorkerInfo
+from rlcore.run.execution.ray.orphan_processes import end_everywhere
 from rlcore.run.execution.ray.placement import reserved
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
 from rlcore.run.execution.residency import room_for_generator
 from rlcore.run.plan.generator_placement import hosts_generator
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.microbatches import model_width
@@ -30,7 +30,7 @@ ARRIVE_S = 120.0
 
 
 @contextmanager
-def open_pool(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
+def open_pool(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
     """Workers with trainer and generator on every rank; at the end they are gone, whatever happened."""
     cluster = prepared.recipe.cluster
     assert cluster is not None
@@ -51,7 +51,7 @@ def open_pool(prepared: Prepared, tokenizer: Tokenizer, log_directory: Path | No
             calls.kill()
 
 
-def _start_ranks(prepared: Prepared, cluster: ClusterConfig, group: Any, logs: Path) -> list[Rank]:
+def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Path) -> list[Rank]:
     """A process for each rank of the trainer. Where devices are separate, a node's first rank holds those that generate too."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -73,12 +73,12 @@ def _start_ranks(prepared: Prepared, cluster: ClusterConfig, group: Any, logs: P
             variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
             options |= {"num_gpus": devices, "runtime_env": {"env_vars": variables}}
         handle = actor.options(**options).remote(number, log_file)
-        ranks.append(Rank(place=Whereabouts(rank=number, log_file=log_file), actor=handle))
+        ranks.append(Rank(place=WorkerInfo(rank=number, log_file=log_file), actor=handle))
     return ranks
 
 
 def _set_up(
-    prepared: Prepared,
+    prepared: RunPlan,
     tokenizer: Tokenizer,
     cluster: ClusterConfig,
     calls: Calls,
@@ -106,7 +106,7 @@ def _set_up(
     return [each.layout for each in built]
 
 
-def _backends(prepared: Prepared, calls: Calls, layouts: Sequence[TrainerLayout]) -> Backends:
+def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout]) -> Backends:
     trainer = PoolTrainer(
         calls=calls,
         entry=prepared.chosen["trainer"],
@@ -123,20 +123,20 @@ def _backends(prepared: Prepared, calls: Calls, layouts: Sequence[TrainerLayout]
     return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls))
 
 
-def _hosts(prepared: Prepared, cluster: ClusterConfig) -> list[int]:
+def _hosts(prepared: RunPlan, cluster: ClusterConfig) -> list[int]:
     """The ranks with a generator."""
     ranks = range(cluster.world_size) if "generator" in prepared.chosen else ()
     return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.span, rank)]
 
 
 def _surroundings(
-    place: Whereabouts, places: Sequence[Whereabouts], cluster: ClusterConfig, pool: str, run_directory: Path | None
-) -> Surroundings:
+    place: WorkerInfo, places: Sequence[WorkerInfo], cluster: ClusterConfig, pool: str, run_directory: Path | None
+) -> WorkerEnv:
     """The first device of each rank of the node, by local rank, then those that only generate."""
     on_node = [other for other in places if other.node_id == place.node_id]
     firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
     others = [gpu for other in on_node for gpu in other.gpu_ids[1:]]
-    return Surroundings(
+    return WorkerEnv(
         pool=pool,
         gpu_ids=(*firsts, *others),
         own_gpu_ids=place.gpu_ids[:1],
@@ -147,7 +147,7 @@ def _surroundings(
     )
 
 
-def _rank_spec(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankSpec:
+def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankSpec:
     return RankSpec(
         rank=rank,
         world_size=cluster.world_size,
@@ -157,23 +157,23 @@ def _rank_spec(prepared: Prepared, cluster: ClusterConfig, rank: int, rendezvous
     )
 
 
-def _build_order(prepared: Prepared, place: RankSpec) -> BuildOrder:
-    return BuildOrder(
+def _build_order(prepared: RunPlan, place: RankSpec) -> BuildCommand:
+    return BuildCommand(
         trainer=prepared.trainer_context(place),
         trainer_config=prepared.config("trainer"),
         room_for_generator=room_for_generator(prepared),
     )
 
 
-def _generator_order(prepared: Prepared, tokenizer: bytes, place: RankSpec, logs: Path) -> GeneratorOrder:
+def _generator_order(prepared: RunPlan, tokenizer: bytes, place: RankSpec, logs: Path) -> GeneratorCommand:
     # Engines of several ranks must not write into one file.
     directory = logs if place.world_size == 1 else logs / f"rank-{place.rank}"
-    return GeneratorOrder(
+    return GeneratorCommand(
         context=prepared.generator_context(place, directory), config=prepared.config("generator"), tokenizer=tokenizer
     )
 
 
-def _load_plugins(prepared: Prepared, calls: Calls, surroundings: Sequence[Surroundings]) -> None:
+def _load_plugins(prepared: RunPlan, calls: Calls, surroundings: Sequence[WorkerEnv]) -> None:
     """On every rank what the driver chose; one PluginError that names all nodes where it is not to be had."""
     plugins = Plugins.of(prepared)
     outcomes = calls.outcomes("prepare", each=[(plugins, each) for each in surroundings], limit_s=ARRIVE_S)
@@ -185,7 +185,7 @@ def _load_plugins(prepared: Prepared, calls: Calls, surroundings: Sequence[Surro
     calls.values(outcomes)
 
 
-def _require_same(places: Sequence[Whereabouts], software: Sequence[Software]) -> None:
+def _require_same(places: Sequence[WorkerInfo], software: Sequence[Software]) -> None:
     """PluginError, naming the nodes, unless they all have the driver's versions of what decides on results."""
     expected = dict(Software.here().versions)
     wrong = []

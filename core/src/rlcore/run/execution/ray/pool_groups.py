@@ -10,10 +10,10 @@ from attrs import define, evolve, frozen
 
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.ray.calls import Calls
+from rlcore.run.execution.ray.commands import LogprobsCommand, StepCommand
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
-from rlcore.run.execution.ray.orders import LogprobsOrder, StepOrder
 from rlcore.run.execution.trainer_group import columns_for, without_columns
-from rlcore.run.protocols import Minibatch, RefitOrder, Responses
+from rlcore.run.protocols import Minibatch, RefitCommand, Responses
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi import (
     CheckpointError,
@@ -94,7 +94,7 @@ class PoolTrainer:
     ) -> tuple[list[TrainStepResult], Dispatch]:
         """The results of all ranks, of which the first of each data-parallel rank has the log-probabilities."""
         batch = columns_for(minibatch.batch, loss)
-        order = StepOrder(
+        order = StepCommand(
             counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
@@ -120,7 +120,7 @@ class PoolTrainer:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
         bare = without_columns(batch, model)
         dispatch = self._dispatch(bare, sequences)
-        order = LogprobsOrder(model=model, temperature=self.temperature, weight_version=weight_version)
+        order = LogprobsCommand(model=model, temperature=self.temperature, weight_version=weight_version)
         parts, leaders = self._parts(bare, dispatch), [ranks[0] for ranks in self.members]
         results = self.calls.together("logprobs", [(order, *parts[rank], rank in leaders) for rank in sorted(parts)])
         return dispatch.join(bare, [results[leader] for leader in leaders])
@@ -213,7 +213,7 @@ class PoolRoute:
 
     calls: Calls
 
-    def hand_over(self, order: RefitOrder) -> None:
+    def sync_weights(self, order: RefitCommand) -> None:
         """Export and refit on all ranks; ContractError unless all exported the same."""
         digests = self.calls.all("refit", order)
         for rank, found in enumerate(digests):

@@ -17,29 +17,29 @@ from attrs import evolve
 
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Entry, ObserverEntry, discover
-from rlcore.registry.exits import exit_error, is_outside
 from rlcore.registry.handles import GeneratorHandle, TrainerHandle
 from rlcore.registry.observers import build_observers
+from rlcore.registry.plugin_errors import exit_error, is_outside
 from rlcore.registry.selection import load_chosen
 from rlcore.registry.weight_streams import recorded
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.affinity import bind_near
-from rlcore.run.execution.ray.dispatch import RankPart
-from rlcore.run.execution.ray.failures import RemoteError, Reply, Whereabouts
-from rlcore.run.execution.ray.leftovers import mark_children
-from rlcore.run.execution.ray.orders import (
-    BuildOrder,
+from rlcore.run.execution.ray.commands import (
+    BuildCommand,
     Built,
-    GeneratorOrder,
-    LogprobsOrder,
+    GeneratorCommand,
+    LogprobsCommand,
     Plugins,
     Software,
-    StepOrder,
-    Surroundings,
+    StepCommand,
+    WorkerEnv,
 )
+from rlcore.run.execution.ray.dispatch import RankPart
+from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
+from rlcore.run.execution.ray.orphan_processes import mark_children
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.protocols import RefitOrder, Responses
+from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.spi import (
     ContractError,
     GenerateRequest,
@@ -104,14 +104,14 @@ class Worker:
         """Samples that the generation under way has finished; answered beside the calls."""
         return self._num_finished
 
-    def arrive(self) -> tuple[Whereabouts, Software]:
+    def arrive(self) -> tuple[WorkerInfo, Software]:
         """Turn the process's output to its log, and say where it is."""
         import ray
 
         _redirect_output(self._log_file)
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        here = Whereabouts(
+        here = WorkerInfo(
             rank=self._rank,
             node=address,
             node_id=context.get_node_id(),
@@ -122,7 +122,7 @@ class Worker:
         print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {here}", flush=True)
         return here, Software.here()
 
-    def prepare(self, plugins: Plugins, surroundings: Surroundings) -> None:
+    def prepare(self, plugins: Plugins, surroundings: WorkerEnv) -> None:
         """Load the plugins that the driver chose, and set the process up for them; nothing heavy is imported before."""
         mark_children(surroundings.pool)
         if surroundings.directory.is_dir():
@@ -152,7 +152,7 @@ class Worker:
             port = probe.getsockname()[1]
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
-    def build(self, order: BuildOrder) -> Built:
+    def build(self, order: BuildCommand) -> Built:
         """Build the trainer, together with all other ranks, and make room for generators."""
         assert self._plugins is not None
         trainer, _, observers = self._plugins
@@ -160,7 +160,7 @@ class Worker:
         make_room(self._trainer, order.room_for_generator)
         return Built(layout=self._trainer.layout)
 
-    def build_generator(self, order: GeneratorOrder) -> None:
+    def build_generator(self, order: GeneratorCommand) -> None:
         """Build the generator that this rank hosts, once every rank has made room: it may span several ranks' devices."""
         assert self._plugins is not None
         _, generator, observers = self._plugins
@@ -168,13 +168,13 @@ class Worker:
         self._generator = build_generator(generator, order.context, order.config, observers)
         self._tokenizer = pickle.loads(order.tokenizer)
 
-    def train_step(self, order: StepOrder, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
+    def train_step(self, order: StepCommand, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
         """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
         no log-probabilities."""
         result = self._trainer_handle().train_step(order.request(parts[number]))
         return result if returns else evolve(result, logprobs=None)
 
-    def logprobs(self, order: LogprobsOrder, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
+    def logprobs(self, order: LogprobsCommand, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
         """float32 [T] of this rank's share; None from ranks that only help another one."""
         request = LogprobsRequest(
             microbatches=parts[number].microbatches(),
@@ -186,7 +186,7 @@ class Worker:
         result = self._trainer_handle().get_logprobs(request)
         return np.concatenate(result.logprobs) if returns else None
 
-    def refit(self, order: RefitOrder) -> Mapping[str, int]:
+    def refit(self, order: RefitCommand) -> Mapping[str, int]:
         """Export the weights, and bring this rank's generator to them where it hosts one; the digests of the export.
 
         Every rank takes part in the export to its end, also where its generator fails: the others wait for it.

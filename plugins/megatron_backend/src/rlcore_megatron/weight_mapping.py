@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from rlcore.spi import ModelError, Problem
-from rlcore_megatron.shape import ModelShape, expert_layers
+from rlcore_megatron.model_dims import ModelDims, expert_layers
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -82,12 +82,15 @@ class Names:
         problems = name_problems(model, path)
         if problems:
             raise ModelError(problems)
-        shape = ModelShape.of(model)
-        assert shape is not None
-        sources = list(_sources(model, shape))
+        dims = ModelDims.of(model)
+        assert dims is not None
+        sources = list(_sources(model, dims))
         order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer))
         return cls(
-            sources={source.parameter: source for source in sources}, order=order, tied=shape.tied, num_experts=shape.experts
+            sources={source.parameter: source for source in sources},
+            order=order,
+            tied=dims.tied,
+            num_experts=dims.num_experts,
         )
 
     def of_part(self, part: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
@@ -136,56 +139,62 @@ def _unknown(names: Sequence[str]) -> Problem:
     )
 
 
-def _sources(model: Mapping[str, Any], shape: ModelShape) -> Iterator[Source]:
-    table = (shape.vocabulary, shape.hidden)
+def _sources(model: Mapping[str, Any], dims: ModelDims) -> Iterator[Source]:
+    table = (dims.vocab_size, dims.hidden_size)
     yield _plain(EMBEDDING, "model.embed_tokens.weight", table, 0)
     family = FAMILIES[model["architectures"][0]]
     for layer, has_experts in enumerate(expert_layers(model)):
-        yield from _attention(layer, shape, has_bias=family == "qwen2", has_norms=family in ("qwen3", "qwen3_moe"))
-        yield from _experts(layer, shape) if has_experts else _mlp(layer, shape)
+        yield from _attention(layer, dims, has_bias=family == "qwen2", has_norms=family in ("qwen3", "qwen3_moe"))
+        yield from _experts(layer, dims) if has_experts else _mlp(layer, dims)
         for ours, theirs in (("input", "input"), ("pre_mlp", "post_attention")):
-            yield _in_layer(layer, f"{ours}_layernorm.weight", f"{theirs}_layernorm.weight", (shape.hidden,))
-    yield _plain("decoder.final_layernorm.weight", "model.norm.weight", (shape.hidden,))
-    if not shape.tied:
+            yield _in_layer(layer, f"{ours}_layernorm.weight", f"{theirs}_layernorm.weight", (dims.hidden_size,))
+    yield _plain("decoder.final_layernorm.weight", "model.norm.weight", (dims.hidden_size,))
+    if not dims.tied:
         yield _plain(OUTPUT, "lm_head.weight", table, 0)
 
 
-def _attention(layer: int, shape: ModelShape, *, has_bias: bool, has_norms: bool) -> Iterator[Source]:
-    rows = {"q": shape.heads * shape.head_width} | dict.fromkeys("kv", shape.key_heads * shape.head_width)
-    for kind, columns in (("weight", (shape.hidden,)), ("bias", ())) if has_bias else (("weight", (shape.hidden,)),):
+def _attention(layer: int, dims: ModelDims, *, has_bias: bool, has_norms: bool) -> Iterator[Source]:
+    rows = {"q": dims.num_heads * dims.head_dim} | dict.fromkeys("kv", dims.num_kv_heads * dims.head_dim)
+    for kind, columns in (("weight", (dims.hidden_size,)), ("bias", ())) if has_bias else (("weight", (dims.hidden_size,)),):
         yield Source(
             parameter=f"decoder.layers.{layer}.self_attention.linear_qkv.{kind}",
             tensors=tuple(
                 HfTensor(name=f"model.layers.{layer}.self_attn.{name}_proj.{kind}", shape=(num, *columns), divided=0)
                 for name, num in rows.items()
             ),
-            groups=shape.key_heads,
+            groups=dims.num_kv_heads,
             layer=layer,
         )
-    yield _in_layer(layer, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", (shape.hidden, rows["q"]), divided=1)
+    yield _in_layer(
+        layer, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", (dims.hidden_size, rows["q"]), divided=1
+    )
     for name in "qk" if has_norms else "":
-        yield _in_layer(layer, f"self_attention.{name}_layernorm.weight", f"self_attn.{name}_norm.weight", (shape.head_width,))
+        yield _in_layer(layer, f"self_attention.{name}_layernorm.weight", f"self_attn.{name}_norm.weight", (dims.head_dim,))
 
 
-def _mlp(layer: int, shape: ModelShape) -> Iterator[Source]:
-    yield _gate_and_up(layer, "mlp.linear_fc1.weight", "mlp", (shape.columns, shape.hidden))
-    yield _in_layer(layer, "mlp.linear_fc2.weight", "mlp.down_proj.weight", (shape.hidden, shape.columns), divided=1)
+def _mlp(layer: int, dims: ModelDims) -> Iterator[Source]:
+    yield _gate_and_up(layer, "mlp.linear_fc1.weight", "mlp", (dims.intermediate_size, dims.hidden_size))
+    yield _in_layer(
+        layer, "mlp.linear_fc2.weight", "mlp.down_proj.weight", (dims.hidden_size, dims.intermediate_size), divided=1
+    )
 
 
-def _experts(layer: int, shape: ModelShape) -> Iterator[Source]:
-    for expert in range(shape.experts):
+def _experts(layer: int, dims: ModelDims) -> Iterator[Source]:
+    for expert in range(dims.num_experts):
         where = f"mlp.experts.{expert}"
-        yield _gate_and_up(layer, _expert_name(expert, "linear_fc1"), where, (shape.expert_columns, shape.hidden), expert)
+        yield _gate_and_up(
+            layer, _expert_name(expert, "linear_fc1"), where, (dims.moe_intermediate_size, dims.hidden_size), expert
+        )
         yield _in_layer(
             layer,
             _expert_name(expert, "linear_fc2"),
             f"{where}.down_proj.weight",
-            (shape.hidden, shape.expert_columns),
+            (dims.hidden_size, dims.moe_intermediate_size),
             divided=1,
             expert=expert,
             fused=(f"model.layers.{layer}.mlp.experts.down_proj", expert, 0),
         )
-    yield _in_layer(layer, "mlp.router.weight", "mlp.gate.weight", (shape.experts, shape.hidden))
+    yield _in_layer(layer, "mlp.router.weight", "mlp.gate.weight", (dims.num_experts, dims.hidden_size))
 
 
 def _expert_name(expert: int, linear: str) -> str:

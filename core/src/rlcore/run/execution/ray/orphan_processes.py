@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from rlcore.run.execution.ray.failures import Whereabouts
+from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.report.progress import Progress
 
 MARK = "RLCORE_POOL"
@@ -25,7 +25,7 @@ def mark_children(pool: str) -> None:
     os.environ[MARK] = pool
 
 
-def end_everywhere(pool: str, workers: Sequence[Whereabouts], progress: Progress) -> None:
+def end_everywhere(pool: str, workers: Sequence[WorkerInfo], progress: Progress) -> None:
     """After the workers have been killed: wait on each of their nodes until they and all that they started are gone.
 
     A node that has left the cluster is passed over; what does not end in time is told.

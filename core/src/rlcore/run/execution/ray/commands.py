@@ -15,7 +15,7 @@ from rlcore import __version__
 from rlcore.registry.discovery import DISABLE_VARIABLE
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.run.execution.ray.dispatch import RankPart
-from rlcore.run.plan.prepare import Prepared
+from rlcore.run.plan.prepare import RunPlan
 from rlcore.spi import (
     GeneratorContext,
     GlobalCounts,
@@ -60,7 +60,7 @@ class Plugins:
     of the observers that it has."""
 
     @classmethod
-    def of(cls, prepared: Prepared) -> "Plugins":
+    def of(cls, prepared: RunPlan) -> "Plugins":
         """The recipe's."""
         generator = prepared.chosen.get("generator")
         elsewhere = os.environ.get(DISABLE_VARIABLE, "").split(",")
@@ -74,7 +74,7 @@ class Plugins:
 
 
 @frozen(kw_only=True)
-class Surroundings:
+class WorkerEnv:
     """The process around the backends."""
 
     pool: str
@@ -93,7 +93,7 @@ class Surroundings:
 
 
 @frozen(kw_only=True, eq=False)
-class BuildOrder:
+class BuildCommand:
     """What to build the trainer of a rank with."""
 
     trainer: TrainerContext
@@ -103,7 +103,7 @@ class BuildOrder:
 
 
 @frozen(kw_only=True, eq=False)
-class GeneratorOrder:
+class GeneratorCommand:
     """What to build the generator of a rank with."""
 
     context: GeneratorContext
@@ -121,7 +121,7 @@ class Built:
 
 
 @frozen(kw_only=True, eq=False)
-class StepOrder:
+class StepCommand:
     """A train step without its data."""
 
     counts: GlobalCounts
@@ -147,7 +147,7 @@ class StepOrder:
 
 
 @frozen(kw_only=True)
-class LogprobsOrder:
+class LogprobsCommand:
     """A request for log-probabilities without its data."""
 
     model: Literal["policy", "reference"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rlcore.run.execution.ray import leftovers
-from rlcore.run.execution.ray.leftovers import MARK, end_here
+from rlcore.run.execution.ray import orphan_processes
+from rlcore.run.execution.ray.orphan_processes import MARK, end_here
 
 SLEEP = "import time; time.sleep(60)"
 NESTED = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).wait()"
@@ -53,7 +53,7 @@ def test_workers_are_waited_for_and_told_where_they_stay(
     started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray ends them: a process id may be another process's by now."""
-    monkeypatch.setattr(leftovers, "END_S", 0.3)
+    monkeypatch.setattr(orphan_processes, "END_S", 0.3)
     started.append(start(SLEEP, ""))
     began = time.monotonic()
     (left,) = end_here("this", [started[0].pid])

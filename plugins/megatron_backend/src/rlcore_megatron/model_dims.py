@@ -9,28 +9,28 @@ ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "interme
 
 
 @frozen(kw_only=True)
-class ModelShape:
+class ModelDims:
     """A decoder's sizes, whatever its architecture calls them."""
 
-    hidden: int
-    layers: int
-    heads: int
-    key_heads: int
-    head_width: int
-    columns: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
     """Of the MLP of a layer without experts."""
-    vocabulary: int
+    vocab_size: int
     tied: bool
     """Whether the output layer's weight is the embedding's."""
-    experts: int
+    num_experts: int
     """Of a mixture-of-experts layer; 0 without any."""
-    experts_per_token: int
-    expert_columns: int
-    moe_layers: int
+    num_experts_per_token: int
+    moe_intermediate_size: int
+    num_moe_layers: int
     """Layers with experts; the others have an MLP."""
 
     @classmethod
-    def of(cls, model: Mapping[str, Any]) -> "ModelShape | None":
+    def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
         """From the content of config.json; None where that lacks what every decoder has."""
         # What the Hub's files call num_experts is num_local_experts in those that transformers 5 writes.
         model = {"num_experts": model.get("num_local_experts"), **model}
@@ -38,23 +38,23 @@ class ModelShape:
             return None
         heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0
         return cls(
-            hidden=model["hidden_size"],
-            layers=layers,
-            heads=heads,
-            key_heads=model.get("num_key_value_heads") or heads,
-            head_width=model.get("head_dim") or model["hidden_size"] // heads,
-            columns=model["intermediate_size"],
-            vocabulary=model["vocab_size"],
+            hidden_size=model["hidden_size"],
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=model.get("num_key_value_heads") or heads,
+            head_dim=model.get("head_dim") or model["hidden_size"] // heads,
+            intermediate_size=model["intermediate_size"],
+            vocab_size=model["vocab_size"],
             tied=bool(model.get("tie_word_embeddings")),
-            experts=experts,
-            experts_per_token=model.get("num_experts_per_tok") or 0,
-            expert_columns=model.get("moe_intermediate_size") or 0,
-            moe_layers=sum(map(bool, expert_layers(model))),
+            num_experts=experts,
+            num_experts_per_token=model.get("num_experts_per_tok") or 0,
+            moe_intermediate_size=model.get("moe_intermediate_size") or 0,
+            num_moe_layers=sum(map(bool, expert_layers(model))),
         )
 
     @property
-    def dense_layers(self) -> int:
-        return self.layers - self.moe_layers
+    def num_dense_layers(self) -> int:
+        return self.num_layers - self.num_moe_layers
 
 
 def expert_layers(model: Mapping[str, Any]) -> list[bool]:
