@@ -19,7 +19,7 @@ from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import discover
 from rlcore.registry.handles import GeneratorHandle
 from rlcore.schema.structure import structure
-from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankSpec, RefitRequest, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankInfo, RefitRequest, TensorSpec, WeightBucket, WeightExport
 
 GIB = 2**30
 BUCKET_BYTES = 256 * 2**20
@@ -39,7 +39,7 @@ def make_generator(
         raise ConfigError(problems)
     context = GeneratorContext(
         model=ModelSpec(path=str(model), dtype=dtype),
-        place=RankSpec(device=device),
+        rank_info=RankInfo(device=device),
         seed=0,
         max_sequence_length=max_sequence_length,
         channel=channel,
@@ -56,7 +56,7 @@ def plain_arguments(
 
     context = GeneratorContext(
         model=ModelSpec(path=str(model), dtype=dtype),
-        place=RankSpec(device=device),
+        rank_info=RankInfo(device=device),
         seed=0,
         max_sequence_length=max_sequence_length,
     )

@@ -76,7 +76,7 @@ def make_model(directory: Path, architecture: str, **changed: int) -> int:
 
 def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[str, int], way: str) -> None:
     """One rank: load, and write what it took."""
-    from rlcore.spi import ModelSpec, RankSpec
+    from rlcore.spi import ModelSpec, RankInfo
     from rlcore_fsdp2.config import Fsdp2Config
     from rlcore_fsdp2.layout import ParallelLayout
     from rlcore_fsdp2.policy import make_policy
@@ -85,7 +85,7 @@ def load(rank: int, num_ranks: int, directory: Path, port: int, options: dict[st
 
     torch.set_num_threads(1)
     spec, config = ModelSpec(path=str(directory), dtype="bfloat16"), Fsdp2Config(**options)
-    process_group.join(RankSpec(rank=rank, world_size=num_ranks, rendezvous=f"tcp://127.0.0.1:{port}"), 60.0)
+    process_group.join(RankInfo(rank=rank, world_size=num_ranks, rendezvous=f"tcp://127.0.0.1:{port}"), 60.0)
     meshes = ParallelLayout.of(config, rank, num_ranks).meshes("cpu")
     load_model(spec, dtype=torch.float32, device="meta")  # imports what any way of loading imports
     torch.distributed.barrier()

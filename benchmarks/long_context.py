@@ -20,7 +20,7 @@ import torch
 from attrs import asdict, frozen
 from model_shapes import SHAPES, active_weights, attention_flops, require_device, write_model
 
-from rlcore.spi import CloseRequest, GlobalCounts, LossSpec, ModelSpec, RankSpec, TokenBatch, TrainerContext, TrainStepRequest
+from rlcore.spi import CloseRequest, GlobalCounts, LossSpec, ModelSpec, RankInfo, TokenBatch, TrainerContext, TrainStepRequest
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_megatron.backend import MegatronBackend
@@ -58,7 +58,7 @@ class Result:
 def backend_of(work: Work, rank: int, rendezvous: str) -> Any:
     context = TrainerContext(
         model=ModelSpec(path=work.model, dtype="bfloat16" if work.device == "cuda" else "float32"),
-        place=RankSpec(
+        rank_info=RankInfo(
             rank=rank,
             world_size=work.num_ranks,
             local_rank=rank,

@@ -37,7 +37,7 @@ from generator_setup import (
 )
 from model_shapes import make_model, num_parameters, require_device, write_config, write_model
 
-from rlcore.spi import ExportWeightsRequest, ModelSpec, RankSpec, TrainerContext, WeightExport
+from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, TrainerContext, WeightExport
 
 PARTS = ("total", "export", "transfer", "finish")
 MAX_LENGTH = 640
@@ -89,7 +89,7 @@ def _trainer_export(directory: Path, device: str, dtype: str) -> Callable[[int],
     config, _ = structure({}, entry.provider.config, "trainer.fsdp2")
     context = TrainerContext(
         model=ModelSpec(path=str(directory), dtype=dtype),
-        place=RankSpec(device=device),
+        rank_info=RankInfo(device=device),
         seed=0,
         num_train_steps=1,
         needs_reference=False,

@@ -37,7 +37,7 @@ from rlcore.spi import (
     LossSpec,
     ModelSpec,
     OptimizerSpec,
-    RankSpec,
+    RankInfo,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -92,7 +92,7 @@ def trainer_steps(workload: Workload, backend: Any, config: object) -> Steps:
     _, num_sequences, length = workload.tokens.shape
     context = TrainerContext(
         model=ModelSpec(path=str(workload.model), dtype=workload.dtype),
-        place=RankSpec(device=workload.device.type),
+        rank_info=RankInfo(device=workload.device.type),
         seed=0,
         num_train_steps=1,
         needs_reference=False,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcore.registry.binding import build_generator
-from rlcore.spi import GeneratorContext, RankSpec, SetResidencyRequest
+from rlcore.spi import GeneratorContext, RankInfo, SetResidencyRequest
 from rlcore.testing import GeneratorConformance
 from rlcore.testing.conformance.fixtures import entry_of, tiny_model
 from rlcore.testing.conformance.generator_fixtures import MAX_SEQUENCE_LENGTH, GeneratorUnderTest
@@ -56,7 +56,7 @@ class VllmConformance(GeneratorConformance):
     @pytest.fixture
     def open_generator(self, provider, config, model, device, channel, kept):
         context = GeneratorContext(
-            model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
+            model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
         )
 
         def build():

@@ -16,7 +16,7 @@ from hypothesis import settings
 from rank_launch import launch
 from torch import Tensor
 
-from rlcore.spi import RankSpec
+from rlcore.spi import RankInfo
 from rlcore.testing.models import make_model
 from rlcore_torchkit import process_group
 
@@ -68,7 +68,7 @@ def _error(found: Tensor, expected: Tensor) -> Tensor:
 @contextmanager
 def on_cuda() -> Iterator[None]:
     """A group of one rank on NCCL."""
-    process_group.join(RankSpec(device="cuda"), 60.0)
+    process_group.join(RankInfo(device="cuda"), 60.0)
     try:
         yield
     finally:

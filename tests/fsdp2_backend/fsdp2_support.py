@@ -17,7 +17,7 @@ from rlcore.spi import (
     LossSpec,
     ModelSpec,
     OptimizerSpec,
-    RankSpec,
+    RankInfo,
     ScheduleSpec,
     TokenBatch,
     TrainerContext,
@@ -110,7 +110,7 @@ def make_context(
 ) -> TrainerContext:
     return TrainerContext(
         model=ModelSpec(path=str(directory), dtype=dtype),
-        place=RankSpec(**place),
+        rank_info=RankInfo(**place),
         seed=0,
         num_train_steps=10,
         needs_reference=needs_reference,

@@ -20,7 +20,7 @@ from rlcore.spi import (
     LoadStateRequest,
     LogprobsRequest,
     ModelSpec,
-    RankSpec,
+    RankInfo,
     SaveStateRequest,
     SetResidencyRequest,
 )
@@ -53,7 +53,7 @@ def wide_model(tmp_path_factory):
 def gradients(directory, dtype, **options):
     """Gradients of one batch in three microbatches on CUDA, by name, on the host."""
     batch = make_batch(max_length=40)
-    process_group.join(RankSpec(device="cuda"), 60.0)
+    process_group.join(RankInfo(device="cuda"), 60.0)
     try:
         meshes = ParallelLayout().meshes("cuda") if dtype != "float32" else None
         model, _ = make_policy(ModelSpec(path=str(directory), dtype=dtype), make_config(**options), meshes, CUDA)

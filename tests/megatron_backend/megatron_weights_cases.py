@@ -17,7 +17,7 @@ from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlcore.spi import ExportWeightsRequest, ModelSpec, RankSpec, tensor_digest
+from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, tensor_digest
 from rlcore.testing.models import make_model
 from rlcore_megatron import conversion, load, parallel
 from rlcore_megatron.cache_directory import OWN
@@ -106,7 +106,7 @@ class Opened:
 @contextmanager
 def opened(directory: Path, layout: ParallelLayout, dtype: str = "float32", vocabulary: int | None = None) -> Iterator[Opened]:
     spec, device = ModelSpec(path=str(directory), dtype=dtype), "cuda" if torch.cuda.is_available() else "cpu"
-    place = RankSpec(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
+    place = RankInfo(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
     hf = load_config(spec)
     hf.vocab_size = vocabulary or hf.vocab_size
     with cuda_or_cpu():

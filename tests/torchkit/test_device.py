@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from rlcore.spi import ConfigError, RankSpec
+from rlcore.spi import ConfigError, RankInfo
 from rlcore_torchkit.device import use_device
 
 
 def test_the_cpu_is_everywhere():
-    assert use_device(RankSpec()) == torch.device("cpu")
+    assert use_device(RankInfo()) == torch.device("cpu")
 
 
 def test_a_device_that_is_not_there_is_said():
     number = torch.cuda.device_count()
     with pytest.raises(ConfigError, match=rf'run\.device: found "cuda", where torch .* sees {number} CUDA device\(s\)'):
-        use_device(RankSpec(device="cuda", rank=number, local_rank=number, world_size=number + 1))
+        use_device(RankInfo(device="cuda", rank=number, local_rank=number, world_size=number + 1))

@@ -18,7 +18,7 @@ from rlcore.spi import (
     ModelSpec,
     NamedTensor,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     RefitRequest,
     SamplingParams,
     TensorSpec,
@@ -86,7 +86,10 @@ def make_backend(
 ) -> TransformersBackend:
     """A generator that holds the directory's weights, unless `fill` is False."""
     context = GeneratorContext(
-        model=ModelSpec(path=str(directory), dtype=dtype), place=RankSpec(device=device), seed=0, max_sequence_length=max_length
+        model=ModelSpec(path=str(directory), dtype=dtype),
+        rank_info=RankInfo(device=device),
+        seed=0,
+        max_sequence_length=max_length,
     )
     backend = TransformersBackend(context, TransformersConfig(**options))
     if fill:

@@ -10,7 +10,7 @@ import pytest
 from attrs import frozen
 from safetensors.torch import load_file
 
-from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankSpec, RefitRequest
+from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankInfo, RefitRequest
 from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
@@ -40,7 +40,7 @@ class TwoModels:
     def context(self, channel="in_process", **options):
         model = ModelSpec(path=str(self.directories[0]))
         return GeneratorContext(
-            model=model, place=RankSpec(), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel, **options
+            model=model, rank_info=RankInfo(), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel, **options
         )
 
     def refit(self, backend, which, version, channel="in_process"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankSpec
+from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
 from rlcore.testing.models import make_model
 from rlcore_torchkit.device_memory import GIB, device_memories
 from rlcore_vllm import check as check_module
@@ -125,8 +125,8 @@ def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
     assert OWNED.keys() <= arguments.keys() | {"device_ids", "data_parallel_size"}
     given: set[str] = set()
     for device in ("cpu", "cuda"):
-        place = RankSpec(device=device)  # type: ignore[arg-type]
-        context = GeneratorContext(model=ModelSpec(path="x"), place=place, seed=0, max_sequence_length=8)
+        place = RankInfo(device=device)  # type: ignore[arg-type]
+        context = GeneratorContext(model=ModelSpec(path="x"), rank_info=place, seed=0, max_sequence_length=8)
         given |= engine_settings(context, VllmConfig()).arguments.keys()
     defaults = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "enable_chunked_prefill", "hf_overrides"}
     assert given - OWNED.keys() <= defaults | {"disable_log_stats"}

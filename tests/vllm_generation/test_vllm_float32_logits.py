@@ -11,7 +11,7 @@ from rlcore.spi import (
     GeneratorContext,
     ModelSpec,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     RefitRequest,
     SamplingParams,
 )
@@ -73,7 +73,7 @@ def expected_logprobs(tensors, inputs, tokens, sampling):
 def test_logprobs_are_those_of_float32_logits(exact_model, device):
     context = GeneratorContext(
         model=ModelSpec(path=str(exact_model), dtype="bfloat16"),
-        place=RankSpec(device=device),
+        rank_info=RankInfo(device=device),
         seed=0,
         max_sequence_length=64,
         channel="in_process",

@@ -21,7 +21,7 @@ from rlcore.spi import (
     GenerateRequest,
     LossSpec,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     SamplingParams,
     SetResidencyRequest,
     TrainerContext,
@@ -350,7 +350,7 @@ def test_a_trainer_beside_it_computes_the_same(two_models):
         trainer = Fsdp2Backend(
             TrainerContext(
                 model=two_models.context().model,
-                place=RankSpec(),
+                rank_info=RankInfo(),
                 seed=0,
                 num_train_steps=10,
                 needs_reference=False,

@@ -14,7 +14,7 @@ from rlcore.spi import (
     GeneratorContext,
     ModelSpec,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     SamplingParams,
 )
 from rlcore_vllm.config import VllmConfig
@@ -150,7 +150,7 @@ def test_low_temperatures_are_taken_as_they_are():
 
 
 def arguments_of(device, length=100, **options):
-    context = GeneratorContext(model=ModelSpec(path="x"), place=RankSpec(device=device), seed=0, max_sequence_length=length)
+    context = GeneratorContext(model=ModelSpec(path="x"), rank_info=RankInfo(device=device), seed=0, max_sequence_length=length)
     return engine_settings(context, VllmConfig(**options)).arguments
 
 

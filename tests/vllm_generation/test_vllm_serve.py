@@ -35,7 +35,7 @@ from rlcore.spi import (
     ModelError,
     ModelSpec,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     RefitRequest,
     SamplingParams,
     ServeRequest,
@@ -223,7 +223,7 @@ def test_a_refit_of_a_run_reaches_the_server_while_it_generates(
     gone = "http://127.0.0.1:9"
     config = VllmConfig(mirrors=(server.address, gone), cpu_kv_cache_gib=0.05, max_num_seqs=8)
     context = GeneratorContext(
-        model=ModelSpec(path=str(models[0])), place=RankSpec(), seed=0, max_sequence_length=64, channel="in_process"
+        model=ModelSpec(path=str(models[0])), rank_info=RankInfo(), seed=0, max_sequence_length=64, channel="in_process"
     )
     backend = VllmBackend(context, config)
     try:

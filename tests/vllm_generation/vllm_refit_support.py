@@ -14,7 +14,7 @@ from rlcore.spi import (
     ModelSpec,
     NamedTensor,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     SamplingParams,
     TensorSpec,
     WeightBucket,
@@ -35,7 +35,7 @@ PROMPTS = RaggedTokens.from_lists([[5, 6, 7], [9, 10, 11, 12], [20]])
 
 def context_of(directory, channel, device="cpu", dtype="float32"):
     model = ModelSpec(path=str(directory), dtype=dtype)
-    return GeneratorContext(model=model, place=RankSpec(device=device), seed=0, max_sequence_length=128, channel=channel)
+    return GeneratorContext(model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=128, channel=channel)
 
 
 def policy(directory, version):

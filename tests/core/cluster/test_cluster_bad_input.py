@@ -21,7 +21,7 @@ from rlcore.run.plan.generator_placement import generator_span
 from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
-from rlcore.spi import CheckContext, ConfigError, PluginError, RankSpec
+from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo
 from rlcore.testing.fakes import FakeTokenizer
 
 Prepare = Callable[..., RunPlan]
@@ -72,8 +72,8 @@ def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare
     found = prepared("cluster.gpus_per_node=2")
     entry = found.chosen["generator"]
     assert entry.provider is not None
-    broken = evolve(entry, provider=evolve(entry.provider, span=lambda config: 1 // 0))
-    with pytest.raises(PluginError, match="its function `span` raised ZeroDivisionError"):
+    broken = evolve(entry, provider=evolve(entry.provider, num_devices=lambda config: 1 // 0))
+    with pytest.raises(PluginError, match="its function `num_devices` raised ZeroDivisionError"):
         generator_span(found.recipe, {"generator": broken})
 
 
@@ -95,7 +95,7 @@ def test_backends_check_the_number_of_ranks(
 def test_a_generator_learns_of_the_devices_that_it_spans(prepared: Prepare) -> None:
     shared = prepared("cluster.gpus_per_node=4", "generator.ranked.span=2")
     for device, expected in (("cpu", None), ("cuda", (2, 3))):
-        place = RankSpec(rank=6, world_size=8, local_rank=2, device=device)  # type: ignore[arg-type]
+        place = RankInfo(rank=6, world_size=8, local_rank=2, device=device)  # type: ignore[arg-type]
         assert evolve(shared, device=device).generator_context(place, None).devices == expected
 
 

@@ -25,7 +25,7 @@ from rlcore.spi import (
     ModelSpec,
     NamedTensor,
     Provider,
-    RankSpec,
+    RankInfo,
     RefitResult,
     SaveStateResult,
     SetResidencyResult,
@@ -122,9 +122,9 @@ class FakeConfig:
 
 MODEL = ModelSpec(path="model")
 TRAINER_CONTEXT = TrainerContext(
-    model=MODEL, place=RankSpec(), seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=16
+    model=MODEL, rank_info=RankInfo(), seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=16
 )
-GENERATOR_CONTEXT = GeneratorContext(model=MODEL, place=RankSpec(), seed=0, max_sequence_length=16)
+GENERATOR_CONTEXT = GeneratorContext(model=MODEL, rank_info=RankInfo(), seed=0, max_sequence_length=16)
 
 
 class FakeTrainer:

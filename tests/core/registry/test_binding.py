@@ -32,7 +32,7 @@ from rlcore.spi import (
     ModelSpec,
     PluginError,
     Problem,
-    RankSpec,
+    RankInfo,
     SetResidencyRequest,
     TrainerContext,
     TrainerLayout,
@@ -42,8 +42,10 @@ from rlcore.spi import (
 from .conftest import observing  # type: ignore[import-not-found]
 
 MODEL = ModelSpec(path="model")
-CONTEXT = TrainerContext(model=MODEL, place=RankSpec(), seed=0, num_train_steps=1, needs_reference=False, max_sequence_length=8)
-GENERATOR_CONTEXT = GeneratorContext(model=MODEL, place=RankSpec(), seed=0, max_sequence_length=8)
+CONTEXT = TrainerContext(
+    model=MODEL, rank_info=RankInfo(), seed=0, num_train_steps=1, needs_reference=False, max_sequence_length=8
+)
+GENERATOR_CONTEXT = GeneratorContext(model=MODEL, rank_info=RankInfo(), seed=0, max_sequence_length=8)
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 
 

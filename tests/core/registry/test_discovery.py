@@ -132,7 +132,7 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
         ({"capabilities": [3]}, "capability 3 is not a string"),
         ({"config": dict}, "config is the class dict; expected a frozen, keyword-only attrs class"),
         ({"config": None}, "config is a NoneType"),
-        ({"span": 2}, "span is a int; expected a function of the config that returns a number of devices"),
+        ({"num_devices": 2}, "num_devices is a int; expected a function of the config that returns a number of devices"),
         ({"max_concurrent": 2}, "max_concurrent is a int; expected a function of the config that returns a number of calls"),
         ({"backend": "no colon"}, "backend is 'no colon'; expected 'package.module:Name'"),
         ({"check": "x.y"}, "check is 'x.y'"),

@@ -58,7 +58,7 @@ def test_the_cheapest_of_both_is_taken(
 
 
 def test_a_layout_takes_channels_away(prepared: Callable[..., RunPlan]) -> None:
-    generator = declaring(FAKE_GENERATOR, *EVERY, config=Layout, without=lambda config: frozenset(config.lost))
+    generator = declaring(FAKE_GENERATOR, *EVERY, config=Layout, disabled_capabilities=lambda config: frozenset(config.lost))
     both = registry(declaring(FAKE_TRAINER, *EVERY), generator)
     found = prepared('generator.fake.lost=["refit.in_process"]', registry=both)
     assert found.channel == "shared_memory"
@@ -77,6 +77,6 @@ def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) 
 
 
 def test_a_broken_function_is_named(prepared: Callable[..., RunPlan]) -> None:
-    generator = evolve(FAKE_GENERATOR, without=lambda config: 1 / 0)
-    with pytest.raises(PluginError, match="its function `without` raised ZeroDivisionError"):
+    generator = evolve(FAKE_GENERATOR, disabled_capabilities=lambda config: 1 / 0)
+    with pytest.raises(PluginError, match="its function `disabled_capabilities` raised ZeroDivisionError"):
         prepared(registry=registry(FAKE_TRAINER, generator))

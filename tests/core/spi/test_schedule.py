@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.spi import ModelSpec, OptimizerSpec, RankSpec, ScheduleSpec, TrainerContext
+from rlcore.spi import ModelSpec, OptimizerSpec, RankInfo, ScheduleSpec, TrainerContext
 
 
 def shares(schedule: ScheduleSpec, num_steps: int) -> list[float]:
@@ -43,7 +43,7 @@ def test_it_rises_to_the_peak_and_falls_to_the_ratio(schedule: ScheduleSpec, num
 def test_the_contexts_learning_rate() -> None:
     context = TrainerContext(
         model=ModelSpec(path="none"),
-        place=RankSpec(),
+        rank_info=RankInfo(),
         seed=0,
         num_train_steps=4,
         needs_reference=False,

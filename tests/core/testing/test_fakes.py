@@ -26,7 +26,7 @@ from rlcore.spi import (
     LossInputs,
     ModelSpec,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     RefitRequest,
     RolloutBatch,
     SamplingParams,
@@ -49,9 +49,11 @@ COUNTS = GlobalCounts(num_loss_tokens=7, num_loss_sequences=3)
 
 
 def open_trainer(config, device="cpu"):
-    place = RankSpec(device=device)
+    place = RankInfo(device=device)
     model = ModelSpec(path="fake")
-    context = TrainerContext(model=model, place=place, seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=100)
+    context = TrainerContext(
+        model=model, rank_info=place, seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=100
+    )
     return FakeTrainer(context, config)
 
 
@@ -200,7 +202,7 @@ def test_the_tokenizer_knows_no_other_characters():
 
 def test_instant_fakes_agree_on_the_uniform_distribution():
     trainer = open_trainer(FakeTrainerConfig(instant=True, initial_scale=1.0))
-    context = GeneratorContext(model=ModelSpec(path="fake"), place=RankSpec(), seed=0, max_sequence_length=20)
+    context = GeneratorContext(model=ModelSpec(path="fake"), rank_info=RankInfo(), seed=0, max_sequence_length=20)
     generator = FakeGenerator(context, FakeGeneratorConfig(instant=True))
     export = trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1 << 20))
     generator.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=True))

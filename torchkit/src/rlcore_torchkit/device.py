@@ -2,11 +2,11 @@
 
 import torch
 
-from rlcore.spi.context import RankSpec
+from rlcore.spi.context import RankInfo
 from rlcore.spi.errors import ConfigError, Problem
 
 
-def use_device(place: RankSpec) -> torch.device:
+def use_device(place: RankInfo) -> torch.device:
     """The rank's device, made this process's current one; ConfigError where torch has none such."""
     if place.device == "cpu":
         return torch.device("cpu")

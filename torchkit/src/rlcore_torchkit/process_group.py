@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from rlcore.spi.context import RankSpec
+from rlcore.spi.context import RankInfo
 from rlcore.spi.errors import ContractError
 
 LOOPBACKS = ("lo", "lo0")
@@ -20,7 +20,7 @@ _num_users = 0
 _is_ours = False
 
 
-def join(place: RankSpec, timeout_s: float) -> None:
+def join(place: RankInfo, timeout_s: float) -> None:
     """Make the default group, or use the one that exists; pair with `leave`.
 
     Raises ContractError where a group of another size or rank exists, or where several ranks have no rendezvous.
@@ -46,7 +46,7 @@ def leave() -> None:
         _is_ours = False
 
 
-def _initialize(place: RankSpec, timeout_s: float) -> None:
+def _initialize(place: RankInfo, timeout_s: float) -> None:
     # No device_id: with one, NCCL would connect every group when it is made, whether it is used or not, and all ranks would
     # take part in it each time.
     options: dict[str, Any] = {
@@ -102,7 +102,7 @@ def listening_store(host: str, port: int, world_size: int, timeout: timedelta, *
         return store
 
 
-def _tcp_store(place: RankSpec, timeout: timedelta) -> TCPStore:
+def _tcp_store(place: RankInfo, timeout: timedelta) -> TCPStore:
     parts = urlsplit(place.rendezvous or "")
     if parts.hostname is None or parts.port is None:
         raise ContractError(f"rendezvous: found {place.rendezvous!r}; expected an address such as tcp://host:port")

@@ -88,10 +88,9 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"unavailable is {_kind(provider.unavailable)}; expected a function that returns a reason or None"
     yield from _choice_problems("devices", provider.devices, DEVICES)
     yield from _choice_problems("dtypes", provider.dtypes, DTYPES)
-    if not callable(provider.without):
-        yield f"without is {_kind(provider.without)}; expected a function of the config that returns capabilities"
-    if not callable(provider.span):
-        yield f"span is {_kind(provider.span)}; expected a function of the config that returns a number of devices"
+    for name, result in (("disabled_capabilities", "capabilities"), ("num_devices", "a number of devices")):
+        if not callable(value := getattr(provider, name)):
+            yield f"{name} is {_kind(value)}; expected a function of the config that returns {result}"
     if not callable(provider.max_concurrent):
         found = _kind(provider.max_concurrent)
         yield f"max_concurrent is {found}; expected a function of the config that returns a number of calls, or None"

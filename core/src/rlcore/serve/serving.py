@@ -32,7 +32,7 @@ from rlcore.spi import (
     ModelError,
     ModelSpec,
     Problem,
-    RankSpec,
+    RankInfo,
     SaveStateRequest,
     ServeRequest,
     TrainerContext,
@@ -283,7 +283,7 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
     assert entry.provider is not None
     context = TrainerContext(
         model=model_spec(recipe, serving.device),
-        place=RankSpec(device="cpu"),
+        rank_info=RankInfo(device="cpu"),
         seed=recipe.run.seed,
         num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
         needs_reference=False,

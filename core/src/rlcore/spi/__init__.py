@@ -20,7 +20,7 @@ from rlcore.spi.context import (
     EnvironmentContext,
     GeneratorContext,
     ModelSpec,
-    RankSpec,
+    RankInfo,
     TrainerContext,
 )
 from rlcore.spi.environment import Environment, Message, Observation, ResetResult, Row, StepResult, Turn
@@ -133,7 +133,7 @@ __all__ = [
     "Problem",
     "Provider",
     "RaggedTokens",
-    "RankSpec",
+    "RankInfo",
     "RefitChannel",
     "RefitError",
     "RefitRequest",

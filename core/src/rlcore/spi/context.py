@@ -23,7 +23,7 @@ class ModelSpec:
 
 
 @frozen(kw_only=True)
-class RankSpec:
+class RankInfo:
     """One worker's place among its role's workers."""
 
     rank: int = 0
@@ -40,7 +40,7 @@ class TrainerContext:
     """For a trainer backend."""
 
     model: ModelSpec
-    place: RankSpec
+    rank_info: RankInfo
     seed: int
     num_train_steps: int
     """Optimizer steps that the run plans: what learning-rate schedules end at. Fewer are made where steps have no signal."""
@@ -65,7 +65,7 @@ class GeneratorContext:
     """For a generator backend."""
 
     model: ModelSpec
-    place: RankSpec
+    rank_info: RankInfo
     seed: int
     max_sequence_length: int
     """Prompt and response together, in tokens."""
@@ -74,7 +74,8 @@ class GeneratorContext:
     lives in the process that built the backend, where the trainer is."""
     devices: tuple[int, ...] | None = None
     """CUDA devices to generate on, counted among those that this process sees: those that only generate, or the devices of
-    several trainer ranks that it spans. None where it shares `place.local_rank` alone, or its section of the recipe says."""
+    several trainer ranks that it spans. None where it shares that of `rank_info.local_rank` alone, or its section of the recipe
+    says."""
     log_directory: Path | None = None
     """A folder for the output of processes that the backend starts, made by whoever writes there; None where they have to find
     one themselves."""

@@ -23,7 +23,7 @@ def _frozen(names: Iterable[str]) -> frozenset[str]:
     return names if isinstance(names, str) else frozenset(names)  # type: ignore[return-value]
 
 
-def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.without
+def _nothing(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
     return frozenset()
 
 
@@ -31,7 +31,7 @@ def _unlimited(config: object) -> int | None:  # noqa: ARG001 - the form of Prov
     return None
 
 
-def _one(config: object) -> int:  # noqa: ARG001 - the form of Provider.span
+def _one(config: object) -> int:  # noqa: ARG001 - the form of Provider.num_devices
     return 1
 
 
@@ -65,9 +65,9 @@ class Provider:
     """For trainers and generators: those of `model.dtype` that it computes in. Since SPI 1.3."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
-    without: Callable[[Any], frozenset[str]] = _nothing
+    disabled_capabilities: Callable[[Any], frozenset[str]] = _nothing
     """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""
-    span: Callable[[Any], int] = _one
+    num_devices: Callable[[Any], int] = _one
     """For generators: the devices that one spans with a section of the recipe. Where a cluster's ranks share their devices with
     generators, so many neighbours share one, which the first of them hosts. Since SPI 1.2."""
     max_concurrent: Callable[[Any], int | None] = _unlimited

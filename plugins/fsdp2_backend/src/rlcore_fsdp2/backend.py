@@ -56,7 +56,7 @@ class Fsdp2Backend:
     """Trains a Hugging Face causal language model under FSDP2."""
 
     def __init__(self, context: TrainerContext, config: Fsdp2Config) -> None:
-        place = context.place
+        place = context.rank_info
         _check_layout(context, config)
         self._parallel = ParallelLayout.of(config, place.rank, place.world_size)
         self.layout = self._parallel.data
@@ -236,7 +236,7 @@ class Fsdp2Backend:
         return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
     def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
-        place = self._context.place
+        place = self._context.rank_info
         writer = checkpoint.Writer(rank=place.rank, world_size=place.world_size)
         return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
 
@@ -245,7 +245,7 @@ class Fsdp2Backend:
         export = self._export(
             ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
         )
-        if self._context.place.rank == 0:
+        if self._context.rank_info.rank == 0:
             return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)
         for _ in export.buckets:
             pass  # takes part in gathering what rank 0 writes
@@ -254,7 +254,7 @@ class Fsdp2Backend:
 
 def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
-    place, model = context.place, load_config(context.model).to_dict()
+    place, model = context.rank_info, load_config(context.model).to_dict()
     problems = list(layout_problems(config, place.world_size, place.device, model))
     if problems:
         raise ConfigError(problems)

@@ -59,7 +59,7 @@ class MegatronBackend:
     """Trains a Hugging Face causal language model in Megatron-Core."""
 
     def __init__(self, context: TrainerContext, config: MegatronConfig) -> None:
-        place = context.place
+        place = context.rank_info
         self._context, self._config = context, config
         self._device = use_device(place)
         self._hf = load_config(context.model)
@@ -230,14 +230,14 @@ class MegatronBackend:
         return list(dict.fromkeys(name for names in everyone for name in names))
 
     def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
-        return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.place)
+        return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
 
     def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
         model = self._context.model
         export = self._exporter.export(
             ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
         )
-        if self._context.place.rank == 0:
+        if self._context.rank_info.rank == 0:
             return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)
         for _ in export.buckets:
             pass  # takes part in gathering what rank 0 writes
@@ -246,7 +246,7 @@ class MegatronBackend:
 
 def _layout(context: TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
     """ConfigError for what `check` could not see of a model on the Hub."""
-    place = context.place
+    place = context.rank_info
     problems = list(layout_problems(config, place.world_size, place.device, model))
     if problems:
         raise ConfigError(problems)

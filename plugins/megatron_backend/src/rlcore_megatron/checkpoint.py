@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from rlcore.spi import CheckpointError, RankSpec
+from rlcore.spi import CheckpointError, RankInfo
 from rlcore_megatron import optimizer_state
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
@@ -42,7 +42,7 @@ class Index:
 
 
 def save(
-    directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, weight_version: int, place: RankSpec
+    directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, weight_version: int, place: RankInfo
 ) -> tuple[str, ...]:
     """Write this rank's files, together with all other ranks; returns their names. StorageError on every rank where the disk
     refuses a file of one."""

@@ -9,14 +9,14 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch.distributed.distributed_c10d import _world
 
-from rlcore.spi import ContractError, RankSpec
+from rlcore.spi import ContractError, RankInfo
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_torchkit import process_group
 
 _users: list[ParallelLayout] = []
 
 
-def join(place: RankSpec, layout: ParallelLayout, timeout_s: float) -> None:
+def join(place: RankInfo, layout: ParallelLayout, timeout_s: float) -> None:
     """Make the groups of `layout`, or use them where they exist; pair with `leave`.
 
     ContractError where groups of another layout exist.

@@ -47,7 +47,9 @@ class TransformersBackend:
         self._context = context
         self._options = config
         self._dtype: torch.dtype = getattr(torch, context.model.dtype)
-        self._device = torch.device("cuda", context.place.local_rank) if context.place.device == "cuda" else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", context.rank_info.local_rank) if context.rank_info.device == "cuda" else torch.device("cpu")
+        )
         model = load_model(context.model, dtype=self._dtype, device="meta")
         problems = [
             *option_problems(config),

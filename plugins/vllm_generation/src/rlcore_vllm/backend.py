@@ -192,7 +192,9 @@ class VllmBackend:
 def make_replicas(context: GeneratorContext, config: VllmConfig) -> list[Replica]:
     """The engines, not started yet. ContractError where this process would have to hold more than one."""
     settings = engine_settings(context, config)
-    devices = replica_devices(config, context.place.local_rank) if context.place.device == "cuda" else [()] * config.replicas
+    devices = (
+        replica_devices(config, context.rank_info.local_rank) if context.rank_info.device == "cuda" else [()] * config.replicas
+    )
     if context.channel != "in_process":
         return [
             ProcessReplica(f"vllm-{index}", settings, places, config, context.log_directory)

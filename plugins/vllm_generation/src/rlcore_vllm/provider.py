@@ -54,8 +54,8 @@ PROVIDER = Provider(
     # On CPU it can be named; what fits a CPU generates faster without an engine around it.
     devices={"cuda"},
     unavailable=unavailable,
-    without=without,
-    span=attrgetter("tensor_parallel"),
+    disabled_capabilities=without,
+    num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
     serve="rlcore_vllm.serve:serve",

@@ -21,7 +21,7 @@ from rlcore.spi import (
     GeneratorContext,
     ModelError,
     Problem,
-    RankSpec,
+    RankInfo,
     RlcoreError,
     ServeRequest,
     WorkerError,
@@ -73,7 +73,7 @@ def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings
     """A run's engine, but with the model's own weights and tokenizer, and its sampling defaults."""
     context = GeneratorContext(
         model=request.model,
-        place=RankSpec(device=request.device),
+        rank_info=RankInfo(device=request.device),
         seed=0,
         max_sequence_length=request.max_sequence_length or longest_sequence(request.model),
         channel="directory",

@@ -44,7 +44,7 @@ def placed(config: VllmConfig, devices: tuple[int, ...] | None) -> VllmConfig:
 
 def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSettings:
     """The settings of each engine of a generator."""
-    device = context.place.device
+    device = context.rank_info.device
     eager = device == "cpu" if config.enforce_eager is None else config.enforce_eager
     arguments: dict[str, Any] = {
         "model": context.model.path,

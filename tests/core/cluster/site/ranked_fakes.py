@@ -171,7 +171,7 @@ class RankedTrainer(FakeTrainer):
 
     def __init__(self, context: TrainerContext, config: RankedTrainerConfig) -> None:
         super().__init__(context, config)
-        place = context.place
+        place = context.rank_info
         self.options = config
         rank, helpers = place.rank, config.helpers
         self.layout = TrainerLayout(data_parallel_rank=rank // helpers, data_parallel_size=place.world_size // helpers)
@@ -260,7 +260,7 @@ class RankedGenerator(FakeGenerator):
         super().__init__(context, config)
         self.options = config
         print(f"a generator on devices {context.devices}")
-        self.engine = Process(config.folder, f"generator-{context.place.rank}") if config.engine else None
+        self.engine = Process(config.folder, f"generator-{context.rank_info.rank}") if config.engine else None
 
     @hookimpl
     def generate(self, request):
@@ -314,7 +314,7 @@ GENERATOR = evolve(
     name="ranked",
     config=RankedGeneratorConfig,
     backend="ranked_fakes:RankedGenerator",
-    span=attrgetter("span"),
+    num_devices=attrgetter("span"),
 )
 ALGORITHM = evolve(FAKE_ALGORITHM, name="ranked")
 ENVIRONMENT = evolve(FAKE_ENVIRONMENT, name="ranked", config=JudgedEnvironmentConfig, backend="ranked_fakes:JudgedEnvironment")

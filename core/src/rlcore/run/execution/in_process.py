@@ -15,7 +15,7 @@ from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.trainer_group import InProcessTrainer
 from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.protocols import Backends, RefitCommand
-from rlcore.spi import RankSpec, RefitRequest
+from rlcore.spi import RankInfo, RefitRequest
 
 
 @frozen(kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class InProcessRoute:
 @contextmanager
 def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
-    place, observers = RankSpec(device=prepared.device), prepared.observers
+    place, observers = RankInfo(device=prepared.device), prepared.observers
     context = prepared.trainer_context(place)
     trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
     with closed_after(trainer):

@@ -22,11 +22,11 @@ def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
         return 1
     options = selected_options(recipe.generator, "generator", entry.name, entry.provider.config)
     try:
-        return max(1, int(entry.provider.span(options)))  # what is wrong with less the plugin's own check says
+        return max(1, int(entry.provider.num_devices(options)))  # what is wrong with less the plugin's own check says
     except BaseException as error:
         if is_outside(error):
             raise
-        raise PluginError(f"{entry.label}: its function `span` raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{entry.label}: its function `num_devices` raised {type(error).__name__}: {error}") from error
 
 
 def span_problems(recipe: Recipe, span: int) -> Iterator[Problem]:

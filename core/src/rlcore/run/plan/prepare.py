@@ -36,7 +36,7 @@ from rlcore.spi import (
     ObserverContext,
     PluginError,
     Problem,
-    RankSpec,
+    RankInfo,
     RefitChannel,
     Role,
     TrainerContext,
@@ -104,11 +104,11 @@ class RunPlan:
         built = build_observers(self.observers, context, self.observer_options)
         return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
-    def trainer_context(self, place: RankSpec) -> TrainerContext:
+    def trainer_context(self, rank_info: RankInfo) -> TrainerContext:
         """What the trainer of a rank is built with."""
         return TrainerContext(
             model=self.model,
-            place=place,
+            rank_info=rank_info,
             seed=self.recipe.run.seed,
             num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
             needs_reference=self.algorithm.needs.reference_logprobs,
@@ -118,15 +118,15 @@ class RunPlan:
             schedule=self.recipe.schedule,
         )
 
-    def generator_context(self, place: RankSpec, log_directory: Path | None) -> GeneratorContext:
+    def generator_context(self, rank_info: RankInfo, log_directory: Path | None) -> GeneratorContext:
         """What the generator of a rank is built with."""
         return GeneratorContext(
             model=self.model,
-            place=place,
+            rank_info=rank_info,
             seed=self.recipe.run.seed,
             max_sequence_length=self.max_sequence_length,
             channel=self.channel or "in_process",
-            devices=generator_devices(self.recipe, self.device, self.span, place.local_rank),
+            devices=generator_devices(self.recipe, self.device, self.span, rank_info.local_rank),
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,
         )
@@ -347,11 +347,13 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
     if options is None:
         return entry
     try:
-        lost = frozenset(provider.without(options))
+        lost = frozenset(provider.disabled_capabilities(options))
     except BaseException as error:
         if is_outside(error):
             raise
-        raise PluginError(f"{entry.label}: its function `without` raised {type(error).__name__}: {error}") from error
+        raise PluginError(
+            f"{entry.label}: its function `disabled_capabilities` raised {type(error).__name__}: {error}"
+        ) from error
     return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
 
 

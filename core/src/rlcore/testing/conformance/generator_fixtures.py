@@ -18,7 +18,7 @@ from rlcore.spi import (
     ModelSpec,
     Provider,
     RaggedTokens,
-    RankSpec,
+    RankInfo,
     RefitChannel,
     RefitRequest,
     SamplingParams,
@@ -177,7 +177,7 @@ class GeneratorFixtures(BackendFixtures):
     ) -> Iterator[OpenGenerator]:
         """Opens a fresh generator, without weights that count; the one before is closed."""
         context = GeneratorContext(
-            model=model, place=RankSpec(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
+            model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
         )
         yield from opening(provider, config, context)
 
@@ -188,7 +188,7 @@ class GeneratorFixtures(BackendFixtures):
         """As `open_generator`, of a mixture-of-experts model, of which it may be asked to report the experts used."""
         context = GeneratorContext(
             model=routed_model,
-            place=RankSpec(device=device),
+            rank_info=RankInfo(device=device),
             seed=0,
             max_sequence_length=MAX_SEQUENCE_LENGTH,
             channel=channel,
@@ -228,7 +228,7 @@ def opening(provider: Provider, config: Any, context: GeneratorContext) -> Itera
 
     def build() -> GeneratorUnderTest:
         close()
-        opened.append(build_generator(entry_of("generator", provider, context.place.device), context, config))
+        opened.append(build_generator(entry_of("generator", provider, context.rank_info.device), context, config))
         return GeneratorUnderTest(handle=opened[-1], channel=context.channel)
 
     yield build

@@ -14,7 +14,7 @@ from rlcore.spi import (
     LoadStateRequest,
     NonFiniteError,
     Provider,
-    RankSpec,
+    RankInfo,
     SaveStateRequest,
     TokenBatch,
     TrainerContext,
@@ -75,9 +75,11 @@ class RankReport:
 
 def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
     """The whole script on one rank; its report is pickled into job.directory."""
-    entry = entry_of("trainer", job.provider, job.context.place.device)
-    place = RankSpec(rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.place.device, rendezvous=rendezvous)
-    handle = build_trainer(entry, evolve(job.context, place=place), job.config)
+    entry = entry_of("trainer", job.provider, job.context.rank_info.device)
+    place = RankInfo(
+        rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.rank_info.device, rendezvous=rendezvous
+    )
+    handle = build_trainer(entry, evolve(job.context, rank_info=place), job.config)
     try:
         report = _play(TrainerUnderTest(handle=handle, loss=job.steps[0].request.loss), job, barrier)
     finally:

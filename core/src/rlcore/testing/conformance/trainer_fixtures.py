@@ -21,7 +21,7 @@ from rlcore.spi import (
     ModelSpec,
     OptimizerSpec,
     Provider,
-    RankSpec,
+    RankInfo,
     TokenBatch,
     TrainerContext,
     TrainStepRequest,
@@ -185,7 +185,7 @@ class TrainerFixtures(BackendFixtures):
         """What it is built with, as one rank."""
         return TrainerContext(
             model=model,
-            place=RankSpec(device=device),
+            rank_info=RankInfo(device=device),
             seed=0,
             num_train_steps=100,
             needs_reference=capabilities.REFERENCE_POLICY in provider.capabilities,

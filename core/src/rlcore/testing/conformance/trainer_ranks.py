@@ -118,7 +118,7 @@ def make_job(
     if capabilities.METRIC_BOUNDS in provider.capabilities:
         refused[OVER_A_BOUND] = shared(trainer, ((batch,), (other,)), 1, bounds={TOKEN_SHARE: 0.95})
     return RankJob(
-        provider=evolve(provider, unavailable=_available, without=_nothing_less, span=_of_one),
+        provider=evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one),
         config=config,
         context=context,
         directory=directory,
@@ -135,11 +135,11 @@ def _available() -> None:
     """In place of a provider's own probe, which may be a function that cannot travel to another process."""
 
 
-def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.without
+def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
     return frozenset()
 
 
-def _of_one(config: object) -> int:  # noqa: ARG001 - the form of Provider.span
+def _of_one(config: object) -> int:  # noqa: ARG001 - the form of Provider.num_devices
     return 1
 
 

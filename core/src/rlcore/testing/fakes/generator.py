@@ -50,7 +50,7 @@ class FakeGenerator:
         self.weights: dict[str, AnyArray] = {}
         self.weight_version = -1
         self.tokenizer = FakeTokenizer()
-        self.place = context.place
+        self.place = context.rank_info
 
     @hookimpl
     def generate(self, request: GenerateRequest) -> GenerateResult:

@@ -22,7 +22,7 @@ class RankedFakeTrainer(FakeTrainer):
 
     def __init__(self, context: TrainerContext, config: FakeTrainerConfig) -> None:
         super().__init__(context, config)
-        place = context.place
+        place = context.rank_info
         self.layout = TrainerLayout(data_parallel_rank=place.rank, data_parallel_size=place.world_size)
         if place.world_size > 1:
             dist.init_process_group("gloo", init_method=place.rendezvous, rank=place.rank, world_size=place.world_size)

@@ -1,10 +1,10 @@
 """Where a fake's memory lives, and how much of it: bookkeeping alone, since its arrays stay in the host's memory."""
 
-from rlcore.spi import RankSpec, SetResidencyRequest, SetResidencyResult
+from rlcore.spi import RankInfo, SetResidencyRequest, SetResidencyResult
 
 
 def count_residency(
-    place: RankSpec, request: SetResidencyRequest, *, weight_bytes: int, state_bytes: int
+    place: RankInfo, request: SetResidencyRequest, *, weight_bytes: int, state_bytes: int
 ) -> SetResidencyResult:
     """What would be left on the device; on CPU, where both places are one, everything."""
     one_place = place.device == "cpu"

@@ -76,7 +76,7 @@ class FakeTrainer:
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
             name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()
         }
-        self.place = context.place
+        self.place = context.rank_info
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:

@@ -23,7 +23,7 @@ from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.microbatches import model_width
-from rlcore.spi import ContractError, PluginError, RankSpec, TrainerLayout, WorkerError
+from rlcore.spi import ContractError, PluginError, RankInfo, TrainerLayout, WorkerError
 
 ARRIVE_S = 120.0
 """Most seconds for Ray to start the processes."""
@@ -147,8 +147,8 @@ def _surroundings(
     )
 
 
-def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankSpec:
-    return RankSpec(
+def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankInfo:
+    return RankInfo(
         rank=rank,
         world_size=cluster.world_size,
         local_rank=rank % cluster.ranks_per_node,
@@ -157,7 +157,7 @@ def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous:
     )
 
 
-def _build_order(prepared: RunPlan, place: RankSpec) -> BuildCommand:
+def _build_order(prepared: RunPlan, place: RankInfo) -> BuildCommand:
     return BuildCommand(
         trainer=prepared.trainer_context(place),
         trainer_config=prepared.config("trainer"),
@@ -165,7 +165,7 @@ def _build_order(prepared: RunPlan, place: RankSpec) -> BuildCommand:
     )
 
 
-def _generator_order(prepared: RunPlan, tokenizer: bytes, place: RankSpec, logs: Path) -> GeneratorCommand:
+def _generator_order(prepared: RunPlan, tokenizer: bytes, place: RankInfo, logs: Path) -> GeneratorCommand:
     # Engines of several ranks must not write into one file.
     directory = logs if place.world_size == 1 else logs / f"rank-{place.rank}"
     return GeneratorCommand(
