@@ -273,7 +273,7 @@ FAULTS = (
     ),
     Fault(
         "advantages are divided by the standard deviation of the population",
-        "rlcore_grpo.advantages",
+        "rlcore_torchkit.rl.advantages",
         "std = np.sqrt(np.add.reduceat(centred**2, starts) / others)",
         "std = np.sqrt(np.add.reduceat(centred**2, starts) / sizes)",
         WITH_KL,

@@ -15,8 +15,8 @@ from rlcore.spi import (
     RolloutBatch,
     TrainingBatch,
 )
-from rlcore_grpo.advantages import group_advantages
 from rlcore_grpo.config import GrpoConfig, GrpoLossConfig
+from rlcore_torchkit.rl.advantages import group_advantages
 
 
 class Grpo:

@@ -5,19 +5,20 @@ from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
 from rlcore_grpo.config import GrpoLossConfig
-from rlcore_grpo.correction import importance_ratio, truncate
-from rlcore_grpo.kl import kl_penalty
-from rlcore_grpo.metrics import MaskedMean, mismatch, objective_maxima, objective_means
-from rlcore_grpo.normalise import token_weights
-from rlcore_grpo.objective import clipped_objective
+from rlcore_torchkit.rl.clipping import clipped_objective
+from rlcore_torchkit.rl.correction import importance_ratio, truncate
+from rlcore_torchkit.rl.kl import kl_penalty
+from rlcore_torchkit.rl.metrics import MaskedMean, mismatch, objective_maxima, objective_means
+from rlcore_torchkit.rl.normalisation import token_weights
 
 
 def grpo_loss(inputs: LossInputs, config: GrpoLossConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
 
-    w are the weights of `normalise.py`, c those of `correction.py`. `config.previous_logprobs` is resolved: "generation"
-    or "trainer"; ContractError where it is the latter and the trainer does not give `inputs.previous_logprobs`. How far the
-    generator is from the trainer is reported where both are known for the same weights and the same distribution.
+    w are the weights of `rlcore_torchkit.rl.normalisation`, c those of `rlcore_torchkit.rl.correction`.
+    `config.previous_logprobs` is resolved: "generation" or "trainer"; ContractError where it is the latter and the trainer does
+    not give `inputs.previous_logprobs`. How far the generator is from the trainer is reported where both are known for the same
+    weights and the same distribution.
     """
     current = _masked(inputs.logprobs, inputs)
     generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)

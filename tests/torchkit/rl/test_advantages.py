@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_grpo.advantages import group_advantages
+from rlcore_torchkit.rl.advantages import group_advantages
 
 BASELINES = ("group_mean", "leave_one_out")
 NORMALISATIONS = ("std", "none")

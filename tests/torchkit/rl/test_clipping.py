@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_grpo.objective import clipped_objective
+from rlcore_torchkit.rl.clipping import clipped_objective
 
 CLIPS = [(0.2, 0.2, None), (0.2, 0.28, None), (0.1, 0.4, 3.0), (0.2, 0.2, 1.5)]
 

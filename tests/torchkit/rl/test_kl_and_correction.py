@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_grpo.correction import importance_ratio, truncate
-from rlcore_grpo.kl import kl_penalty
+from rlcore_torchkit.rl.correction import importance_ratio, truncate
+from rlcore_torchkit.rl.kl import kl_penalty
 
 ESTIMATORS = ("k1", "k2", "k3")
 seeds = st.integers(0, 10**6)

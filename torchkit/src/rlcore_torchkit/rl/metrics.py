@@ -5,8 +5,8 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import GlobalCounts
-from rlcore_grpo.correction import importance_ratio
-from rlcore_grpo.objective import ClippedObjective
+from rlcore_torchkit.rl.clipping import ClippedObjective
+from rlcore_torchkit.rl.correction import importance_ratio
 
 MAX_DIFFERENCE = 50.0
 """In nats; e⁵⁰ times any number of tokens is finite in float32."""
