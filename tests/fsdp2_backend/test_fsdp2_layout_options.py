@@ -68,11 +68,6 @@ def test_ranks_that_do_not_divide(problems):
     assert "expected a divisor of 6" in text
 
 
-def test_sizes_below_one_are_found_first(problems):
-    found = problems(2, tensor_parallel=0, replicate=-1)
-    assert [path for path, _ in found] == ["trainer.fsdp2.replicate", "trainer.fsdp2.tensor_parallel"]
-
-
 def test_everything_that_a_model_cannot_share_is_reported_at_once(problems):
     texts = [text for _, text in problems(5, "qwen3_moe", tensor_parallel=5)]
     assert len(texts) == 4

@@ -35,11 +35,6 @@ def test_defaults_have_no_problem(context):
     assert list(check(context, Fsdp2Config())) == []
 
 
-def test_a_timeout_of_no_length_is_reported(context):
-    (problem,) = check(context, Fsdp2Config(collective_timeout_s=0.0))
-    assert problem.path == "trainer.fsdp2.collective_timeout_s"
-
-
 def test_compiling_needs_a_compiler(context, monkeypatch):
     config = Fsdp2Config(compile_layers=True)
     monkeypatch.setattr(shutil, "which", {"clang++": "/usr/bin/clang++"}.get)

@@ -104,10 +104,9 @@ def test_sizes_tables_and_model_are_judged_at_once(texts) -> None:
         context={"world_size": 3, "max_sequence_length": 999, "replays_routing": True},
         tensor_parallel=3,
         ddp={"nothing": 1},
-        collective_timeout_s=0.0,
         checkpoint="/nowhere",
     )
-    for part in ("max_position_embeddings", "tensor_parallel 3 for 4 attention heads", "ddp.nothing", "collective_timeout_s"):
+    for part in ("max_position_embeddings", "tensor_parallel 3 for 4 attention heads", "ddp.nothing"):
         assert any(part in text for text in found), part
     for part in ("rollout.replay_routing: found true", f"{SECTION}.checkpoint: found /nowhere, which is not there"):
         assert any(part in text for text in found), part
@@ -129,13 +128,6 @@ def test_what_would_route_by_itself_all_the_same_is_refused(texts, models) -> No
     assert f'{SECTION}.transformer.recompute_modules: found "moe", which runs the router again' in text
     found = texts(moe, context=context, transformer={"moe_router_fusion": True})
     assert any(f"{SECTION}.transformer.moe_router_fusion: found true, whose kernel takes no routing" in text for text in found)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_time_limit_is_above_0(texts, seconds: float) -> None:
-    assert texts(collective_timeout_s=seconds) == [
-        f"{SECTION}.collective_timeout_s: found {seconds}; expected a number above 0"
-    ]
 
 
 def test_the_engine_has_to_be_there_where_it_is_asked_for(texts, monkeypatch: pytest.MonkeyPatch) -> None:

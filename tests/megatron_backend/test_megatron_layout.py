@@ -115,11 +115,6 @@ def test_what_divides_is_right() -> None:
     ("sizes", "world_size", "problem"),
     [
         (
-            {"tensor_parallel": 0, "virtual_pipeline_parallel": -1},
-            1,
-            "trainer.megatron.tensor_parallel: found 0; expected at least 1",
-        ),
-        (
             {"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2},
             4,
             "trainer.megatron: found tensor_parallel 2 x context_parallel 2 x pipeline_parallel 2 = 8 on 4 rank(s); expected a "

@@ -59,9 +59,9 @@ def test_values_out_of_range_are_reported_with_those_of_the_plugins(workplace: W
     refuse(
         workplace,
         2,
-        ("2 problem(s)", "trainer.fsdp2.collective_timeout_s: found 0", "environment.arithmetic.num_train: found 400"),
+        ("2 problem(s)", "trainer.fsdp2.collective_timeout_s: found 0", "environment.arithmetic.num_train: found 0"),
         "trainer.fsdp2.collective_timeout_s=0",
-        "environment.arithmetic.num_train=400",
+        "environment.arithmetic.num_train=0",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
 from rlcore.testing.models import make_model
 from rlcore_torchkit.device_memory import GIB, device_memories
@@ -71,21 +72,9 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
 
 
-def test_values_out_of_range_are_all_reported(problems: Problems) -> None:
-    found = problems(
-        replicas=0,
-        tensor_parallel=-1,
-        max_num_seqs=0,
-        max_num_batched_tokens=0,
-        gpu_memory_utilization=1.5,
-        cpu_kv_cache_gib=0.0,
-        start_timeout_s=-1.0,
-        refit_timeout_s=float("nan"),
-        generate_timeout_s=0.0,
-        mirrors=("localhost:8000",),
-    )
-    assert len(found) == 10
-    assert all(problem.path.startswith("generator.vllm.") for problem in found)
+def test_a_mirror_is_an_address() -> None:
+    _, (problem,) = structure({"mirrors": ["localhost:8000"]}, VllmConfig, "generator.vllm")
+    assert problem.path == "generator.vllm.mirrors[0]"
 
 
 @pytest.mark.parametrize(

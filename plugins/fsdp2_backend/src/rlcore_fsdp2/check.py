@@ -19,7 +19,6 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *layout_problems(config, context.world_size, context.device, model_config(context)),
         *_replay_problems(context, config),
         *_compiler_problems(config),
-        *_timeout_problems(config),
     ]
 
 
@@ -43,9 +42,3 @@ def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:
             expected=f"one of {', '.join(COMPILERS)} on the PATH",
             remedy="Install one, or set it to false",
         )
-
-
-def _timeout_problems(config: Fsdp2Config) -> Iterator[Problem]:
-    if not config.collective_timeout_s > 0:
-        found = str(config.collective_timeout_s)
-        yield Problem(path=f"{SECTION}.collective_timeout_s", found=found, expected="more than 0")

@@ -2,21 +2,23 @@
 
 from attrs import frozen
 
+from rlcore.schema.constraints import Positive, Seconds
+
 
 @frozen(kw_only=True)
 class Fsdp2Config:
     """`[trainer.fsdp2]`: Hugging Face causal language models under PyTorch FSDP2."""
 
-    tensor_parallel: int = 1
+    tensor_parallel: Positive = 1
     """Ranks that share each layer: its heads, the columns of its MLP, its experts, and the vocabulary."""
     sequence_parallel: bool = True
     """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
-    context_parallel: int = 1
+    context_parallel: Positive = 1
     """Ranks that share the tokens of a microbatch, for sequences too long for one."""
-    expert_parallel: int = 1
+    expert_parallel: Positive = 1
     """Ranks that share the experts of a mixture-of-experts layer; a divisor of the ranks left by tensor_parallel and
     replicate."""
-    replicate: int = 1
+    replicate: Positive = 1
     """Groups of ranks that each hold all of the weights between them (hybrid sharding): less traffic between the groups, more
     memory. The other ranks, world size / (replicate · context_parallel · tensor_parallel), divide the data and the weights."""
     cpu_offload: bool = False
@@ -31,5 +33,5 @@ class Fsdp2Config:
     """With several ranks, free a layer's full weights between its forward and backward pass and gather them again."""
     reduce_every_microbatch: bool = False
     """With several ranks, reduce the gradients after every microbatch instead of once a step: less memory, more traffic."""
-    collective_timeout_s: float = 1800.0
+    collective_timeout_s: Seconds = 1800.0
     """Most seconds that a rank waits for the others in one collective before the run ends."""

@@ -19,14 +19,9 @@ def layout_problems(
     config: Fsdp2Config, world_size: int, device: str, model: Mapping[str, Any] | None = None
 ) -> Iterator[Problem]:
     """All that does not divide; `model` is its config, or None where that is not at hand yet."""
-    small = [name for name in SIZES if getattr(config, name) < 1]
-    for name in small:
-        yield Problem(path=f"{SECTION}.{name}", found=str(getattr(config, name)), expected="at least 1")
     if config.fp8 and find_spec("torchao") is None:
         remedy = "pip install 'rlcore-fsdp2[fp8]', or set it to false"
         yield Problem(path=f"{SECTION}.fp8", found="true without torchao", expected="torchao installed", remedy=remedy)
-    if small:
-        return
     yield from _rank_problems(config, world_size)
     if model is not None:
         # What the Hub's files call num_experts is num_local_experts in those that transformers 5 writes.

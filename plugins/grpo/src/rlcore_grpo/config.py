@@ -1,10 +1,10 @@
 """`[algorithm.grpo]`: every option of GRPO and its meaning."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from attrs import field, fields, frozen
-from attrs.validators import and_, ge, gt, lt, optional
+from attrs import fields, frozen
 
+from rlcore.schema.constraints import Positive, above, at_least, at_least_below
 from rlcore.spi import AlgorithmContext
 
 
@@ -19,20 +19,20 @@ class GrpoConfig:
     """What is subtracted from a reward: the mean of its group, or the mean of the group's other rewards."""
     advantage_normalisation: Literal["std", "none"] = "std"
     """Divide the group's advantages by the standard deviation of its rewards, or leave them."""
-    advantage_epsilon: float = field(default=1e-6, validator=and_(ge(0.0), lt(1.0)))
+    advantage_epsilon: Annotated[float, at_least_below(0, 1)] = 1e-6
     """Added to that standard deviation. A group whose rewards are equal to rounding has advantages of 0 whatever it is."""
     loss_normalisation: Literal["token", "sequence", "constant"] = "token"
     """Mean over the tokens of the optimizer step; mean over its sequences of each one's mean; or sum over its tokens
     divided by its sequences times `constant_length`, which weighs a token alike in long and short answers."""
-    constant_length: int | None = field(default=None, validator=optional(gt(0)))
+    constant_length: Positive | None = None
     """Tokens that `loss_normalisation = "constant"` divides by, usually rollout.max_response_tokens."""
-    clip_low: float = field(default=0.2, validator=and_(ge(0.0), lt(1.0)))
+    clip_low: Annotated[float, at_least_below(0, 1)] = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
-    clip_high: float = field(default=0.2, validator=ge(0.0))
+    clip_high: Annotated[float, at_least(0)] = 0.2
     """The probability ratio is clipped from above at 1 + clip_high; a larger one than clip_low keeps exploration alive."""
-    dual_clip: float | None = field(default=None, validator=optional(gt(1.0)))
+    dual_clip: Annotated[float, above(1)] | None = None
     """Bound the loss of a token of negative advantage A at dual_clip times -A (arXiv:1912.09729); None is no bound."""
-    kl_coefficient: float = field(default=0.0, validator=ge(0.0))
+    kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of the KL divergence from the reference policy; 0 needs no reference policy."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Per-token estimator of that divergence (Schulman, "Approximating KL Divergence")."""
@@ -42,12 +42,12 @@ class GrpoConfig:
     importance_correction: Literal["token", "none"] = "token"
     """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, so
     that a numerical difference between the two does not bias the gradient. 1 where previous_logprobs is "generation"."""
-    importance_maximum: float = field(default=2.0, validator=gt(0.0))
+    importance_maximum: Annotated[float, above(0)] = 2.0
     """Upper bound of that weight (truncated importance sampling)."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them
     where a step has several updates; "generation" takes those that the sampler gave; "auto" does so where they are exact."""
-    entropy_coefficient: float = field(default=0.0, validator=ge(0.0))
+    entropy_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of an entropy bonus."""
     entropy_metric: Literal["exact", "estimate"] = "exact"
     """Report the entropy computed over the vocabulary, or estimate it from the sampled tokens at no cost."""

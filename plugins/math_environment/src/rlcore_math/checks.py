@@ -1,16 +1,16 @@
 """What can be wrong in this package's recipe sections, beyond types."""
 
-from math import inf, isfinite
-
 from rlcore.spi import CheckContext, Problem
-from rlcore_math.config import OPERATIONS, PROBLEM, ArithmeticConfig, MathConfig
+from rlcore_math.config import PROBLEM, ArithmeticConfig, MathConfig
 from rlcore_math.problems import MAX_SPACE, ProblemSpace
 
 
 def check_arithmetic(_context: CheckContext | None, config: ArithmeticConfig) -> list[Problem]:
     """Problems of `[environment.arithmetic]`."""
-    problems = _check_ranges(config)
-    return problems or _check_space(config)
+    if config.max_operand < config.min_operand:
+        expected = f"at least min_operand, which is {config.min_operand}"
+        return [_problem("arithmetic.max_operand", str(config.max_operand), expected)]
+    return _check_space(config)
 
 
 def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem]:
@@ -22,33 +22,11 @@ def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem
     if config.system_prompt is not None and config.prompt_format == "text":
         remedy = 'Put it into the instruction, or set prompt_format = "chat"'
         problems.append(_problem("math.system_prompt", "a text", 'none where prompt_format = "text"', remedy))
-    for name, least in (("verification_timeout_s", 0.1), ("num_processes", 1), ("max_memory_mib", 512)):
-        value = getattr(config, name)
-        if value is not None and not (isfinite(value) and value >= least):
-            problems.append(_problem(f"math.{name}", str(value), f"a finite number, at least {least}"))
     limit_s = None if context is None else context.environment_timeout_s
-    if limit_s is not None and limit_s <= config.verification_timeout_s < inf:
+    if limit_s is not None and limit_s <= config.verification_timeout_s:
         expected = f"less than rollout.environment_timeout_s, which is {limit_s:g}"
         remedy = "A call of the environment that takes longer fails, instead of being wrong"
         problems.append(_problem("math.verification_timeout_s", str(config.verification_timeout_s), expected, remedy))
-    return problems
-
-
-def _check_ranges(config: ArithmeticConfig) -> list[Problem]:
-    problems = []
-    unknown = [operation for operation in config.operations if operation not in OPERATIONS]
-    if unknown or not config.operations or len(set(config.operations)) < len(config.operations):
-        expected = f"one or more of {list(OPERATIONS)}, once each"
-        problems.append(_problem("arithmetic.operations", str(list(config.operations)), expected))
-    for name, least in (("num_terms", 2), ("min_operand", 0), ("num_train", 1), ("num_evaluation", 1)):
-        if getattr(config, name) < least:
-            problems.append(_problem(f"arithmetic.{name}", str(getattr(config, name)), f"at least {least}"))
-    if config.max_operand < config.min_operand:
-        found = f"{config.max_operand}"
-        problems.append(_problem("arithmetic.max_operand", found, f"at least min_operand, which is {config.min_operand}"))
-    if not 0.0 <= config.partial_credit < 1.0:
-        found = str(config.partial_credit)
-        problems.append(_problem("arithmetic.partial_credit", found, "at least 0.0 and below 1.0, which a right answer earns"))
     return problems
 
 

@@ -1,11 +1,13 @@
 """The recipe sections `[environment.arithmetic]` and `[environment.math]`."""
 
 import os
-from typing import Literal
+from typing import Annotated, Literal
 
 from attrs import frozen
 
-OPERATIONS = ("+", "-", "*")
+from rlcore.schema.constraints import Constraint, Count, Positive, at_least, at_least_below
+
+_ONCE_EACH = Constraint("each once, and one at least", lambda value: bool(value) and len(set(value)) == len(value))
 PROBLEM = "{problem}"
 """What the instruction of `[environment.math]` is filled in at."""
 MAX_PROCESSES = 32
@@ -16,17 +18,17 @@ MAX_PROCESSES = 32
 class ArithmeticConfig:
     """`[environment.arithmetic]`: sums, differences and products of whole numbers, answered exactly."""
 
-    operations: tuple[str, ...] = ("+",)
+    operations: Annotated[tuple[Literal["+", "-", "*"], ...], _ONCE_EACH] = ("+",)
     """Any of "+", "-" and "*", with equal chances; "*" binds tighter."""
-    num_terms: int = 2
+    num_terms: Annotated[int, at_least(2)] = 2
     """Operands of a problem."""
-    min_operand: int = 0
+    min_operand: Count = 0
     """Smallest operand, not negative."""
-    max_operand: int = 99
+    max_operand: Count = 99
     """Largest operand."""
-    num_train: int = 5000
+    num_train: Positive = 5000
     """Different problems to train on."""
-    num_evaluation: int = 200
+    num_evaluation: Positive = 200
     """Different problems held out; no problem to train on is one of them, nor differs from one by the order of summands (with
     their signs) or of factors alone."""
     problem_seed: int = 0
@@ -34,7 +36,7 @@ class ArithmeticConfig:
     all hold out the same problems."""
     prompt_format: Literal["text", "chat"] = "text"
     """"text": the prompt is "37+58=". "chat": it is that, as a user's message for the chat template."""
-    partial_credit: float = 0.0
+    partial_credit: Annotated[float, at_least_below(0, 1, "A right answer earns 1.")] = 0.0
     """Reward of a wrong whole number: this, times the share of the answer's digits that it has right, counted from the
     last. 0.0 rewards exact answers alone; below 1.0 in any case."""
 
@@ -55,12 +57,12 @@ class MathConfig:
     require_boxed: bool = False
     """Only an answer within \\boxed{} counts; else the last expression of a response without a box does too. Of several boxes
     the last one counts; one that is empty or never closed is none."""
-    verification_timeout_s: float = 3.0
+    verification_timeout_s: Annotated[float, at_least(0.1)] = 3.0
     """Most seconds of a processor's time to check one response, however busy the machine is; one that takes longer is wrong and
     counted as `environment/verification_timed_out`."""
-    num_processes: int | None = None
+    num_processes: Positive | None = None
     """Processes that check responses, one response each at a time; none: one for each core that the run may use, at most 32."""
-    max_memory_mib: int = 2048
+    max_memory_mib: Annotated[int, at_least(512)] = 2048
     """Most memory of each, in MiB."""
 
 

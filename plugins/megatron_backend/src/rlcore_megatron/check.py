@@ -1,7 +1,6 @@
 """What can be found wrong with the trainer's options and model before anything is allocated."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *layout_problems(config, context.world_size, context.device, model),
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
-        *_timeout_problems(config),
         *forwarded_problems(config, context.device, context.model.dtype, dims),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
@@ -80,12 +78,6 @@ def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     if isinstance(modules, list | tuple) and "moe" in modules:
         found = '"moe", which runs the router again apart from its layer'
         yield _problem("transformer.recompute_modules", found, "other modules", f'{remedy}, or recompute to "full"')
-
-
-def _timeout_problems(config: MegatronConfig) -> Iterator[Problem]:
-    seconds = config.collective_timeout_s
-    if not (seconds > 0 and math.isfinite(seconds)):
-        yield _problem("collective_timeout_s", str(seconds), "a number above 0")
 
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:

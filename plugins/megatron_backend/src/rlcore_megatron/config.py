@@ -5,23 +5,25 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from rlcore.schema.constraints import Positive, Seconds
+
 
 @frozen(kw_only=True)
 class MegatronConfig:
     """`[trainer.megatron]`: Hugging Face causal language models in Megatron-Core."""
 
-    tensor_parallel: int | Literal["auto"] = "auto"
+    tensor_parallel: Positive | Literal["auto"] = "auto"
     """Ranks that share each layer: its heads, the columns of its MLP, and the vocabulary. "auto" here and in the next three
     finds the smallest sizes with which model, optimizer and the longest sequence fit on the devices; on a CPU it is 1."""
-    pipeline_parallel: int | Literal["auto"] = "auto"
+    pipeline_parallel: Positive | Literal["auto"] = "auto"
     """Stages that the layers are divided into."""
-    context_parallel: int | Literal["auto"] = "auto"
+    context_parallel: Positive | Literal["auto"] = "auto"
     """Ranks that share the tokens of each sequence, for sequences too long for one."""
-    expert_parallel: int | Literal["auto"] = "auto"
+    expert_parallel: Positive | Literal["auto"] = "auto"
     """Ranks that share the experts of a mixture-of-experts layer."""
-    expert_tensor_parallel: int = 1
+    expert_tensor_parallel: Positive = 1
     """Ranks that share the columns of each expert."""
-    virtual_pipeline_parallel: int = 1
+    virtual_pipeline_parallel: Positive = 1
     """Parts of the model on each pipeline stage: more of them leave stages idle for less time and send more between them."""
     sequence_parallel: bool = True
     """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
@@ -39,7 +41,7 @@ class MegatronConfig:
     checkpoint: str | None = None
     """A Megatron distributed checkpoint (torch_dist) to take the initial weights from; model.path still gives the architecture
     and the tokenizer."""
-    collective_timeout_s: float = 1800.0
+    collective_timeout_s: Seconds = 1800.0
     """Most seconds that a rank waits for the others in one collective before the run ends."""
     transformer: Mapping[str, Any] = field(factory=dict)
     """Further fields of Megatron's TransformerConfig."""

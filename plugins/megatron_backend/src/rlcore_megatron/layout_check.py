@@ -24,9 +24,6 @@ def layout_problems(
     config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None = None
 ) -> list[Problem]:
     """All that does not divide; "auto" counts as 1. `model` is its config, or None where that is not at hand yet."""
-    small = [name for name in SIZES if _size(config, name) < 1]
-    if small:
-        return [_problem(name, getattr(config, name), "at least 1") for name in small]
     problems = [*_rank_problems(config, world_size), *_pipeline_problems(config, device), *_float8_problems(config, device)]
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:

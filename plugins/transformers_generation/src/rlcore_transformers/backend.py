@@ -28,7 +28,7 @@ from rlcore.spi import (
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.models import load_model
 from rlcore_transformers.cache import SlotCache
-from rlcore_transformers.check import model_problems, option_problems
+from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
 from rlcore_transformers.engine import Generation
 from rlcore_transformers.forward import Decoder
@@ -52,7 +52,6 @@ class TransformersBackend:
         )
         model = load_model(context.model, dtype=self._dtype, device="meta")
         problems = [
-            *option_problems(config),
             *model_problems(
                 model.config.to_dict(),
                 context.model.path,

@@ -10,25 +10,15 @@ from rlcore_torchkit.models import architecture_problems
 from rlcore_transformers.config import TransformersConfig
 
 
-def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:
-    """The section's values, and what the model's config.json says; a model on the Hub is checked once loaded."""
-    problems = [*option_problems(config), *architecture_problems(context.model.path)]
+def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:  # noqa: ARG001 - the form
+    """What the model's config.json says; a model on the Hub is checked once loaded."""
+    problems = list(architecture_problems(context.model.path))
     model = model_config(context)
     if not problems and model is not None:
         problems += model_problems(
             model, context.model.path, context.max_sequence_length, routed_experts=context.replays_routing
         )
     return problems
-
-
-def option_problems(config: TransformersConfig) -> list[Problem]:
-    """Values out of range."""
-    options = {"max_batch_size": config.max_batch_size, "max_prefill_tokens": config.max_prefill_tokens}
-    return [
-        Problem(path=f"generator.transformers.{name}", found=str(value), expected="at least 1")
-        for name, value in options.items()
-        if value < 1
-    ]
 
 
 def model_problems(

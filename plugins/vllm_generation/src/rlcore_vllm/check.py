@@ -25,11 +25,10 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
-    """The section's values, the devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
+    """The devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
     own, config = config.devices, placed(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None
     problems = [
-        *option_problems(config),
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(own, context),
@@ -46,24 +45,6 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     if context.device == "cpu":
         problems += head_size_problems(model, file)
     return problems or list(memory_problems(model, context, config, memories))
-
-
-def option_problems(config: VllmConfig) -> Iterator[Problem]:
-    """Values out of range."""
-    at_least_one = ("replicas", "tensor_parallel", "max_num_seqs", "max_num_batched_tokens")
-    above_zero = ("cpu_kv_cache_gib", "start_timeout_s", "refit_timeout_s", "generate_timeout_s")
-    for name in at_least_one:
-        if getattr(config, name) < 1:
-            yield _problem(name, getattr(config, name), "at least 1")
-    for name in above_zero:
-        value = getattr(config, name)
-        if not (value > 0 and math.isfinite(value)):
-            yield _problem(name, value, "a number above 0")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        yield _problem("gpu_memory_utilization", config.gpu_memory_utilization, "a share above 0 and at most 1")
-    for address in config.mirrors:
-        if not address.startswith(("http://", "https://")):
-            yield _problem("mirrors", address, "addresses of servers such as http://127.0.0.1:8000")
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:

@@ -1,29 +1,33 @@
 """The recipe's section `[generator.vllm]`."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from attrs import field, frozen
+
+from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, above, above_at_most
+
+_ADDRESS = Constraint("such as http://127.0.0.1:8000", lambda value: value.startswith(("http://", "https://")))
 
 
 @frozen(kw_only=True)
 class VllmConfig:
     """`[generator.vllm]`: one or several vLLM engines."""
 
-    replicas: int = 1
+    replicas: Positive = 1
     """Engines; the samples of a step are dealt out among them. They may share a device, where one is faster than two."""
-    tensor_parallel: int = 1
+    tensor_parallel: Positive = 1
     """Devices (on CPU, processes) that one engine spreads over."""
-    devices: tuple[int, ...] | None = None
+    devices: tuple[Count, ...] | None = None
     """CUDA devices of the engines, each taking `tensor_parallel` of them in turn; None is those that the cluster's layout sets
     aside for generation or that an engine's ranks train on, else the trainer's own device, which the two then share."""
-    gpu_memory_utilization: float = 0.5
+    gpu_memory_utilization: Annotated[float, above_at_most(0, 1)] = 0.5
     """Share of a device's memory for all of its engines together: weights, activations and KV cache."""
-    cpu_kv_cache_gib: float = 1.0
+    cpu_kv_cache_gib: Annotated[float, above(0)] = 1.0
     """KV cache of one engine on CPU."""
-    max_num_seqs: int = 1024
+    max_num_seqs: Positive = 1024
     """Most sequences that one engine decodes at a time."""
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: Positive = 8192
     """Most tokens that one engine computes in a step, of prompts and of sequences that a refit has it compute anew; where
     `max_num_seqs` is more, that many. More of them take longer steps and more memory beside the KV cache."""
     enforce_eager: bool | None = None
@@ -32,14 +36,14 @@ class VllmConfig:
     """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
     quantization: Literal["none", "fp8"] = "none"
     """"fp8" holds the linear layers' weights in 8 bits, quantised anew at each refit; only on CUDA."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
-    refit_timeout_s: float = 120.0
+    refit_timeout_s: Seconds = 120.0
     """Most seconds that a refit may wait for an engine, or a request until an engine has it."""
-    generate_timeout_s: float = 3600.0
+    generate_timeout_s: Seconds = 3600.0
     """Most seconds for the samples of one step."""
-    mirrors: tuple[str, ...] = ()
+    mirrors: tuple[Annotated[str, _ADDRESS], ...] = ()
     """Servers that take over every refit too, such as http://127.0.0.1:8000, where `rlcore serve` runs."""
     mirrors_required: bool = False
     """Whether a mirror that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
