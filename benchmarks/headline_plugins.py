@@ -57,4 +57,4 @@ def __getattr__(name: str) -> Provider:
     raise AttributeError(name)
 
 
-ENVIRONMENT = Provider(name="headline", spi=(1, 0), config=HeadlineConfig, backend="headline_plugins:HeadlineEnvironment")
+ENVIRONMENT = Provider(name="headline", spi=(2, 0), config=HeadlineConfig, backend="headline_plugins:HeadlineEnvironment")

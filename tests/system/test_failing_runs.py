@@ -56,7 +56,7 @@ class Judge:
         return StepResult(reward=reward, done=True, success=reward > 1)
 
 CAPABILITIES = {capabilities.CHEAP_RESET}
-PROVIDER = Provider(name="judge", spi=(1, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities=CAPABILITIES)
+PROVIDER = Provider(name="judge", spi=(2, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities=CAPABILITIES)
 '''
 """An environment that rewards odd digits and fails on one prompt."""
 
@@ -92,7 +92,7 @@ def loss(inputs, config):
         value, metric = (value * float("nan"), metric) if config.how == "nan" else (value, metric * float("nan"))
     return LossOutput(loss=value, sums={"nll": metric})
 
-PROVIDER = Provider(name="poison", spi=(1, 0), config=PoisonConfig, backend="acme_poison:Poison")
+PROVIDER = Provider(name="poison", spi=(2, 0), config=PoisonConfig, backend="acme_poison:Poison")
 '''
 """Maximum likelihood whose loss is not finite on batches with a certain token."""
 

@@ -102,7 +102,7 @@ class Letters:
 
 
 CAPABILITIES = {capabilities.REFIT_IN_PROCESS, capabilities.ENTROPY, "acme:counting"}
-FIELDS = {"name": "kit", "spi": (1, 0), "config": KitConfig}
+FIELDS = {"name": "kit", "spi": (2, 0), "config": KitConfig}
 TRAINER = Provider(**FIELDS, backend="acme_kit:Trainer", priority=90, capabilities=CAPABILITIES)
 ALGORITHM = Provider(**FIELDS, backend="acme_kit:Reinforce")
 ENVIRONMENT = Provider(**FIELDS, backend="acme_kit:Letters", capabilities={capabilities.CHEAP_RESET})

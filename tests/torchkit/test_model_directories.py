@@ -282,7 +282,7 @@ def test_a_full_disk_is_named_as_such(tmp_path: Path) -> None:
 
     full = "Error while serializing: I/O error: No space left on device (os error 28)"
     for error in (SafetensorError(full), OSError(errno.ENOSPC, "No space left on device")):
-        with pytest.raises(StorageError, match=r"No space left on device. Free some space"), storage_errors(tmp_path):
+        with pytest.raises(StorageError, match=r"No space left on device. Make room"), storage_errors(tmp_path):
             raise error
     with pytest.raises(SafetensorError, match="another"), storage_errors(tmp_path):
         raise SafetensorError("another")

@@ -20,7 +20,7 @@ from rlcore.spi import Provider
 
 
 def entry(role: str, name: str, priority: int = 50) -> Entry:
-    provider = Provider(name=name, spi=(1, 0), config=object, backend="nowhere:Nothing", priority=priority)
+    provider = Provider(name=name, spi=(2, 0), config=object, backend="nowhere:Nothing", priority=priority)
     return Entry(role=role, name=name, distribution=f"acme-{name}", version="1.2", provider=provider)
 
 

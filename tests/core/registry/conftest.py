@@ -50,7 +50,7 @@ class Config:
     size: int = 1
     \"\"\"A size.\"\"\"
 
-FIELDS = {{"name": {name!r}, "spi": (1, 0), "config": Config, "backend": "fake_backends:Backend"}}
+FIELDS = {{"name": {name!r}, "spi": (2, 0), "config": Config, "backend": "fake_backends:Backend"}}
 PROVIDER = Provider(**{{**FIELDS, **dict({options})}})
 """
 
@@ -235,7 +235,7 @@ def backends(monkeypatch) -> ModuleType:
 @pytest.fixture
 def make_provider() -> Callable[..., Provider]:
     def make(name: str = "fake", **options: Any) -> Provider:
-        defaults = {"spi": (1, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": capabilities.KNOWN}
+        defaults = {"spi": (2, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": capabilities.KNOWN}
         return Provider(name=name, **{**defaults, **options})
 
     return make

@@ -47,7 +47,7 @@ def test_json_holds_every_column(installed):
         "name": "good",
         "distribution": "acme-good",
         "version": "1.0",
-        "spi": [1, 0],
+        "spi": [2, 0],
         "priority": 10,
         "capabilities": ["entropy", "residency"],
         "devices": ["cpu", "cuda"],
@@ -110,7 +110,7 @@ def test_gpu_is_another_word_for_cuda(installed):
 def test_where_plugins_come_from_and_what_they_can_do_is_for_verbose(installed):
     assert "entropy" not in run("--device", "cpu")
     lines = [line.strip() for line in run("--device", "cpu", "--verbose").splitlines()]
-    assert "acme-better 3.1, SPI 1.0, priority 20" in lines
+    assert "acme-better 3.1, SPI 2.0, priority 20" in lines
     assert "entropy, residency" in lines
     assert "acme-watch 1.0" in lines
 

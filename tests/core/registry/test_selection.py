@@ -55,15 +55,13 @@ def test_a_dtype_that_a_plugin_does_not_have_is_refused(make_provider):
     )
 
 
-def test_several_ranks_are_asked_of_those_alone_that_could_declare_them(make_provider):
+def test_several_ranks_are_asked_of_those_alone_that_declare_them(make_provider):
     needs = {capabilities.MULTI_RANK: "[cluster] has 2 ranks"}
     registry = registry_of(
-        make_provider("old", priority=10, capabilities=(), spi=(1, 2)),
-        make_provider("single", priority=30, capabilities=(), spi=(1, 3)),
-        make_provider("several", priority=20, capabilities={capabilities.MULTI_RANK}, spi=(1, 3)),
+        make_provider("single", priority=30, capabilities=()),
+        make_provider("several", priority=20, capabilities={capabilities.MULTI_RANK}),
     )
     assert chosen(registry, needs=needs) == "several"
-    assert chosen(registry, "old", needs=needs) == "old"
     with pytest.raises(PluginError, match="lacks the capability 'multi_rank' \\(\\[cluster\\] has 2 ranks\\)"):
         select(registry, "trainer", "single", device="cpu", needs=needs)
 

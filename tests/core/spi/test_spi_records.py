@@ -126,7 +126,7 @@ def test_a_digest_sees_swapped_words_and_does_not_overflow():
 
 
 def test_a_providers_names_may_come_in_any_collection():
-    provider = Provider(name="x", spi=(1, 0), config=object, backend="m:B", capabilities=["top_k"], devices={"cuda"})
+    provider = Provider(name="x", spi=(2, 0), config=object, backend="m:B", capabilities=["top_k"], devices={"cuda"})
     assert provider.capabilities == frozenset({"top_k"})
     assert provider.devices == frozenset({"cuda"})
     assert provider.unavailable() is None

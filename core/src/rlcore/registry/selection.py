@@ -11,7 +11,6 @@ from rlcore.registry.discovery import Entry, Registry, load_entry
 from rlcore.registry.installed import distribution_of, installed_entry_points
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi.capabilities import PRESUMED_BEFORE
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
 from rlcore.spi.weights import DtypeName
@@ -156,16 +155,11 @@ def _judge(entry: Entry, needs: Mapping[str, str], dtype: DtypeName | None = Non
     reason, broken = _probe(entry.provider)
     if reason is not None:
         return _Verdict(entry=entry, reason=reason, broken=broken)
-    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if not _declares(entry.provider, capability)]
+    missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in entry.provider.capabilities]
     reasons = [f"lacks the capability {', '.join(missing)}"] if missing else []
     if dtype is not None and dtype not in entry.provider.dtypes:
         reasons.append(f"does not compute in {dtype} (model.dtype), only in {', '.join(sorted(entry.provider.dtypes))}")
     return _Verdict(entry=entry, reason="; ".join(reasons) or None)
-
-
-def _declares(provider: Provider, capability: str) -> bool:
-    """Whether it does, or was written before there was anything to declare."""
-    return capability in provider.capabilities or provider.spi < PRESUMED_BEFORE.get(capability, (0, 0))
 
 
 def _probe(provider: Provider) -> tuple[str | None, bool]:

@@ -28,7 +28,7 @@ class AlgorithmNeeds:
     min_samples_per_prompt: int = 1
     untruncated_sampling: bool = False
     """The loss compares the generator's log-probabilities with the trainer's, in ratios or weights, so that both have to be of
-    one distribution: a recipe that truncates sampling is refused, unless it accepts the bias. Since SPI 1.3."""
+    one distribution: a recipe that truncates sampling is refused, unless it accepts the bias."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -77,7 +77,7 @@ class TrainingBatch:
     """Why this batch has nothing to learn from (all rewards equal, say); None where it has."""
     has_signal: BoolArray | None = None
     """bool [N]: False for a sequence whose part of the loss has no gradient. A minibatch of such sequences alone makes no
-    update. None: every sequence may have one. Since SPI 1.3."""
+    update. None: every sequence may have one."""
 
 
 class Algorithm(Protocol):
@@ -96,7 +96,7 @@ class Algorithm(Protocol):
 class StatefulAlgorithm(Algorithm, Protocol):
     """An algorithm that keeps something between steps, such as a moving baseline, and so has these two methods.
 
-    Its state is saved in every checkpoint and given back on a resumption, to the last bit. Since SPI 1.3.
+    Its state is saved in every checkpoint and given back on a resumption, to the last bit.
     """
 
     def save_state(self) -> Mapping[str, AnyArray | float]:

@@ -22,7 +22,7 @@ SCHEDULE_STEP = "schedule_step"
 """TrainStepRequest.schedule_step: the learning rate is read there, and not at the number of updates made."""
 MULTI_RANK = "multi_rank"
 """Several ranks, in processes of their own, are one trainer: what they compute from their parts of the data is what one rank
-computes from all of it. A provider for SPI 1.3 or newer that does not declare it is refused in a run of several ranks."""
+computes from all of it. A provider that does not declare it is refused in a run of several ranks."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 
@@ -61,9 +61,6 @@ REFIT_SHARED_MEMORY = "refit.shared_memory"
 """Between processes on the CPUs of one machine."""
 REFIT_DIRECTORY = "refit.directory"
 """Through safetensors files in a folder that both sides see."""
-
-PRESUMED_BEFORE: dict[str, tuple[int, int]] = {MULTI_RANK: (1, 3)}
-"""Capabilities that a provider for an older SPI is taken to have, since it could not declare them."""
 
 KNOWN: frozenset[str] = frozenset(
     {

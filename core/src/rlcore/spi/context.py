@@ -95,7 +95,7 @@ class AlgorithmContext:
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
     truncated_sampling: bool = False
     """Whether top-k or top-p cut the distribution that samples come from: `generation_logprobs` are then of that distribution,
-    and the trainer's are of the whole one. Since SPI 1.3."""
+    and the trainer's are of the whole one."""
 
 
 @frozen(kw_only=True)
@@ -124,4 +124,4 @@ class CheckContext:
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""
     environment_timeout_s: float | None = None
-    """Most seconds for one call of the environment; None where there is none. Since SPI 1.3."""
+    """Most seconds for one call of the environment; None where there is none."""

@@ -34,7 +34,7 @@ class LossSpec:
     """What a trainer puts into LossInputs.previous_logprobs, as the loop declares it for each update. "unchanged": the weights
     are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
     changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS, which token_columns names. "absent": the
-    weights have changed, and nobody computed them. Needs the capability `previous_logprobs`. Since SPI 1.3."""
+    weights have changed, and nobody computed them. Needs the capability `previous_logprobs`."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
         """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""
@@ -67,7 +67,7 @@ class LossInputs:
     """Global counts of the optimizer step."""
     previous_logprobs: "Tensor | None" = None
     """float32 [T], without a gradient: the trainer's log-probabilities at the start of the step, as LossSpec.previous_logprobs
-    declares them; None where they are not known. Since SPI 1.3."""
+    declares them; None where they are not known."""
 
 
 @frozen(kw_only=True, eq=False)

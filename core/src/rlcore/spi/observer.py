@@ -9,8 +9,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class ObserverContext:
-    """For an observer whose entry point names a class: it is built as Class(context), once in each process of a run. Since SPI
-    1.3.
+    """For an observer whose entry point names a class: it is built as Class(context), once in each process of a run.
 
     The class may have an attribute `config`, a frozen, keyword-only attrs class with a docstring beneath every field: the
     observer's section of a recipe, `[observers.NAME]`.
@@ -28,7 +27,7 @@ class ObserverContext:
 
 @runtime_checkable
 class StepObserver(Protocol):
-    """An observer that receives the figures of steps. Since SPI 1.3."""
+    """An observer that receives the figures of steps."""
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called in the driver once a step's line is in metrics.jsonl, with the figures of that line.

@@ -15,7 +15,7 @@ ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES
 OBSERVER_GROUP = "rlcore.observers"
 """Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
 GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
-"""The same, but in use in every run, unless disabled. Since SPI 1.3."""
+"""The same, but in use in every run, unless disabled."""
 
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:
@@ -62,21 +62,21 @@ class Provider:
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
     dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=_frozen)
-    """For trainers and generators: those of `model.dtype` that it computes in. Since SPI 1.3."""
+    """For trainers and generators: those of `model.dtype` that it computes in."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     disabled_capabilities: Callable[[Any], frozenset[str]] = _nothing
     """Capabilities that a section of the recipe takes away, such as a way to refit that its layout rules out."""
     num_devices: Callable[[Any], int] = _one
     """For generators: the devices that one spans with a section of the recipe. Where a cluster's ranks share their devices with
-    generators, so many neighbours share one, which the first of them hosts. Since SPI 1.2."""
+    generators, so many neighbours share one, which the first of them hosts."""
     max_concurrent: Callable[[Any], int | None] = _unlimited
     """For environments: the most calls that can be at work at once with a section of the recipe, such as one for each process
     that computes; None for as many as the core likes. A call above it waits for its place before it begins, and its time limit
-    with it. Since SPI 1.3."""
+    with it."""
     reads_model: bool = True
     """For trainers and generators: whether `model.path` is a Hugging Face directory, or a name on the Hub. The core then checks
-    the directory's files before anything is allocated. False where it is anything else, for `check` to judge. Since SPI 1.3."""
+    the directory's files before anything is allocated. False where it is anything else, for `check` to judge."""
     serve: str | None = None
     """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
     stopped."""

@@ -51,9 +51,9 @@ class TrainStepRequest:
     schedule_step: int = field()
     """The step's place in the plan of the run, counted from 0 in optimizer steps: what TrainerContext.learning_rate is asked
     for. It runs ahead of `weight_version` where planned updates were not made, since there was nothing to learn. Needs the
-    capability `schedule_step`. Since SPI 1.3."""
+    capability `schedule_step`."""
     logprobs: bool = False
-    """Whether to return the log-probabilities that the loss gets. Needs the capability `step_logprobs`. Since SPI 1.3."""
+    """Whether to return the log-probabilities that the loss gets. Needs the capability `step_logprobs`."""
 
     @schedule_step.default
     def _schedule_step(self) -> int:

@@ -6,7 +6,7 @@ from rlcore_torchkit.requirements import missing_requirement
 
 PROVIDER = Provider(
     name="fsdp2",
-    spi=(1, 3),
+    spi=(2, 0),
     priority=50,
     capabilities={
         capabilities.REFERENCE_POLICY,

@@ -5,7 +5,7 @@ from rlcore_grpo.config import GrpoConfig
 
 PROVIDER = Provider(
     name="grpo",
-    spi=(1, 3),
+    spi=(2, 0),
     priority=50,
     config=GrpoConfig,
     backend="rlcore_grpo.algorithm:Grpo",

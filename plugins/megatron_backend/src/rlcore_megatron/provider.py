@@ -6,7 +6,7 @@ from rlcore_megatron.requirements import missing_requirement
 
 PROVIDER = Provider(
     name="megatron",
-    spi=(1, 3),
+    spi=(2, 0),
     priority=80,
     capabilities={
         capabilities.REFERENCE_POLICY,

@@ -3,4 +3,4 @@
 from rlcore.spi import Provider
 from rlcore_sft.config import SftConfig
 
-PROVIDER = Provider(name="sft", spi=(1, 0), priority=50, config=SftConfig, backend="rlcore_sft.algorithm:Sft")
+PROVIDER = Provider(name="sft", spi=(2, 0), priority=50, config=SftConfig, backend="rlcore_sft.algorithm:Sft")

@@ -6,7 +6,7 @@ from rlcore_transformers.config import TransformersConfig
 
 PROVIDER = Provider(
     name="transformers",
-    spi=(1, 1),
+    spi=(2, 0),
     priority=20,
     capabilities={
         capabilities.TOP_K,

@@ -31,7 +31,7 @@ def without(config: VllmConfig) -> frozenset[str]:
 
 PROVIDER = Provider(
     name="vllm",
-    spi=(1, 2),
+    spi=(2, 0),
     priority=80,
     capabilities={
         capabilities.TOP_K,
