@@ -312,7 +312,7 @@ def test_an_optimizers_step_takes_the_place_of_activations_in_the_peak() -> None
     assert estimate(shape, evolve(ONE, optimizer=moments), load_of(SMALL, 16)).step == int(8 * parameters / 16)
     assert estimate(shape, evolve(ONE, ddp={"grad_reduce_in_fp32": False}), evolve(load, dtype="float32")).step == 0
     table = ModelDims.of(LARGE)
-    assert estimate(table, evolve(ONE, optimizer=moments), load).step == 8 * table.vocabulary * table.hidden
+    assert estimate(table, evolve(ONE, optimizer=moments), load).step == 8 * table.vocab_size * table.hidden_size
     short = evolve(load, max_sequence_length=64)
     largest = estimate(shape, evolve(ONE, optimizer=moments), short)
     assert str(largest).endswith(f"optimizer {largest.optimizer / GIB:.1f} GiB, copies of the optimizer's step 2.0 GiB")
