@@ -87,13 +87,6 @@ def test_an_unsupported_architecture_is_a_problem(tools, qwen3, tmp_path):
         tools.make_backend(directory, fill=False)
 
 
-def test_options_out_of_range_are_problems(tools, qwen3):
-    paths = [problem.path for problem in problems_of(qwen3, max_batch_size=0, max_prefill_tokens=-1)]
-    assert paths == ["generator.transformers.max_batch_size", "generator.transformers.max_prefill_tokens"]
-    with pytest.raises(ModelError, match="max_batch_size"):
-        tools.make_backend(qwen3, max_batch_size=0)
-
-
 def test_tensors_that_the_forward_pass_lacks_are_refused(tools, qwen3):
     backend = tools.make_backend(qwen3)
     extra = {**backend._weights.tensors, "model.layers.0.self_attn.sinks": torch.zeros(4)}
