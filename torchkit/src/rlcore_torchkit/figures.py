@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from rlcore.schema.listing import listed
 from rlcore.spi.errors import BoundError, NonFiniteError
 
-_MAX_NAMED = 3
 _REFUSED = "the step is refused and the state before it kept"
 
 
@@ -27,8 +27,7 @@ def check_finite(figures: Figures, weight_version: int, non_finite_names: Callab
         raise NonFiniteError(f"{where}: the loss is {figures.loss}; {_REFUSED}")
     if not math.isfinite(figures.grad_norm):
         names = non_finite_names()
-        more = f" and {len(names) - _MAX_NAMED} more" if names[_MAX_NAMED:] else ""
-        of = f" in {', '.join(names[:_MAX_NAMED])}{more}" if names else ""
+        of = f" in {listed(names)}" if names else ""
         raise NonFiniteError(f"{where}: the gradient's norm is {figures.grad_norm}, not finite{of}; {_REFUSED}")
     for name, value in figures.metrics.items():
         if not math.isfinite(value):

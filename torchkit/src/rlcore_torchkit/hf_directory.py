@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore import files
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.errors import ContractError, StorageError
-from rlcore.spi.weights import DtypeName, TensorSpec, WeightExport
+from rlcore.spi.weights import ITEM_BYTES, DtypeName, TensorSpec, WeightExport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +32,6 @@ COMPANION_FILES = (
 )
 """What is taken over from the source model as it is, where it has it."""
 
-_ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 def write_hf_directory(
     export: WeightExport,
@@ -50,10 +48,10 @@ def write_hf_directory(
     from it. Tensors are written in `dtype`. At most one shard is in memory at a time. StorageError where a write fails.
     """
     with storage_errors(directory):
-        shards = _plan(export.specs, _ITEM_BYTES[dtype], max_shard_bytes)
+        shards = _plan(export.specs, ITEM_BYTES[dtype], max_shard_bytes)
         files = _write_shards(_tensors(export, dtype), shards, directory)
         if len(shards) > 1:
-            files.append(_write_index(export.specs, shards, _ITEM_BYTES[dtype], directory))
+            files.append(_write_index(export.specs, shards, ITEM_BYTES[dtype], directory))
         return (*files, *_write_companions(source, revision, directory, dtype))
 
 

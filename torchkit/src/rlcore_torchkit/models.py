@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
@@ -72,15 +73,10 @@ def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
     """Tensors that the weights lack or hold in another shape, which transformers fills with random numbers."""
     missing, problems = sorted(loading["missing_keys"]), []
     if missing:
-        problems.append(_problem(path, f"no {_shortened(missing)} in the weights", "every tensor of the architecture"))
+        problems.append(_problem(path, f"no {listed(missing, _MAX_NAMED)} in the weights", "every tensor of the architecture"))
     for name, found, expected in sorted(loading["mismatched_keys"])[:_MAX_NAMED]:
         problems.append(_problem(path, f"{name} of shape {list(found)}", f"{list(expected)}, as config.json says"))
     return problems
-
-
-def _shortened(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _problem(path: object, found: str, expected: str, remedy: str = "") -> Problem:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
-from rlcore.spi.lifecycle import SetResidencyRequest
+from rlcore.spi.lifecycle import RESIDENT, SetResidencyRequest
 
 
 def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
@@ -87,9 +87,6 @@ class Discarded:
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-RESIDENT = SetResidencyRequest(weights="device", state="device")
 
 
 class Residency:

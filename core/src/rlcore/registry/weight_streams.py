@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve
 
 from rlcore.registry.checks import check_int
+from rlcore.schema.listing import listed
 from rlcore.spi.errors import ContractError, RefitError
-from rlcore.spi.weights import NamedTensor, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi.weights import ITEM_BYTES, NamedTensor, TensorSpec, WeightBucket, WeightExport
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_NAMED = 5
 
 
@@ -28,8 +28,8 @@ def check_specs(export: WeightExport) -> None:
             raise ContractError(
                 f"specs: {spec.name} is listed twice; expected each tensor once, a tied one under its first name"
             )
-        if spec.dtype not in _ITEM_BYTES:
-            raise ContractError(f"specs: {spec.name} is of {spec.dtype!r}; expected one of {', '.join(_ITEM_BYTES)}")
+        if spec.dtype not in ITEM_BYTES:
+            raise ContractError(f"specs: {spec.name} is of {spec.dtype!r}; expected one of {', '.join(ITEM_BYTES)}")
         if not isinstance(spec.shape, tuple):
             raise ContractError(f"specs: shape of {spec.name}: found a {type(spec.shape).__name__}; expected a tuple of ints")
         for extent in spec.shape:
@@ -57,7 +57,7 @@ def compare_digests(specs: tuple[TensorSpec, ...], sent: Mapping[str, int], held
         "held with other values": [name for name in sent if name in held and held[name] != sent[name]],
         "acknowledged though never sent": [name for name in held if name not in sent],
     }
-    found = [f"{_listed(names)} {complaint}" for complaint, names in complaints.items() if names]
+    found = [f"{listed(names, _MAX_NAMED)} {complaint}" for complaint, names in complaints.items() if names]
     if found:
         raise RefitError("; ".join(found))
 
@@ -77,7 +77,7 @@ def _checked_buckets(export: WeightExport, owner: str, max_bucket_bytes: int) ->
         yield bucket
     missing = [spec.name for spec in remaining]
     if missing:
-        raise ContractError(f"{owner}: export_weights ended without {_listed(missing)}")
+        raise ContractError(f"{owner}: export_weights ended without {listed(missing, _MAX_NAMED)}")
 
 
 def _recorded_buckets(buckets: Iterator[WeightBucket], digests: dict[str, int]) -> Iterator[WeightBucket]:
@@ -113,11 +113,6 @@ def _check_tensor(owner: str, tensor: NamedTensor, spec: TensorSpec) -> None:
 
 
 def _check_size(owner: str, specs: tuple[TensorSpec, ...], max_bucket_bytes: int) -> None:
-    size = sum(math.prod(spec.shape) * _ITEM_BYTES[spec.dtype] for spec in specs)
+    size = sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in specs)
     if size > max_bucket_bytes and len(specs) > 1:
         raise ContractError(f"{owner}: export_weights brought a bucket of {size} bytes; expected at most {max_bucket_bytes}")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more

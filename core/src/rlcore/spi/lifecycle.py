@@ -21,6 +21,9 @@ class SetResidencyRequest:
     capability `discard_weights`."""
 
 
+RESIDENT = SetResidencyRequest(weights="device", state="device")
+
+
 @frozen(kw_only=True)
 class SetResidencyResult:
     """What is left where, measured."""

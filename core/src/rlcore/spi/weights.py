@@ -1,6 +1,6 @@
 """Weights on their way from trainer to generator: named tensors in Hugging Face naming, in buckets, each with a digest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -9,6 +9,9 @@ from attrs import frozen
 from rlcore.spi.arrays import AnyArray
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of one number of each DtypeName."""
 
 RefitChannel: TypeAlias = Literal["in_process", "shared_memory", "cuda_ipc", "nccl", "directory"]
 """How weights travel. Each is a capability `refit.<channel>` of both sides, described in rlcore.spi.capabilities."""

@@ -29,6 +29,7 @@ from rlcore.spi import (
     WeightExport,
     hookimpl,
 )
+from rlcore.spi.lifecycle import RESIDENT
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
@@ -46,7 +47,7 @@ from rlcore_torchkit.hf_directory import write_hf_directory
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config
-from rlcore_torchkit.residency import RESIDENT, Residency, num_bytes
+from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
 
 HF_BUCKET_BYTES = 2**28

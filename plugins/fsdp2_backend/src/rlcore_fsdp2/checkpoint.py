@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlcore.schema.listing import listed
 from rlcore.spi import CheckpointError
 from rlcore_fsdp2.part import Part
 from rlcore_fsdp2.sharding import is_first_copy, local
@@ -131,12 +132,9 @@ def _check_same_model(directory: Path, parameters: Tensors, indices: Mapping[str
         theirs = {name: part["global_shape"] for name, part in index["parts"].items()}
         different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         if different:
-            lines = [
-                f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here"
-                for name in different[:MAX_LISTED]
-            ]
-            more = f" and {len(different) - MAX_LISTED} more" if len(different) > MAX_LISTED else ""
-            raise CheckpointError(f"{directory}: the checkpoint of another model. Shapes differ: {'; '.join(lines)}{more}")
+            lines = [f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different]
+            shapes = listed(lines, MAX_LISTED, "; ")
+            raise CheckpointError(f"{directory}: the checkpoint of another model. Shapes differ: {shapes}")
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from typing import Any
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ConfigError, Problem
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
-from rlcore_megatron.memory import ITEM_BYTES, Workload
+from rlcore_megatron.memory import Workload
 from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.weight_mapping import name_problems

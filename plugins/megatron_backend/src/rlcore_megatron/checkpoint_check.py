@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from rlcore.schema.listing import listed
 from rlcore.spi import CheckpointError
 
 MAX_LISTED = 5
@@ -86,11 +87,9 @@ def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, Sequence[
     ours = {name: list(shape) for name, shape in wanted.items()}
     different = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
     if different:
-        lines = [
-            f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different[:MAX_LISTED]
-        ]
-        more = f" and {len(different) - MAX_LISTED} more" if len(different) > MAX_LISTED else ""
-        raise CheckpointError(f"{state}: the checkpoint of another model. Shapes differ: {'; '.join(lines)}{more}")
+        lines = [f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different]
+        shapes = listed(lines, MAX_LISTED, "; ")
+        raise CheckpointError(f"{state}: the checkpoint of another model. Shapes differ: {shapes}")
     for prefix in prefixes:
         for name, shape in ours.items():
             if stored.get(f"{prefix}{name}") != shape:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_torchkit.device_memory import gib
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GRADIENT_BYTES = 4
 """Gradients are accumulated in float32 unless `ddp.grad_reduce_in_fp32` is false."""
 USABLE = 0.88

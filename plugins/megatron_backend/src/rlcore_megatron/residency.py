@@ -9,9 +9,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from rlcore.spi import SetResidencyRequest
+from rlcore.spi.lifecycle import RESIDENT
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.optimizer_state import optimizers_of
-from rlcore_torchkit.residency import RESIDENT, Residency, num_bytes, storages
+from rlcore_torchkit.residency import Residency, num_bytes, storages
 
 
 class MegatronResidency:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlcore.schema.listing import listed
 from rlcore.spi import NamedTensor, RefitError, WeightExport
 from rlcore_torchkit.digest import tensor_digest, tensor_digests
 
@@ -105,8 +106,4 @@ class HeldWeights:
 def _refuse(problem: str, names: Any) -> None:
     """RefitError if there are any such tensors."""
     if names:
-        listed = sorted(names)
-        more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-        raise RefitError(
-            f"refit: {len(listed)} tensor(s) {problem}: {', '.join(listed[:5])}{more}. Nothing may be generated now"
-        )
+        raise RefitError(f"refit: {len(names)} tensor(s) {problem}: {listed(sorted(names), 5)}. Nothing may be generated now")

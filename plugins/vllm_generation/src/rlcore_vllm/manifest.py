@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from attrs import frozen
 
+from rlcore.schema.listing import listed
 from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
 from rlcore.transformers_import import import_transformers
 
@@ -60,10 +61,8 @@ class Manifest:
 
 def refuse(problem: str, names: Iterable[str]) -> None:
     """RefitError if there are any such tensors."""
-    listed = sorted(names)
-    if listed:
-        more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
-        raise RefitError(f"refit: {len(listed)} tensor(s) {problem}: {', '.join(listed[:_MAX_NAMED])}{more}")
+    if found := sorted(names):
+        raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, _MAX_NAMED)}")
 
 
 def checkpoint_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:

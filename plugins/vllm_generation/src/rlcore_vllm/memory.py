@@ -5,7 +5,8 @@ from typing import Any
 
 from attrs import frozen
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from rlcore.spi.weights import ITEM_BYTES
+
 CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
 """Tokens of one block of the KV cache, vLLM's defaults."""
 

@@ -1,11 +1,9 @@
 """Whether a vLLM is here that can run, found out from metadata alone: neither torch nor vLLM is imported."""
 
 import importlib.util
-import os
 import platform
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 from attrs import frozen
@@ -13,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from rlcore.gpu import has_gpu
 from rlcore_torchkit.requirements import missing_requirement
 
 Build: TypeAlias = Literal["cpu", "cuda"]
@@ -23,7 +22,6 @@ NEEDED_ON_CUDA = ("flashinfer-python", "nvidia-cudnn-frontend")
 """What vLLM imports when it warms its kernels up, long after it has loaded the model."""
 UNUSED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """Text models need none of them, and builds for CUDA break every import of transformers beside a torch for CPU."""
-_DRIVER_FILES = ("dev/nvidia[0-9]*", "proc/driver/nvidia/gpus/*", "dev/dxg")
 _HOW_TO_INSTALL = "pip install 'rlcore-vllm[cuda]' for NVIDIA GPUs, or 'rlcore-vllm[cpu]' for CPUs"
 
 
@@ -54,14 +52,6 @@ def meant_for() -> frozenset[str]:
     """The devices that the installed build runs on; both where none is installed."""
     found = _installed()
     return frozenset({"cpu", "cuda"}) if isinstance(found, str) else frozenset({found.build})
-
-
-def has_gpu(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA driver shows a GPU below `root` and CUDA_VISIBLE_DEVICES does not hide it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.split(",")[0].strip().lower() in ("", "-1", "nodevfiles"):
-        return False
-    return any(True for pattern in _DRIVER_FILES for _ in root.glob(pattern))
 
 
 def _installed() -> Installed | str:

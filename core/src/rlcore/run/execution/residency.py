@@ -9,11 +9,11 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.protocols import GeneratorGroup, TrainerGroup
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
+from rlcore.spi.lifecycle import RESIDENT
 
 if TYPE_CHECKING:
     from rlcore.run.plan.prepare import RunPlan
 
-RESIDENT = SetResidencyRequest(weights="device", state="device")
 GIB = 2**30
 
 
