@@ -1,6 +1,7 @@
 """The driver's side: what is asked of the loop, the batch that is built, and the options that are refused."""
 
 import importlib
+import math
 import pickle
 import subprocess
 import sys
@@ -179,6 +180,10 @@ def test_the_provider_imports_nothing_heavy_and_names_what_exists():
 def test_options_out_of_range_are_refused(wrong):
     _, (problem,) = structure(wrong, GrpoConfig, "algorithm.grpo")
     assert problem.path == f"algorithm.grpo.{next(iter(wrong))}"
+
+
+def test_what_never_clips_or_truncates_can_be_said():
+    assert structure({"clip_high": math.inf, "importance_maximum": math.inf}, GrpoConfig, "algorithm.grpo")[1] == []
 
 
 def test_constant_length_belongs_to_constant_normalisation_alone():

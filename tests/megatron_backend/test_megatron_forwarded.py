@@ -91,6 +91,14 @@ def test_values_become_what_megatron_wants(table: str, values: dict[str, Any], m
     assert all(type(found[key]) is type(value) for key, value in made.items())
 
 
+def test_the_first_alternative_that_takes_a_value_makes_it() -> None:
+    class Mine:
+        def __init__(self, nested: list, scope: list[str] | list[torch.dtype], dtype: torch.dtype | None): ...
+
+    table = {"nested": [["a"], {"b": 1}], "scope": ["float32"], "dtype": "float32"}
+    assert converted(table, Mine) == {**table, "dtype": torch.float32}
+
+
 def test_enums_go_by_their_names() -> None:
     from megatron.core.transformer.enums import AttnBackend
 

@@ -35,6 +35,6 @@ def test_what_is_out_of_range_is_refused_with_its_key(section: type) -> None:
         for tp in alternatives(field.type):
             kind = types.plain(tp)
             if types.is_constrained(tp) and kind in (int, float):
-                for wrong in (-1, *((math.inf, -math.inf) if kind is float else ())):
+                for wrong in (-1, *((-math.inf,) if kind is float else ())):
                     _, problems = structure(required | {name: kind(wrong)}, section, "section")
                     assert [problem.path for problem in problems] == [f"section.{name}"], wrong

@@ -44,6 +44,7 @@ def test_what_was_written(value: object, words: str) -> None:
 
 
 def test_a_long_value_is_cut() -> None:
+    assert describe.describe_value(16**6000) == "a number of 24001 bits (an integer)"
     assert len(describe.describe_value("x" * 200)) == 80 + len(" (a string)")
 
 

@@ -202,7 +202,7 @@ class _Conversion:
         return f"Did you mean {' or '.join(places)}?" if places else ""
 
     def _broken(self) -> tuple[str, ...]:
-        return tuple(problem.path for problem in self.problems)
+        return tuple(problem.path.partition("[")[0] for problem in self.problems)
 
     def _with_stand_ins(self, parts: Mapping[str, Any]) -> Recipe:
         """A recipe to check further though parts of it are broken: these are left out key by key, and not judged again."""

@@ -100,6 +100,8 @@ def toml_literal(value: object) -> str:
     """A scalar as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > 256:  # Python writes no number of thousands of digits
+        return f"a number of {value.bit_length()} bits"
     if isinstance(value, str):
         import tomli_w
 

@@ -4,8 +4,11 @@ from typing import Annotated, Literal
 
 from attrs import fields, frozen
 
-from rlcore.schema.constraints import Positive, above, at_least, at_least_below
+from rlcore.schema.constraints import Constraint, Positive, above, at_least, at_least_below
 from rlcore.spi import AlgorithmContext
+
+_NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
+_POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
 
 
 @frozen(kw_only=True)
@@ -28,7 +31,7 @@ class GrpoConfig:
     """Tokens that `loss_normalisation = "constant"` divides by, usually rollout.max_response_tokens."""
     clip_low: Annotated[float, at_least_below(0, 1)] = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
-    clip_high: Annotated[float, at_least(0)] = 0.2
+    clip_high: Annotated[float, _NOT_NEGATIVE] = 0.2
     """The probability ratio is clipped from above at 1 + clip_high; a larger one than clip_low keeps exploration alive."""
     dual_clip: Annotated[float, above(1)] | None = None
     """Bound the loss of a token of negative advantage A at dual_clip times -A (arXiv:1912.09729); None is no bound."""
@@ -42,7 +45,7 @@ class GrpoConfig:
     importance_correction: Literal["token", "none"] = "token"
     """Weigh each token by the ratio of the trainer's to the generator's probability, both at the start of the step, so
     that a numerical difference between the two does not bias the gradient. 1 where previous_logprobs is "generation"."""
-    importance_maximum: Annotated[float, above(0)] = 2.0
+    importance_maximum: Annotated[float, _POSITIVE] = 2.0
     """Upper bound of that weight (truncated importance sampling)."""
     previous_logprobs: Literal["auto", "trainer", "generation"] = "auto"
     """Whose log-probabilities at the start of the step the probability ratio is taken against: "trainer" computes them

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from rlcore.schema.structure import structure
 from rlcore.schema.suggestions import nearest
-from rlcore.schema.types import innermost, is_union
+from rlcore.schema.types import is_union
 from rlcore.spi import ConfigError, Problem
 
 TABLES = ("transformer", "optimizer", "scheduler", "ddp")
@@ -48,7 +48,7 @@ def converted(table: Mapping[str, Any], cls: type) -> dict[str, Any]:
     problems = list(table_problems(table, cls, cls.__name__))
     if problems:
         raise ConfigError(problems)
-    return {key: _by_name(fields[key], structure(value, recipe_type(fields[key]), key)[0]) for key, value in table.items()}
+    return {key: _converted(fields[key], value) for key, value in table.items()}
 
 
 def table_problems(table: Mapping[str, Any], cls: type, path: str) -> Iterator[Problem]:
@@ -83,12 +83,16 @@ def recipe_type(annotation: Any) -> Any:
     return annotation if get_origin(annotation) in (Literal, tuple) or annotation in (bool, int, float, str, list) else None
 
 
-def _by_name(annotation: Any, value: Any) -> Any:
-    """The value with every name of an enum's member or a dtype replaced by what it names."""
-    named = {name: item for part in innermost(annotation) for name, item in _named_objects(part).items()}
-    if isinstance(value, list):
-        return [named.get(item, item) for item in value]
-    return named.get(value, value) if isinstance(value, str) else value
+def _converted(annotation: Any, value: Any) -> Any:
+    """A value that `table_problems` found right, by the first alternative of the annotation that takes it."""
+    if is_union(annotation):
+        options = [option for option in get_args(annotation) if recipe_type(option) is not None]
+        return _converted(next(option for option in options if not structure(value, recipe_type(option), "")[1]), value)
+    if objects := _named_objects(annotation):
+        return objects[value]
+    if get_origin(annotation) is list:
+        return [_converted(*get_args(annotation), item) for item in value]
+    return structure(value, annotation, "")[0]
 
 
 def _named_objects(annotation: Any) -> dict[str, Any]:
