@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, forked from one that has imported what they need."""
+"""Ranks in processes of their own. Without a GPU they are forked from one that has imported what they need."""
 
 import multiprocessing
 import os
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing import forkserver
 from typing import Any
+
+from rlcore.gpu import has_gpu
 
 PRELOADED: list[str] = ["torch", "rlcore.testing.conformance.rank_script"]
 """Modules that the server imports from which ranks are forked; those that cannot be found there are left out. It starts with
@@ -23,9 +25,11 @@ def launch(
 
     TimeoutError where one has not ended after `timeout_s`. No rank outlives the call, whatever ends it.
     """
-    _start_server()
+    start_method = _start_method()
+    if start_method == "forkserver":
+        _start_server()
     torch: Any = import_module("torch.multiprocessing")
-    ranks = torch.start_processes(function, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
+    ranks = torch.start_processes(function, arguments, nprocs=num_ranks, join=False, start_method=start_method)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while not ranks.join(None if deadline is None else max(deadline - time.monotonic(), 0.01)):
@@ -37,6 +41,11 @@ def launch(
         for process in ranks.processes:
             process.kill()
             process.join()
+
+
+def _start_method() -> str:
+    """Some of PRELOADED initialise CUDA while they are imported, which no process forked afterwards can use."""
+    return "spawn" if has_gpu() else "forkserver"
 
 
 def _start_server() -> None:
