@@ -7,7 +7,7 @@ from importlib import metadata
 import click
 
 from rlcore import __version__
-from rlcore.registry.installed import distribution_of, installed_entry_points
+from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
 from rlcore.spi.version import SPI_VERSION
 

@@ -8,7 +8,7 @@ from traceback import walk_tb
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.registry.installed import distribution_of, installed_entry_points
+from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean

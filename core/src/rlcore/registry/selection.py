@@ -7,8 +7,8 @@ from typing import Literal
 
 from attrs import frozen
 
+from rlcore.installed import distribution_of, installed_entry_points
 from rlcore.registry.discovery import Entry, Registry, load_entry
-from rlcore.registry.installed import distribution_of, installed_entry_points
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
