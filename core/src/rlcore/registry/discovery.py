@@ -13,7 +13,15 @@ from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role
+from rlcore.spi.provider import (
+    ARCHITECTURE_GROUP,
+    ENTRY_POINT_GROUPS,
+    GLOBAL_OBSERVER_GROUP,
+    OBSERVER_GROUP,
+    ROLES,
+    Provider,
+    Role,
+)
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
@@ -225,7 +233,7 @@ def _checked_observer(name: str, distribution: str, version: str, is_global: boo
 
 def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
     """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
-    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
+    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP)
     for group in sorted(installed.groups):
         if group.startswith("rlcore.") and group not in ours:
             hint = did_you_mean(group, ours) or f"; groups are {', '.join(ours)}"

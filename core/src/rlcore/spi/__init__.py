@@ -65,7 +65,15 @@ from rlcore.spi.lifecycle import (
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
 from rlcore.spi.observer import ObserverContext, StepObserver
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, ROLES, Provider, Role
+from rlcore.spi.provider import (
+    ARCHITECTURE_GROUP,
+    ENTRY_POINT_GROUPS,
+    GLOBAL_OBSERVER_GROUP,
+    OBSERVER_GROUP,
+    ROLES,
+    Provider,
+    Role,
+)
 from rlcore.spi.serve import ServeRequest
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
@@ -81,6 +89,7 @@ from rlcore.spi.weights import DtypeName, NamedTensor, RefitChannel, TensorSpec,
 
 __all__ = [
     "ADVANTAGES",
+    "ARCHITECTURE_GROUP",
     "ENTRY_POINT_GROUPS",
     "GENERATION_LOGPROBS",
     "GLOBAL_OBSERVER_GROUP",

@@ -16,6 +16,8 @@ OBSERVER_GROUP = "rlcore.observers"
 """Objects with wrapper-only hooks, or classes of them, which a recipe names to use them."""
 GLOBAL_OBSERVER_GROUP = "rlcore.global_observers"
 """The same, but in use in every run, unless disabled."""
+ARCHITECTURE_GROUP = "rlcore.architectures"
+"""Families of models, each under its `model_type`, which backends that are written with torchkit read."""
 
 
 def _frozen(names: Iterable[str]) -> frozenset[str]:
