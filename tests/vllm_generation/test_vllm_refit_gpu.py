@@ -331,7 +331,8 @@ def test_another_engine_starts_in_the_same_process(engine):
 
 
 def test_another_engine_starts_in_the_trainers_process(tmp_path_factory):
-    with refitted(tmp_path_factory, "dense", in_process=True) as engine:
+    plain = evolve(GPU_CONFIG, engine={})  # vLLM's worker takes one extension class in a process
+    with refitted(tmp_path_factory, "dense", config=plain, in_process=True) as engine:
         engine.refit("in_process", export_of(engine.weights(0), 0))
         engine.assert_holds(0)
         engine.replica.restart()
