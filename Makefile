@@ -56,7 +56,7 @@ lint: setup-dev
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev
-	$(BIN)/python tests/core/testing/mutant_outcomes.py
+	$(BIN)/python tests/core/testing/conformance/mutant_outcomes.py
 	$(BIN)/python tests/mutants/print_table.py
 
 docs: setup-dev

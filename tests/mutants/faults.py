@@ -8,7 +8,7 @@ from attrs import frozen
 ORACLE = "tests/oracle/test_grpo_oracle.py::test_one_rank[{}]"
 WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
-UPDATES = "tests/core/run/test_updates.py"
+UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.trainer_group"
 
 
@@ -189,21 +189,21 @@ FAULTS = (
         "rlcore.run.execution.ray.pool_groups",
         "counts=minibatch.counts,",
         "counts=type(minibatch.counts)(num_loss_tokens=minibatch.counts.num_loss_tokens // 2, num_loss_sequences=1),",
-        "tests/core/cluster/test_cluster_runs.py::test_the_figures_are_those_of_one_process[two]",
+        "tests/core/run/execution/ray/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(
         "what only keeps a rank busy counts in the loss",
         "rlcore.run.execution.ray.dispatch",
         "column[taken.offsets[place] : taken.offsets[place + 1]] = 0",
         "pass",
-        "tests/core/cluster/test_dispatch.py",
+        "tests/core/run/execution/ray/test_dispatch.py",
     ),
     Fault(
         "all ranks get the first one's microbatches",
         "rlcore.run.execution.ray.dispatch",
         "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
         "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
-        "tests/core/cluster/test_dispatch.py",
+        "tests/core/run/execution/ray/test_dispatch.py",
     ),
     # The handles
     Fault(

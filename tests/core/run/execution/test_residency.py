@@ -12,7 +12,7 @@ from rlcore.spi import Provider, SetResidencyRequest, capabilities
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 

@@ -17,7 +17,7 @@ from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 Stands = Callable[..., Registry]

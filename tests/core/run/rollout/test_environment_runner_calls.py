@@ -14,7 +14,7 @@ from rlcore.spi import CheckContext, StepResult, Turn
 from rlcore.testing.fakes.environment import FakeEnvironment
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
 
-from .conftest import FAKES
+from ..conftest import FAKES
 
 Run = Callable[..., dict[str, Any]]
 

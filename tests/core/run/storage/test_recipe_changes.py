@@ -12,7 +12,7 @@ from rlcore.run.report.progress import SilentProgress
 from rlcore.run.storage.recipe_changes import recipe_changes
 from rlcore.spi import CheckpointError
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 

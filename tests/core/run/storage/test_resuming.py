@@ -11,7 +11,7 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError, ConfigError, hookimpl
 from rlcore.testing.fakes.generator import FakeGenerator
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 

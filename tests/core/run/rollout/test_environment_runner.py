@@ -120,7 +120,7 @@ BAD_STEPS = [
     (lambda _: done(np.float32("inf")), "returned the reward inf; expected a finite number"),
     (sleeping, r"took longer than 0\.3 s \(rollout\.environment_timeout_s\)"),
     (sleeping_in_a_thread, r"took longer than 0\.3 s"),
-    (blocking, r"neither returned nor let itself be cancelled within 0\.3 s.*test_episode_runner\.py:\d+ in blocking"),
+    (blocking, r"neither returned nor let itself be cancelled within 0\.3 s.*test_environment_runner\.py:\d+ in blocking"),
     (blocking_in_a_system_call, "neither returned nor let itself be cancelled"),
     (uncancellable, "neither returned nor let itself be cancelled"),
     (exiting, "raised SystemExit: 3"),

@@ -15,7 +15,7 @@ from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 

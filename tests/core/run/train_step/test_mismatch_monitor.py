@@ -22,7 +22,7 @@ from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 Lie = Callable[..., None]

@@ -19,7 +19,7 @@ from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""One conformance class a mutant, reduced to the check that has to fail; run by test_conformance_mutants in one process."""
+"""One conformance class a mutant, reduced to the check that has to fail; run by test_mutants in one process."""
 
 import mutant_generators  # noqa: F401 - registers its mutants
 import mutant_optimizers  # noqa: F401 - registers its mutants
