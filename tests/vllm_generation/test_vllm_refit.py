@@ -202,16 +202,22 @@ def test_what_the_loader_lacks_is_named(engine, left_out):
     engine.assert_holds(41)
 
 
+def weak_references(worker):
+    """To the model, by an empty name, and to its parameters."""
+    model = worker.get_model()
+    return {name: weakref.ref(each) for name, each in (("", model), *model.named_parameters())}
+
+
 def test_a_restart_lets_the_old_model_go(engine):
     """On GPUs, vLLM's allocator takes no second engine in a process before the first one's weights are freed."""
     engine.refit(export_of(engine.weights(50), 50))
-    (model,) = engine.replica.call_workers(lambda worker: weakref.ref(worker.get_model()), {}).result()
+    (kept,) = engine.replica.call_workers(weak_references, {}).result()
     export = export_of(engine.weights(51), 51)
     with pytest.raises(RefitError) as refused:  # held to the end, as by whoever reports it
         engine.refit(with_buckets(export, list(export.buckets)[1:]))
     engine.transfer.close()
     engine.replica.restart()
-    assert model() is None
+    assert [name for name, reference in kept.items() if reference() is not None] == []
     engine.refit(export_of(engine.weights(52), 52))
     engine.assert_holds(52, 50)
     assert "missing from the buckets" in str(refused.value)

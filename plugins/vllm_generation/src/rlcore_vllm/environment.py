@@ -117,6 +117,7 @@ class RunningEngine:
         else:
             core.shutdown()
         del core
+        versions.forget_layers()
         gc.collect()  # vLLM's parts refer to each other, and some still hold memory of its allocator
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

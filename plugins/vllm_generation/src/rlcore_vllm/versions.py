@@ -189,6 +189,14 @@ def keep_allocators() -> None:
         _allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
 
 
+def forget_layers() -> None:
+    """After an engine has ended: vLLM's layerwise reload keeps what it knows of a layer by a weak key, but that refers to the
+    layer, so that the weights would never be freed. A process has one engine at a time."""
+    layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
+    if layerwise is not None:
+        layerwise.LAYERWISE_INFO.clear()
+
+
 def server_entry() -> Any:
     """The module of `vllm serve` with setup_server, build_async_engine_client and build_and_serve."""
     try:
