@@ -101,7 +101,7 @@ class Letters:
         return StepResult(reward=share, done=True, success=share > 0.5)
 
 
-CAPABILITIES = {capabilities.REFIT_IN_PROCESS, capabilities.ENTROPY, "acme:counting"}
+CAPABILITIES = {"refit.in_process", capabilities.ENTROPY, "acme:counting"}
 FIELDS = {"name": "kit", "spi": (2, 0), "config": KitConfig}
 TRAINER = Provider(**FIELDS, backend="acme_kit:Trainer", priority=90, capabilities=CAPABILITIES)
 ALGORITHM = Provider(**FIELDS, backend="acme_kit:Reinforce")

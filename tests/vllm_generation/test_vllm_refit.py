@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import tempfile
 import weakref
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from vllm_refit_support import (
     with_buckets,
 )
 
-from rlcore.spi import NamedTensor, RefitError, WeightBucket, tensor_digest
+from rlcore.spi import CHANNELS, NamedTensor, RefitChannel, RefitError, WeightBucket, tensor_digest
 from rlcore.testing.models import make_model
 
 pytest.importorskip("vllm")
 
+from rlcore_vllm import channels
 from rlcore_vllm.replica import LocalReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
@@ -90,6 +92,51 @@ def test_the_senders_buffer_may_be_reused(engine):
     export = export_of(engine.weights(10), 10)
     engine.refit(with_buckets(export, reusing(export.buckets)))
     engine.assert_holds(10)
+
+
+SAVED_BUCKETS = """
+import os
+import tempfile
+
+import torch
+
+from rlcore_vllm.channels import channel
+
+
+class Sender(channel.Sender):
+    def connect(self, places):
+        return [{"answer": 42} for _ in {place.replica for place in places}]
+
+    def put(self, index, tensors):
+        descriptor, file = tempfile.mkstemp()
+        os.close(descriptor)
+        torch.save(list(tensors), file)
+        return {"file": file}
+
+
+class Receiver(channel.Receiver):
+    def receive(self, where, specs):
+        assert self.options == {"answer": 42}
+        tensors = torch.load(where["file"])
+        os.unlink(where["file"])
+        return channel.Received(tensors=tensors, stable=True)
+"""
+
+
+def test_a_channel_is_a_row_and_a_file(engine, tmp_path, monkeypatch):
+    """Neither the driver's choice nor the engine knows it otherwise."""
+    monkeypatch.setitem(CHANNELS, "saved_buckets", RefitChannel(name="saved_buckets", devices={"cpu"}, reach="process"))
+    (tmp_path / "saved_buckets.py").write_text(SAVED_BUCKETS)
+    monkeypatch.setattr(channels, "__path__", [*channels.__path__, str(tmp_path)])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    context = evolve(engine.context, channel="saved_buckets")
+    assert engine_settings(context, CONFIG) == engine_settings(engine.context, CONFIG)
+    engine.transfer.close()  # its receivers are replaced by those of the other channel
+    transfer = Transfer(channel="saved_buckets", replicas=[engine.replica], context=context, config=CONFIG)
+    with contextlib.closing(transfer):
+        refit([engine.replica], transfer, export_of(engine.weights(12), 12))
+    engine.assert_holds(12)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["saved_buckets.py"]
 
 
 def test_one_bucket_in_reverse_order(engine):

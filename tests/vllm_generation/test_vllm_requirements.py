@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.spi import capabilities
+from rlcore.spi import channel_capabilities
 from rlcore_vllm import requirements
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER, without
@@ -155,12 +155,12 @@ def test_neither_probe_nor_check_imports_torch_or_vllm() -> None:
     assert output.strip() == "[]"
 
 
-REFITS = {
-    capabilities.REFIT_IN_PROCESS,
-    capabilities.REFIT_CUDA_IPC,
-    capabilities.REFIT_NCCL,
-    capabilities.EXACT_LOGPROBS,
-}
+REFITS = {"refit.in_process", "refit.cuda_ipc", "refit.nccl", "exact_logprobs"}
+
+
+def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
+    declared = {name for name in PROVIDER.capabilities if name.startswith("refit.")}
+    assert declared == channel_capabilities()
 
 
 @pytest.mark.parametrize(

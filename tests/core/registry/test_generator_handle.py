@@ -199,7 +199,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_the_call(make_ready):
     ],
 )
 def test_sampling_that_is_not_declared_is_refused(make_ready, sampling, capability):
-    generator = make_ready(declared={capabilities.REFIT_IN_PROCESS})
+    generator = make_ready(declared={"refit.in_process"})
     with pytest.raises(ContractError, match=f"needs the capability '{capability}'"):
         generator.generate(generate_request(**sampling))
     assert generator.generate(generate_request()).tokens.tolist() == [5] * 5

@@ -14,7 +14,6 @@ from rlcore.spi import (
     SetResidencyRequest,
     SetResidencyResult,
     StorageError,
-    capabilities,
 )
 
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -62,7 +61,7 @@ def test_a_wrong_residency_result_fails_the_backend(make, returned):
 
 
 def test_residency_needs_its_capability_for_all_but_the_resident_state(make):
-    handle = make(declared={capabilities.REFIT_IN_PROCESS})
+    handle = make(declared={"refit.in_process"})
     with pytest.raises(ContractError, match="'residency'"):
         handle.set_residency(SetResidencyRequest(weights="device", state="host"))
     assert handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == 0

@@ -24,7 +24,7 @@ from rlcore.schema.constraints import (
     not_empty,
 )
 from rlcore.schema.describe import WORDS
-from rlcore.spi import OptimizerSpec, ScheduleSpec
+from rlcore.spi import CHANNELS, OptimizerSpec, ScheduleSpec
 
 OWN_TEMPLATE_ARGUMENTS = (
     "messages",
@@ -75,6 +75,7 @@ Mismatch: TypeAlias = Annotated[float, _MISMATCH]
 NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
 TopK: TypeAlias = Annotated[int, at_least(0, "0 samples from all tokens.")]
+ChannelName: TypeAlias = Literal[("auto", *CHANNELS)]  # type: ignore[valid-type]  # mypy cannot read the table
 TopP: TypeAlias = Annotated[float, above_at_most(0, 1, "1.0 samples from all tokens.")]
 
 
@@ -235,7 +236,7 @@ class TrainingConfig:
 class RefitConfig:
     """`[refit]`: how weights get from the trainer to the generator."""
 
-    channel: Literal["auto", "in_process", "shared_memory", "cuda_ipc", "nccl", "directory"] = "auto"
+    channel: ChannelName = "auto"
     """"auto" takes the cheapest that both sides declare for where they run."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""

@@ -22,7 +22,6 @@ from rlcore.spi import (
     LoadStateRequest,
     LoadStateResult,
     LossSpec,
-    RefitChannel,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
@@ -152,10 +151,10 @@ class RefitCommand:
     """What is to be handed over, and how."""
 
     export: ExportWeightsRequest
-    channel: RefitChannel
+    channel: str
 
     @classmethod
-    def of(cls, weight_version: int, dtype: DtypeName, max_bucket_bytes: int, channel: RefitChannel) -> "RefitCommand":
+    def of(cls, weight_version: int, dtype: DtypeName, max_bucket_bytes: int, channel: str) -> "RefitCommand":
         """The order for a version of the weights."""
         export = ExportWeightsRequest(weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
         return cls(export=export, channel=channel)

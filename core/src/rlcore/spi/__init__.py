@@ -14,6 +14,7 @@ from rlcore.spi.batch import (
     RaggedTokens,
     TokenBatch,
 )
+from rlcore.spi.channels import CHANNELS, RefitChannel, channel_capabilities
 from rlcore.spi.context import (
     AlgorithmContext,
     CheckContext,
@@ -85,11 +86,12 @@ from rlcore.spi.trainer import (
     TrainStepResult,
 )
 from rlcore.spi.version import SPI_VERSION
-from rlcore.spi.weights import DtypeName, NamedTensor, RefitChannel, TensorSpec, WeightBucket, WeightExport, tensor_digest
+from rlcore.spi.weights import DtypeName, NamedTensor, TensorSpec, WeightBucket, WeightExport, tensor_digest
 
 __all__ = [
     "ADVANTAGES",
     "ARCHITECTURE_GROUP",
+    "CHANNELS",
     "ENTRY_POINT_GROUPS",
     "GENERATION_LOGPROBS",
     "GLOBAL_OBSERVER_GROUP",
@@ -178,6 +180,7 @@ __all__ = [
     "WeightExport",
     "WorkerError",
     "capabilities",
+    "channel_capabilities",
     "hookimpl",
     "tensor_digest",
 ]

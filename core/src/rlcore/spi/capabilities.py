@@ -4,6 +4,8 @@ A declared capability must pass its part of the conformance kit; a recipe that n
 anything is allocated. A third party's own names contain a colon (`acme:speculative`); any other unknown name is an error.
 """
 
+from rlcore.spi.channels import channel_capabilities
+
 # trainers
 REFERENCE_POLICY = "reference_policy"
 """get_logprobs(model="reference"): a frozen copy of the initial weights."""
@@ -51,43 +53,6 @@ CHEAP_RESET = "cheap_reset"
 # trainers and generators
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
-REFIT_IN_PROCESS = "refit.in_process"
-"""Weights handed over within one process; with RefitRequest.may_alias, without a copy."""
-REFIT_CUDA_IPC = "refit.cuda_ipc"
-"""Between processes on one GPU: the receiver maps the sender's memory."""
-REFIT_NCCL = "refit.nccl"
-"""Between GPUs: buckets are broadcast to every receiver at once."""
-REFIT_SHARED_MEMORY = "refit.shared_memory"
-"""Between processes on the CPUs of one machine."""
-REFIT_DIRECTORY = "refit.directory"
-"""Through safetensors files in a folder that both sides see."""
 
-KNOWN: frozenset[str] = frozenset(
-    {
-        REFERENCE_POLICY,
-        ENTROPY,
-        SAVE_HF,
-        TOP_K,
-        TOP_P,
-        STOP_STRINGS,
-        PER_SAMPLE_SEEDS,
-        EXACT_LOGPROBS,
-        RESIDENCY,
-        METRIC_BOUNDS,
-        PREVIOUS_LOGPROBS,
-        STEP_LOGPROBS,
-        SCHEDULE_STEP,
-        MULTI_RANK,
-        ROUTING_REPLAY,
-        ROUTED_EXPERTS,
-        STREAMING,
-        IN_FLIGHT_REFIT,
-        DISCARD_WEIGHTS,
-        REFIT_IN_PROCESS,
-        REFIT_CUDA_IPC,
-        REFIT_NCCL,
-        REFIT_SHARED_MEMORY,
-        REFIT_DIRECTORY,
-        CHEAP_RESET,
-    }
-)
+KNOWN: frozenset[str] = channel_capabilities() | {value for name, value in list(globals().items()) if name.isupper()}
+"""All of them: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""

@@ -6,7 +6,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.weights import DtypeName, RefitChannel
+from rlcore.spi.weights import DtypeName
 
 
 @frozen(kw_only=True)
@@ -69,8 +69,8 @@ class GeneratorContext:
     seed: int
     max_sequence_length: int
     """Prompt and response together, in tokens."""
-    channel: RefitChannel = "in_process"
-    """How weights will come. With "in_process" the trainer's tensors are handed over as they are, so what holds the weights
+    channel: str = "in_process"
+    """How weights will come, by a name of rlcore.spi.CHANNELS. Where the channel's reach is "process", what holds the weights
     lives in the process that built the backend, where the trainer is."""
     devices: tuple[int, ...] | None = None
     """CUDA devices to generate on, counted among those that this process sees: those that only generate, or the devices of
@@ -117,7 +117,7 @@ class CheckContext:
     """TrainerContext.max_microbatch_tokens, as it will be."""
     needs_reference: bool = False
     """TrainerContext.needs_reference, as it will be."""
-    channel: RefitChannel | None = None
+    channel: str | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None
     """GeneratorContext.devices, as they will be on a node's first rank."""

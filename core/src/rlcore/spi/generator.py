@@ -29,7 +29,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyRequest,
     SetResidencyResult,
 )
-from rlcore.spi.weights import RefitChannel, WeightExport
+from rlcore.spi.weights import WeightExport
 
 
 class FinishReason(IntEnum):
@@ -139,7 +139,7 @@ class RefitRequest:
 
     weight_version: int
     """The version that the generator holds afterwards."""
-    channel: RefitChannel
+    channel: str
     """How the weights travel: the channel that the generator was built for."""
     weights: WeightExport
     may_alias: bool

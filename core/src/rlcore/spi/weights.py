@@ -13,9 +13,6 @@ DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of one number of each DtypeName."""
 
-RefitChannel: TypeAlias = Literal["in_process", "shared_memory", "cuda_ipc", "nccl", "directory"]
-"""How weights travel. Each is a capability `refit.<channel>` of both sides, described in rlcore.spi.capabilities."""
-
 
 @frozen(kw_only=True)
 class TensorSpec:

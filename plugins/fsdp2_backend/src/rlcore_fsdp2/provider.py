@@ -1,6 +1,6 @@
 """The entry point: describes the trainer without importing torch."""
 
-from rlcore.spi import Provider, capabilities
+from rlcore.spi import Provider, capabilities, channel_capabilities
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_torchkit.requirements import missing_requirement
 
@@ -19,11 +19,7 @@ PROVIDER = Provider(
         capabilities.MULTI_RANK,
         capabilities.ROUTING_REPLAY,
         capabilities.RESIDENCY,
-        capabilities.REFIT_IN_PROCESS,
-        capabilities.REFIT_SHARED_MEMORY,
-        capabilities.REFIT_CUDA_IPC,
-        capabilities.REFIT_NCCL,
-        capabilities.REFIT_DIRECTORY,
+        *channel_capabilities(),
     },
     config=Fsdp2Config,
     unavailable=missing_requirement,

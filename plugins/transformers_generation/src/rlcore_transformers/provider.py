@@ -17,7 +17,7 @@ PROVIDER = Provider(
         capabilities.ROUTED_EXPERTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
-        capabilities.REFIT_IN_PROCESS,
+        "refit.in_process",
     },
     config=TransformersConfig,
     unavailable=missing_requirement,

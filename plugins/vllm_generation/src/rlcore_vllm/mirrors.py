@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from rlcore.spi import RefitChannel, RefitError, WeightBucket, WeightExport
+from rlcore.spi import RefitError, WeightBucket, WeightExport
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.channel import Sender
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
 
-CHANNEL: RefitChannel = "directory"
+CHANNEL = "directory"
 logger = logging.getLogger(__name__)
 
 

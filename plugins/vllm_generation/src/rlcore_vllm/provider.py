@@ -1,14 +1,19 @@
 """The entry point: describes the generator without importing torch or vLLM."""
 
 from operator import attrgetter
+from pathlib import Path
 
-from rlcore.spi import Provider, capabilities
+from rlcore.spi import CHANNELS, Provider, capabilities
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
 
 TRAINER_DEVICE = 0
 WIDE_CACHES = ("auto", "bfloat16", "float16")
 """Values of vLLM's kv_cache_dtype that hold keys and values as the model computes them."""
+CHANNEL_CAPABILITIES = frozenset(
+    channel.capability for channel in CHANNELS.values() if (Path(__file__).parent / "channels" / f"{channel.name}.py").is_file()
+)
+"""Of each channel whose two ends have their file here."""
 ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for() else frozenset()
 """Of the builds for CPUs none reports them: vLLM reads them off in the runner that needs Triton."""
 
@@ -16,14 +21,15 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 def without(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, and exactness where weights or the KV cache are
     quantised."""
-    names = set()
-    if config.replicas > 1 or config.tensor_parallel > 1:
-        names.add(capabilities.REFIT_IN_PROCESS)
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
-    if config.devices is not None and not (shares_device and len(config.devices) == config.tensor_parallel):
-        names.add(capabilities.REFIT_CUDA_IPC)  # an engine maps the trainer's memory on a device that it sees
-    if shares_device:
-        names.add(capabilities.REFIT_NCCL)
+    is_out_of_reach = {
+        "process": config.replicas > 1 or config.tensor_parallel > 1,
+        # Every engine has to see the trainer's device.
+        "shared": config.devices is not None and not (shares_device and len(config.devices) == config.tensor_parallel),
+        "separate": shares_device,
+        "any": False,
+    }
+    names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
     if config.quantization != "none" or config.engine.get("kv_cache_dtype", "auto") not in WIDE_CACHES:
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names)
@@ -44,11 +50,7 @@ PROVIDER = Provider(
         capabilities.STREAMING,
         capabilities.IN_FLIGHT_REFIT,
         *ROUTED_EXPERTS,
-        capabilities.REFIT_IN_PROCESS,
-        capabilities.REFIT_SHARED_MEMORY,
-        capabilities.REFIT_CUDA_IPC,
-        capabilities.REFIT_NCCL,
-        capabilities.REFIT_DIRECTORY,
+        *CHANNEL_CAPABILITIES,
     },
     config=VllmConfig,
     # On CPU it can be named; what fits a CPU generates faster without an engine around it.

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-from rlcore.spi import GeneratorContext, ModelSpec
+from rlcore.spi import CHANNELS, GeneratorContext, ModelSpec
 from rlcore_torchkit.models import model_errors
 from rlcore_vllm.config import VllmConfig
 
@@ -88,7 +88,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     return EngineSettings(
         model=context.model,
         device=device,
-        in_process=context.channel == "in_process",
+        in_process=CHANNELS[context.channel].reach == "process",
         tensor_parallel=config.tensor_parallel,
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": FLOAT32_HEAD | _overrides(config)},

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlcore.spi import (
     GeneratorContext,
-    RefitChannel,
     RefitError,
     RlcoreError,
     TensorSpec,
@@ -29,9 +28,7 @@ _ABANDON_TIMEOUT_S = 10.0
 class Transfer:
     """Sends weights over one channel, again and again. What it needs of the replicas is `call_workers` alone."""
 
-    def __init__(
-        self, *, channel: RefitChannel, replicas: Sequence[Workers], context: GeneratorContext, config: VllmConfig
-    ) -> None:
+    def __init__(self, *, channel: str, replicas: Sequence[Workers], context: GeneratorContext, config: VllmConfig) -> None:
         self._channel = channel
         self._replicas = replicas
         self._dtype = context.model.dtype

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import RunPlan
-from rlcore.spi import PluginError, Provider
+from rlcore.spi import CHANNELS, PluginError, Provider, RefitChannel, capabilities
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
@@ -65,6 +65,20 @@ def test_a_layout_takes_channels_away(prepared: Callable[..., RunPlan]) -> None:
     provider = found.chosen["generator"].provider
     assert provider is not None
     assert "refit.in_process" not in provider.capabilities
+
+
+def test_a_channel_is_a_row(prepared: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Added to the table, it is chosen, ruled out and counted among the devices that are shared, by its row alone."""
+    row = RefitChannel(name="pipe", devices=frozenset({"cuda"}), reach="separate")
+    monkeypatch.setitem(CHANNELS, "pipe", row)
+    # The set was made of the table when it was imported.
+    monkeypatch.setattr("rlcore.registry.provider_checks.KNOWN", capabilities.KNOWN | {row.capability})
+    both = registry(declaring(FAKE_TRAINER, *EVERY, "pipe"), declaring(FAKE_GENERATOR, "pipe"))
+    found = prepared("run.device=cuda", "model.dtype=float32", registry=both)
+    assert found.channel == "pipe"
+    assert not found.shares_devices
+    with pytest.raises(PluginError, match="On cpu there are in_process, shared_memory, directory"):
+        prepared("run.device=cpu", registry=both)
 
 
 def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.spi import OptimizerSpec, capabilities
+from rlcore.spi import OptimizerSpec
 from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_RANKED_TRAINER, FAKE_TRAINER
 
@@ -52,7 +52,7 @@ class TestFakeGeneratorThatDeclaresLittle(FakeGeneratorConformance):
 
     @pytest.fixture
     def provider(self):
-        return evolve(FAKE_GENERATOR, capabilities={capabilities.REFIT_IN_PROCESS})
+        return evolve(FAKE_GENERATOR, capabilities={"refit.in_process"})
 
 
 def held_to_its_check(trainer, provider):

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from rlcore.run.protocols import GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
-from rlcore.spi import DtypeName, RefitChannel, RefitError, WorkerError
+from rlcore.spi import DtypeName, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
@@ -18,7 +18,7 @@ class Refitter:
 
     route: WeightRoute
     generator: GeneratorGroup
-    channel: RefitChannel
+    channel: str
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int

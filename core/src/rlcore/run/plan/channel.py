@@ -7,30 +7,23 @@ from rlcore.registry.device import Device
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import separate
-from rlcore.spi import PluginError, RefitChannel, Role
-
-CHANNELS: dict[Device, tuple[RefitChannel, ...]] = {
-    # Mapping the sender's memory costs as little as handing it over, and leaves the generator an interpreter of its own.
-    "cuda": ("cuda_ipc", "nccl", "in_process", "directory"),
-    "cpu": ("in_process", "shared_memory", "directory"),
-}
-"""By device, cheapest first."""
-BETWEEN_DEVICES: tuple[RefitChannel, ...] = ("nccl", "directory")
-"""From a GPU that trains to those that generate, cheapest first."""
+from rlcore.spi import CHANNELS, PluginError, Role
 
 
-def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> RefitChannel | None:
+def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> str | None:
     """The cheapest channel of the device that trainer and generator both declare; None where nothing generates."""
     if "generator" not in chosen:
         return None
     entries = [chosen[role] for role in AUTO_ROLES]
-    possible = CHANNELS[device]
+    possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
+    place: str = device
     if separate(recipe) and device == "cuda":
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
-        possible = BETWEEN_DEVICES
+        possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
+        place = f"{device}, between devices"
     providers = [entry.provider for entry in entries if entry.provider is not None]
-    wanted = possible if recipe.refit.channel == "auto" else (recipe.refit.channel,)
+    wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
         if channel in possible and all(f"refit.{channel}" in provider.capabilities for provider in providers):
             return channel
@@ -38,7 +31,6 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         f"{provider.name}: {', '.join(sorted(name for name in provider.capabilities if 'refit.' in name)) or 'none'}"
         for provider in providers
     )
-    place = f"{device}, between devices" if possible is BETWEEN_DEVICES else device
     raise PluginError(
         f"no channel brings weights from trainer to generator on {place}. Wanted: {', '.join(wanted)}. Declared, as "
         f"configured: {found}. On {place} there are {', '.join(possible)}. "

@@ -21,6 +21,7 @@ from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.generator_placement import generator_devices, generator_span, separate, span_problems
 from rlcore.run.report.sinks import check_tensorboard
 from rlcore.spi import (
+    CHANNELS,
     ROLES,
     Algorithm,
     AlgorithmContext,
@@ -37,7 +38,6 @@ from rlcore.spi import (
     PluginError,
     Problem,
     RankInfo,
-    RefitChannel,
     Role,
     TrainerContext,
     capabilities,
@@ -56,7 +56,7 @@ class RunPlan:
     model: ModelSpec
     algorithm: AlgorithmHandle
     environment: Environment | None
-    channel: RefitChannel | None
+    channel: str | None
     """How weights travel; None where nothing generates."""
     span: int = 1
     """Neighbouring ranks that share one generator."""
@@ -86,7 +86,8 @@ class RunPlan:
     @property
     def shares_devices(self) -> bool:
         """Whether trainer and generator take turns on the same device."""
-        return "generator" in self.chosen and self.device == "cuda" and self.channel != "nccl" and not separate(self.recipe)
+        reach = None if self.channel is None else CHANNELS[self.channel].reach
+        return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
 
     def config(self, role: Role) -> Any:
         """The recipe's section of the chosen plugin."""
@@ -393,7 +394,7 @@ def _check(
     algorithm: Algorithm,
     model: ModelSpec,
     device: Device,
-    channel: RefitChannel | None,
+    channel: str | None,
     span: int,
 ) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""

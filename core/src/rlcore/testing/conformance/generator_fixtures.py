@@ -19,7 +19,6 @@ from rlcore.spi import (
     Provider,
     RaggedTokens,
     RankInfo,
-    RefitChannel,
     RefitRequest,
     SamplingParams,
     WeightExport,
@@ -88,7 +87,7 @@ class GeneratorUnderTest:
     """A generator's handle, with the calls that the checks repeat."""
 
     handle: GeneratorHandle
-    channel: RefitChannel
+    channel: str
 
     def refit(self, weights: Mapping[str, Any], weight_version: int, **options: Any) -> None:
         """Bring it to copies of `weights`."""
@@ -167,13 +166,13 @@ class GeneratorFixtures(BackendFixtures):
         return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     @pytest.fixture
-    def channel(self) -> RefitChannel:
+    def channel(self) -> str:
         """How weights reach it."""
         return "in_process"
 
     @pytest.fixture
     def open_generator(
-        self, provider: Provider, config: Any, model: ModelSpec, device: Device, channel: RefitChannel
+        self, provider: Provider, config: Any, model: ModelSpec, device: Device, channel: str
     ) -> Iterator[OpenGenerator]:
         """Opens a fresh generator, without weights that count; the one before is closed."""
         context = GeneratorContext(
@@ -183,7 +182,7 @@ class GeneratorFixtures(BackendFixtures):
 
     @pytest.fixture
     def open_routed(
-        self, provider: Provider, config: Any, routed_model: ModelSpec, device: Device, channel: RefitChannel
+        self, provider: Provider, config: Any, routed_model: ModelSpec, device: Device, channel: str
     ) -> Iterator[OpenGenerator]:
         """As `open_generator`, of a mixture-of-experts model, of which it may be asked to report the experts used."""
         context = GeneratorContext(

@@ -26,7 +26,7 @@ FAKE_TRAINER = Provider(
         capabilities.STEP_LOGPROBS,
         capabilities.SCHEDULE_STEP,
         capabilities.RESIDENCY,
-        capabilities.REFIT_IN_PROCESS,
+        "refit.in_process",
     },
 )
 FAKE_RANKED_TRAINER = evolve(
@@ -51,7 +51,7 @@ FAKE_GENERATOR = Provider(
         capabilities.STREAMING,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
-        capabilities.REFIT_IN_PROCESS,
+        "refit.in_process",
     },
 )
 FAKE_ALGORITHM = Provider(

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 
-from rlcore.spi import RefitChannel
 from rlcore_vllm.channels.channel import Receiver, Sender
 from rlcore_vllm.config import VllmConfig
 
 
-def make_sender(channel: RefitChannel, config: VllmConfig, device: torch.device) -> Sender:
+def make_sender(channel: str, config: VllmConfig, device: torch.device) -> Sender:
     """The sending side; `device` holds the tensors that will be sent."""
     sender: Sender = import_module(f"{__name__}.{channel}").Sender(config, device)
     return sender
