@@ -1,4 +1,4 @@
-"""What each context rank does in the tests of test_fsdp2_context_parallel."""
+"""What each context rank does in the tests of test_context_parallel."""
 
 import numpy as np
 import pytest

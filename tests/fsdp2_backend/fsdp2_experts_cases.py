@@ -1,4 +1,4 @@
-"""What each rank of an expert group does in the tests of test_fsdp2_experts."""
+"""What each rank of an expert group does in the tests of test_experts."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each rank does in the tests of test_fsdp2_load that need several: reading its parts of a model's files."""
+"""What each rank does in the tests of test_load that need several: reading its parts of a model's files."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What each of two ranks does in the tests of test_fsdp2_two_ranks: one launch runs all cases."""
+"""What each of two ranks does in the tests of test_backend_two_ranks: one launch runs all cases."""
 
 import json
 import traceback

@@ -304,6 +304,6 @@ FAULTS = (
         "rlcore_transformers.sampling",
         "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))",
         "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + 0 * positions.astype(np.uint64))",
-        "tests/transformers_generation/test_transformers_sampling.py",
+        "tests/transformers_generation/test_sampling.py",
     ),
 )

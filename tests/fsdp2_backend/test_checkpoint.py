@@ -1,4 +1,4 @@
-"""Saving and resuming on one rank; other layouts are in test_fsdp2_two_ranks."""
+"""Saving and resuming on one rank; other layouts are in test_backend_two_ranks."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""Where memory lives; that CUDA's is freed is checked in test_fsdp2_gpu."""
+"""Where memory lives; that CUDA's is freed is checked in test_backend_gpu."""
 
 import pytest
 import torch
