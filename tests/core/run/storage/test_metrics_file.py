@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.storage.metrics_file import read_metrics_file
+from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.spi import CheckpointError
 
 STEPS = b'{"step": 0, "loss": 1.5}\n{"step": 1, "loss": NaN}\n'
