@@ -84,7 +84,8 @@ max_response_tokens = 32
 learning_rate = 1e-5
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 [checkpoint]
 at_end = false
 [model]

@@ -47,7 +47,8 @@ max_tokens_per_microbatch = 16384
 max_token_mult_prob_error = 1e9
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 [checkpoint]
 at_end = false
 """

@@ -86,7 +86,8 @@ at_start = false
 at_end = false
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 [checkpoint]
 at_end = false
 """

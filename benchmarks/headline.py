@@ -110,7 +110,7 @@ def recipe_of(work: Work) -> dict[str, Any]:
         "evaluation.at_end": False,
         "checkpoint.at_end": False,
         "logging.rollouts_every_n_steps": 0,
-        "logging.curve": False,
+        "sinks.names": [],
     }
     if work.generator == "vllm" and work.device == "cuda":
         keys["generator.headline_vllm.gpu_memory_utilization"] = 0.6

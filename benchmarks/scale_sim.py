@@ -109,7 +109,8 @@ max_token_mult_prob_error = inf
 warn_token_mult_prob_error = inf
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 [checkpoint]
 at_end = false
 """

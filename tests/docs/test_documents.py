@@ -111,8 +111,8 @@ prompts_per_step = 8
 learning_rate = 0.1
 [evaluation]
 temperature = 1.0
-[logging]
-curve = false
+[sinks]
+names = []
 """
 
 

@@ -50,7 +50,7 @@ def installed(tmp_path, monkeypatch):
 def test_the_page_holds_the_whole_package():
     modules = {
         f"src/acme/{name}.py"
-        for name in ("longest", "reinforce", "moving", "slowest", "diary", "provider", "trainer", "generator")
+        for name in ("longest", "reinforce", "moving", "best", "slowest", "provider", "trainer", "generator")
     }
     assert {"pyproject.toml", "recipe.toml", "tests/test_acme.py", "tests/test_training.py", *modules} == WRITTEN
 
@@ -65,6 +65,7 @@ def test_every_plugin_is_found_and_usable():
         ("algorithm", "moving"),
         ("trainer", "plain"),
         ("generator", "plain"),
+        ("sink", "best"),
     }
     assert all(row["usable"] for row in found.values()), found
     (observer,) = (row for row in listing["observers"] if row["name"] == "slowest")

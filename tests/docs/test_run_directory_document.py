@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     (directory / "recipe.toml").write_text(RECIPE)
     (directory / "pairs.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n' * 8)
     sft = ["run.name=sft", "algorithm.name=sft", "data.train.source=jsonl", f"data.train.path={directory / 'pairs.jsonl'}"]
-    for overrides in ([], [*sft, "logging.tensorboard=true"]):
+    for overrides in ([], [*sft, 'sinks.names=["curve", "tensorboard"]']):
         arguments = ["train", str(directory / "recipe.toml"), f"run.directory={directory}", *overrides]
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 0, result.output

@@ -59,7 +59,8 @@ decay = "linear"
 min_learning_rate_ratio = 0.1
 [logging]
 rollouts_every_n_steps = 1
-curve = false
+[sinks]
+names = []
 [checkpoint]
 at_end = false
 export = "hf"

@@ -40,7 +40,8 @@ learning_rate = 1e-2
 every_n_steps = 2
 [logging]
 rollouts_every_n_steps = 2
-curve = false
+[sinks]
+names = []
 """
 SFT = """
 extends = "grpo.toml"

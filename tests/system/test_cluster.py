@@ -121,7 +121,8 @@ learning_rate = 1e-2
 every_n_steps = 1
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 """
 
 

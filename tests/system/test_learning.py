@@ -43,7 +43,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Story:
     workplace = Workplace.make(tmp_path_factory.mktemp("story"), model)
     write_jsonl(workplace.folder / "sums.jsonl", SUMS)
     with contextlib.chdir(workplace.folder):
-        options = ("checkpoint.export=hf", "logging.curve=true")
+        options = ("checkpoint.export=hf", 'sinks.names=["curve"]')
         sft = workplace.train("sft.toml", *SMALL_SUMS, *options, "run.num_steps=15", "training.prompts_per_step=25")
         (workplace.folder / "second.toml").write_text(
             'extends = ["grpo.toml"]\n[run]\nname = "second"\nnum_steps = 30\n[model]\npath = "runs/sft/model"\n'
@@ -161,7 +161,7 @@ def test_every_architecture_trains(workplace: Workplace, architecture: Architect
         "training.updates_per_step=2",
         "checkpoint.export=hf",
     )
-    run = workplace.train("grpo.toml", *options, "logging.tensorboard=true")
+    run = workplace.train("grpo.toml", *options, 'sinks.names=["tensorboard"]')
     records = read_metrics(run)
     assert all(record["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-3) for record in records[1:] if record["updates"])
     assert any(record["kl"] > 0 for record in records[1:] if record["updates"])

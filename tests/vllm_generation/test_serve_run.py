@@ -33,8 +33,8 @@ learning_rate = 1e-2
 name = "transformers"
 [generator.vllm]
 max_num_seqs = 7
-[logging]
-curve = false
+[sinks]
+names = []
 """
 
 

@@ -6,7 +6,15 @@ from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
+from rlcore import __version__
+from rlcore.spi.provider import ENTRY_POINT_GROUPS
+
 FILE = "entry_points.txt"
+CORE_ENTRY_POINTS = (
+    EntryPoint("curve", "rlcore.run.report.plots:CURVE", ENTRY_POINT_GROUPS["sink"]),
+    EntryPoint("tensorboard", "rlcore.run.report.tensorboard:TENSORBOARD", ENTRY_POINT_GROUPS["sink"]),
+)
+"""The core's own plugins, which are there in every registry, also one that tests make."""
 
 
 @frozen(kw_only=True)
@@ -19,22 +27,25 @@ class Installed:
 
 
 def installed_entry_points() -> Installed:
-    """Every entry point; where the file of one distribution cannot be read, those of all others."""
+    """Every entry point, the core's own too; where the file of one distribution cannot be read, those of all others."""
     try:
         found = metadata.entry_points()
     except Exception:  # of whatever kind importlib's parser stumbles with, over the one malformed file of all that it reads
         return _one_by_one()
-    return Installed(entry_points=EntryPoints(point for group in found.groups for point in found.select(group=group)))
+    points = (point for group in found.groups for point in found.select(group=group))
+    return Installed(entry_points=EntryPoints((*points, *CORE_ENTRY_POINTS)))
 
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that an entry point belongs to."""
+    if entry_point in CORE_ENTRY_POINTS:
+        return "rlcore", __version__
     return ("unknown", "unknown") if entry_point.dist is None else _name_and_version(entry_point.dist)
 
 
 def _one_by_one() -> Installed:
     seen: set[str] = set()
-    points: list[EntryPoint] = []
+    points = list(CORE_ENTRY_POINTS)
     warnings: list[str] = []
     for distribution in metadata.distributions():
         name, version = _name_and_version(distribution)

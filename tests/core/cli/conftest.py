@@ -44,6 +44,7 @@ def prepared() -> SimpleNamespace:
         span=1,
         evaluates=True,
         registry=SimpleNamespace(warnings=()),
+        sinks=(),
         observers=(ObserverEntry(name="obs", distribution="acme-obs", version="1.2", observer=None),),
         notes=("trainer 'tra' (priority 50) is taken, as 'big' (priority 80) cannot be: needs a GPU",),
     )

@@ -92,7 +92,7 @@ def test_what_an_observer_raises_is_said_to_be_its_own(invoke, calls, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def fail() -> None:
-        with attributed("raised in after_step of observer 'watch' (acme 1.0)", owner="observer 'watch' (acme 1.0)"):
+        with attributed("raised while building observer 'watch' (acme 1.0)", owner="observer 'watch' (acme 1.0)"):
             raise ConnectionError("no tracker")
 
     calls.on_prepare = fail

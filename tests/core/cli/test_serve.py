@@ -44,8 +44,8 @@ prompts_per_step = 4
 [rollout]
 max_prompt_tokens = 16
 max_response_tokens = 8
-[logging]
-curve = false
+[sinks]
+names = []
 [checkpoint]
 every_n_steps = 1
 """

@@ -8,6 +8,7 @@ import pytest
 from rlcore.config.document import reference
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import discover
+from rlcore.run.plan.prepare import sections
 from rlcore.schema import describe
 
 ROOT = Path(__file__).parents[3]
@@ -15,9 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def installed_sections() -> dict[str, dict[str, type]]:
     """The config classes of the plugins of this repository."""
-    entries = [entry for entry in discover().entries if entry.provider is not None]
-    roles = {entry.role for entry in entries}
-    return {role: {entry.name: entry.provider.config for entry in entries if entry.role == role} for role in roles}
+    return sections(discover())
 
 
 def test_the_reference_is_current() -> None:

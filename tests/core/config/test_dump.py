@@ -26,6 +26,7 @@ from rlcore.config.recipe import (
     Recipe,
     RolloutConfig,
     RunConfig,
+    SinksConfig,
     TrainingConfig,
 )
 from rlcore.spi import ConfigError, Problem
@@ -82,7 +83,8 @@ def recipes(sections):
         ),
         training=st.builds(TrainingConfig, prompts_per_step=numbers),
         evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
-        logging=st.builds(LoggingConfig, tensorboard=st.booleans()),
+        logging=st.builds(LoggingConfig, rollouts_every_n_steps=numbers),
+        sinks=st.builds(SinksConfig, names=st.lists(names.map("s".__add__), max_size=3, unique=True).map(tuple)),
         cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
         observers=st.builds(
             ObserversConfig,
@@ -114,7 +116,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
     assert "# revision = none" in lines
     assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
-        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster", "observers"):
+        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster", "sinks", "observers"):
             assert f"[{section.name}]" in lines
             for field in attrs.fields(section.type):
                 written = any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines)

@@ -37,7 +37,8 @@ max_prompt_tokens = 16
 max_response_tokens = 8
 [logging]
 rollouts_every_n_steps = 3
-curve = false
+[sinks]
+names = []
 [evaluation]
 every_n_steps = 4
 [checkpoint]

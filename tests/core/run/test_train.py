@@ -84,10 +84,12 @@ class Notes(SilentProgress):
 def test_a_run_ends_well_without_the_library_that_draws(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     progress = Notes()
-    summary = run("logging.curve=true", progress=progress)
+    summary = run('sinks.names=["curve"]', progress=progress)
     assert summary["steps"] == 6
     assert (tmp_path / "runs" / "run" / "summary.json").is_file()
-    assert progress.notes == ["curve.png is not drawn: matplotlib is not installed: pip install 'rlcore[plots]'"]
+    (note,) = progress.notes
+    assert note.startswith("sink 'curve' (rlcore")
+    assert note.endswith("matplotlib is not installed: pip install 'rlcore[plots]'")
 
 
 def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Observers that are built with a context and receive the figures of steps."""
+"""Observers that are built with a context."""
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,53 +31,40 @@ def registry(observer: object) -> Registry:
 
 
 class Diary:
-    """Writes the step's figures into the run directory, with the updates that its own hook has seen since the last."""
+    """Writes into the run directory what its hook sees."""
 
     def __init__(self, context: ObserverContext) -> None:
         assert context.run_directory is not None
-        self.file, self.rank, self.num_updates = context.run_directory / "diary.jsonl", context.rank, 0
+        self.file = context.run_directory / f"diary-{context.rank}.txt"
 
     @hookimpl(wrapper=True)
     def train_step(self, request):
-        self.num_updates += 1
+        with self.file.open("a") as file:
+            file.write(f"{request.weight_version}\n")
         return (yield)
 
-    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        with self.file.open("a") as file:
-            file.write(json.dumps({"step": step, "seen": self.num_updates, "rank": self.rank, **metrics}) + "\n")
-        self.num_updates = 0
 
-
-def test_an_observer_gets_the_run_directory_and_each_steps_figures(run: Run, tmp_path: Path) -> None:
+def test_an_observer_gets_the_run_directory_and_its_rank(run: Run, tmp_path: Path) -> None:
     run("run.num_steps=3", registry=registry(Diary))
-    directory = tmp_path / "runs" / "run"
-    diary = [json.loads(line) for line in (directory / "diary.jsonl").read_text().splitlines()]
-    assert [(line.pop("step"), line.pop("seen"), line.pop("rank")) for line in diary] == [
-        (0, 0, 0),
-        (1, 2, 0),
-        (2, 2, 0),
-        (3, 2, 0),
-    ]
-    records = read_metrics(directory, timed=True)
-    assert diary == [{name: value for name, value in record.items() if name != "step"} for record in records]
+    assert (tmp_path / "runs" / "run" / "diary-0.txt").read_text().split() == list(map(str, range(6)))
 
 
 class Counter:
-    """Has no hooks."""
+    """Raises in the fifth update."""
 
     def __init__(self, context: ObserverContext) -> None:
         self.context = context
 
-    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        if metrics.get("updates") and step == 2:
-            metrics["loss"] = 0.0  # type: ignore[index]
+    @hookimpl(wrapper=True)
+    def train_step(self, request):
+        if request.weight_version == 4:
             raise ValueError("enough")
+        return (yield)
 
 
 def test_what_an_observer_raises_ends_the_run_and_names_it_and_the_run_goes_on(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="enough") as caught:
         run(registry=registry(Counter))
-    assert any("raised in after_step of observer 'observer-0'" in note for note in caught.value.__notes__)
     assert owner_of(caught.value) == "observer 'observer-0' (in-process 0)"
     assert any("The state after step 2 is in" in note for note in caught.value.__notes__)
     run(resume=True)
@@ -96,7 +83,7 @@ class TailConfig:
 
 
 class Tail:
-    """Keeps the last values of one figure."""
+    """Keeps the last values of one figure of the updates."""
 
     config = TailConfig
 
@@ -104,18 +91,20 @@ class Tail:
         assert context.run_directory is not None
         self.options, self.file, self.values = context.options, context.run_directory / "tail.json", []
 
-    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.values = [*self.values, metrics.get(self.options.figure)][-self.options.last :]
+    @hookimpl(wrapper=True)
+    def train_step(self, request):
+        result = yield
+        self.values = [*self.values, getattr(result, self.options.figure)][-self.options.last :]
         self.file.write_text(json.dumps(self.values))
+        return result
 
 
 def test_an_observer_gets_its_section_of_the_recipe(run: Run, tmp_path: Path) -> None:
-    run("run.num_steps=3", "observers.observer-0.figure=reward_mean", registry=registry(Tail))
+    run("run.num_steps=3", "observers.observer-0.figure=weight_version", registry=registry(Tail))
     directory = tmp_path / "runs" / "run"
-    rewards = [record.get("reward_mean") for record in read_metrics(directory)]
-    assert json.loads((directory / "tail.json").read_text()) == rewards[-2:] != [None, None]
+    assert json.loads((directory / "tail.json").read_text()) == [5, 6]
     written = tomllib.loads((directory / "recipe.toml").read_text())
-    assert written["observers"] == {"names": [], "observer-0": {"figure": "reward_mean", "last": 2}}
+    assert written["observers"] == {"names": [], "observer-0": {"figure": "weight_version", "last": 2}}
 
 
 def test_a_wrong_section_of_an_observer_is_found_before_the_run(prepared: Callable[..., Any]) -> None:
@@ -150,16 +139,16 @@ def test_a_process_whose_observer_is_another_one_says_so() -> None:
 
 
 class TakesNothing:
-    def after_step(self, step, metrics):
-        """Nothing."""
+    """Cannot be built with a context."""
 
 
 class WrongSignature:
     def __init__(self, context):
         """Nothing."""
 
-    def after_step(self, step):
-        """Nothing."""
+    @hookimpl(wrapper=True)
+    def train_step(self):
+        return (yield)
 
 
 class WithoutAnything:
@@ -169,20 +158,16 @@ class WithoutAnything:
 
 class Refuses:
     def __init__(self, context):
-        raise OSError("no connection to the tracker")
+        raise OSError("no place to write")
 
 
 @pytest.mark.parametrize(
     ("observer", "error", "said"),
     [
-        (
-            TakesNothing,
-            PluginError,
-            "names the class TakesNothing, which is built with a context: too many positional arguments",
-        ),
-        (WrongSignature, PluginError, r"after_step: found after_step\(step\); expected after_step\(step, metrics\)"),
-        (WithoutAnything, PluginError, r"no hooks; expected methods .*or after_step\(step, metrics\)"),
-        (Refuses, OSError, "no connection to the tracker"),
+        (TakesNothing, PluginError, "names the class TakesNothing, which is built with a context"),
+        (WrongSignature, PluginError, r"train_step: found train_step\(\); expected train_step\(request\)"),
+        (WithoutAnything, PluginError, "no hooks; expected methods"),
+        (Refuses, OSError, "no place to write"),
     ],
 )
 def test_one_that_does_not_fit_is_said_before_a_step(run: Run, tmp_path: Path, observer: type, error: type, said: str) -> None:

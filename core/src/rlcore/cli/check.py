@@ -65,6 +65,8 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
     for role in ("trainer", "generator", "algorithm", "environment"):
         if role in prepared.chosen:
             yield role, _plugin(prepared, role)
+    for sink in prepared.sinks:
+        yield "sink", f"{sink.name} {sink.version} of {sink.distribution}"
     for observer in prepared.observers:
         how = "global" if observer.is_global else "named"
         yield "observer", f"{observer.name} {observer.version} of {observer.distribution} ({how})"

@@ -9,7 +9,7 @@ from attrs import define, field
 
 from rlcore.config.load import RawRecipe
 from rlcore.config.partial_config import salvage, stand_in
-from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe
+from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
 from rlcore.config.validate import find_problems
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
@@ -17,12 +17,12 @@ from rlcore.schema.suggestions import nearest
 from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
-"""Section of Recipe, which is a role or "observers" -> plugin -> the class of its section."""
+"""Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section."""
 Unchecked = Mapping[str, Collection[str]]
 """The same -> installed plugins without a class to check with: disabled ones and broken ones."""
-Choice: TypeAlias = PluginChoice | NamedPluginChoice | ObserversConfig
+Choice: TypeAlias = PluginChoice | NamedPluginChoice | SinksConfig | ObserversConfig
 """A section that chooses plugins, and holds a table for each."""
-OBSERVERS = "observers"
+SINKS, OBSERVERS = "sinks", "observers"
 
 
 def convert(raw: RawRecipe, sections: Sections, unchecked: Unchecked | None = None) -> Recipe:
@@ -64,7 +64,7 @@ def _choice_class(tp: object) -> type[Any] | None:
 
 def _own_key(role: str) -> str:
     """The key of a section that chooses plugins, besides their tables."""
-    return "names" if role == OBSERVERS else "name"
+    return "names" if role in (SINKS, OBSERVERS) else "name"
 
 
 def _with_origin(problem: Problem, raw: RawRecipe) -> Problem:
@@ -89,7 +89,7 @@ class _Conversion:
             if name not in self.raw.values:
                 if attribute.default is attrs.NOTHING:
                     self._require(name, attribute.type)
-                elif choice in (PluginChoice, ObserversConfig):
+                elif choice and choice is not NamedPluginChoice:
                     parts[name] = self._choice(name, choice, {})
             elif choice:
                 parts[name] = self._choice(name, choice, self.raw.values[name])
@@ -108,11 +108,11 @@ class _Conversion:
         return value
 
     def _choice(self, role: str, cls: type[Any], table: object) -> Any:
-        """`[role]`: its `name`, or `names` of observers, and one object per plugin."""
+        """`[role]`: its `name`, or `names` of sinks and observers, and one object per plugin."""
         key = _own_key(role)
         if not isinstance(table, Mapping):
             found = describe.describe_value(table)
-            value = found.rpartition(" (")[0] if role != OBSERVERS else f"[{found.rpartition(' (')[0]}]"
+            value = found.rpartition(" (")[0] if key == "name" else f"[{found.rpartition(' (')[0]}]"
             remedy = f"Write [{role}] and below it {key} = {value}." if isinstance(table, str) else ""
             self.problems.append(Problem(path=role, found=found, expected="a table", remedy=remedy))
             return None

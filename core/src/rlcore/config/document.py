@@ -31,9 +31,9 @@ PLUGINS = """\
 ## Plugins
 
 `[trainer]` and `[generator]` take `name = "auto"`, the usable plugin of the highest priority, or a plugin's name; `[algorithm]`
-and `[environment]` have to be named. Each plugin has a table below its role, such as `[trainer.NAME]`, and each observer
-that takes options one below `[observers]`. Tables of installed plugins that a run does not use are checked and otherwise
-ignored, so that one recipe can serve several machines.
+and `[environment]` have to be named. Each plugin has a table below its role, such as `[trainer.NAME]`, and each sink
+and observer that takes options one below `[sinks]` or `[observers]`. Tables of installed plugins that a run does not use are
+checked and otherwise ignored, so that one recipe can serve several machines.
 """
 
 

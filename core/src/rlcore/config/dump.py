@@ -7,18 +7,19 @@ from typing import Any
 import attrs
 import tomli_w
 
-from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe
+from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
 
 
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers: Collection[str] = ()) -> str:
     """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments.
 
     [evaluation] is left out where there is no held-out set. `chosen` maps roles to the plugin that fills each; the sections of
-    the others are left out where they hold nothing but defaults. So are those of observers that are neither named by the recipe
-    nor in `observers`, the names of all in use.
+    the others are left out where they hold nothing but defaults. So are those of sinks that the recipe does not name, and of
+    observers that are neither named by the recipe nor in `observers`, the names of all in use.
     """
     table = _table(recipe, chosen or {})
-    table["observers"] = _observers(recipe.observers, {*recipe.observers.names, *observers})
+    table["sinks"] = _several(recipe.sinks, recipe.sinks.names)
+    table["observers"] = _several(recipe.observers, {*recipe.observers.names, *observers})
     if recipe.data.evaluation is None:  # nothing heeds these keys, so that a recipe may not have them
         del table["evaluation"]
     return "\n".join(_section((), table)).lstrip("\n") + "\n"
@@ -50,8 +51,8 @@ def _choice(choice: PluginChoice | NamedPluginChoice, chosen: str | None) -> dic
     return {"name": choice.name, **{plugin: _plain(options) for plugin, options in kept.items()}}
 
 
-def _observers(section: ObserversConfig, used: Collection[str]) -> dict[str, Any]:
-    """`names` and one table per observer that has options."""
+def _several(section: SinksConfig | ObserversConfig, used: Collection[str]) -> dict[str, Any]:
+    """`names` and one table per plugin that has options."""
     kept = {name: _plain(options) for name, options in section.options.items() if name in used or not _is_default(options)}
     return {"names": list(section.names), **{name: table for name, table in kept.items() if table}}
 

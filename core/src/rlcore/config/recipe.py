@@ -293,14 +293,10 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class LoggingConfig:
-    """`[logging]`: what the run directory holds besides metrics.jsonl."""
+    """`[logging]`: which rollouts the run directory keeps."""
 
     rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
-    curve: bool = True
-    """Draw curve.png at the end of the run; needs matplotlib, which the extra `rlcore[plots]` brings."""
-    tensorboard: bool = False
-    """Write TensorBoard events too (needs `rlcore[tensorboard]`)."""
 
 
 @frozen(kw_only=True)
@@ -340,6 +336,16 @@ class ClusterConfig:
     def world_size(self) -> int:
         """The trainer's ranks."""
         return self.nodes * self.ranks_per_node
+
+
+@frozen(kw_only=True)
+class SinksConfig:
+    """`[sinks]`: where metrics go besides metrics.jsonl."""
+
+    names: Annotated[tuple[str, ...], _EACH_ONCE] = ("curve",)
+    """Installed sinks to use; [] for none."""
+    options: Mapping[str, object] = field(factory=dict)
+    """One section per sink, [sinks.NAME], checked by the class that the sink brings."""
 
 
 @frozen(kw_only=True)
@@ -383,5 +389,6 @@ class Recipe:
     logging: LoggingConfig = field(factory=LoggingConfig)
     cluster: ClusterConfig | None = None
     """None where one process does everything."""
+    sinks: SinksConfig = field(factory=SinksConfig)
     observers: ObserversConfig = field(factory=ObserversConfig)
     plugins: PluginsConfig = field(factory=PluginsConfig)

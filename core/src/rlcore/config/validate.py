@@ -214,14 +214,15 @@ def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
-@rule("plugins.disable", "observers.names")
+@rule("plugins.disable", "sinks.names", "observers.names")
 def _named_and_disabled(recipe: Recipe) -> Iterator[Problem]:
-    for name in recipe.observers.names:
+    named = {"sink": recipe.sinks.names, "observer": recipe.observers.names}
+    for kind, name in [(kind, name) for kind, names in named.items() for name in names]:
         for entry in recipe.plugins.disable:
-            if entry in (name, f"observer:{name}"):
+            if entry in (name, f"{kind}:{name}"):
                 yield Problem(
                     path="plugins.disable",
-                    found=f"{describe.toml_literal(entry)}, which observers.names asks for",
+                    found=f"{describe.toml_literal(entry)}, which {kind}s.names asks for",
                     expected="other plugins than those in use",
                 )
 

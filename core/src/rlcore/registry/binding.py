@@ -26,6 +26,7 @@ from rlcore.spi.errors import ContractError, PluginError, Problem
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.provider import Provider, Role
+from rlcore.spi.sink import Sink, SinkContext
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 
 STATE_METHODS = ("save_state", "load_state")
@@ -114,6 +115,12 @@ def build_environment(entry: Entry, context: EnvironmentContext, config: object)
     """Build an environment, a plain object whose methods are called directly."""
     problems = list(method_problems(_import_backend(entry), Environment, ["reset", "step", "rows"]))
     return cast("Environment", _build(entry, "environment", context, config, problems))
+
+
+def build_sink(entry: Entry, context: SinkContext, config: object) -> Sink:
+    """Build a sink, a plain object whose methods are called directly."""
+    problems = list(method_problems(_import_backend(entry), Sink, ["log", "close"]))
+    return cast("Sink", _build(entry, "sink", context, config, problems))
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:

@@ -8,7 +8,7 @@ from traceback import walk_tb
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import distribution_of, installed_entry_points
+from rlcore.installed import CORE_ENTRY_POINTS, distribution_of, installed_entry_points
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
@@ -86,12 +86,14 @@ class Registry:
 
     @classmethod
     def from_providers(cls, providers: Mapping[Role, Sequence[Provider]], observers: Sequence[object] = ()) -> "Registry":
-        """A registry of given providers and observers, checked like installed ones; the observers are global."""
+        """A registry of given providers and observers, checked like installed ones, and of the core's own plugins. Observers
+        are global."""
         entries = [
             _checked_entry(role, provider.name, _IN_PROCESS, "0", provider)
             for role in ROLES
             for provider in providers.get(role, ())
         ]
+        entries += [load_entry("sink", entry_point) for entry_point in CORE_ENTRY_POINTS]
         named = [
             _checked_observer(f"observer-{index}", _IN_PROCESS, "0", True, observer) for index, observer in enumerate(observers)
         ]

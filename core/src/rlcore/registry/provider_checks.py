@@ -19,7 +19,11 @@ from rlcore.spi.weights import DtypeName
 
 DEVICES = frozenset({"cpu", "cuda"})
 DTYPES = frozenset(get_args(DtypeName))
-RESERVED = {"name": "a key of each role's section", "auto": "what a recipe writes to have a plugin chosen"}
+RESERVED = {
+    "name": "a key of each role's section",
+    "names": "the key of [sinks]",
+    "auto": "what a recipe writes to have a plugin chosen",
+}
 """Names that a recipe could not use for a plugin."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
 
-from rlcore.spi.observer import StepObserver
-
 _IMPL = "rlcore_impl"
 _SPEC = "rlcore_spec"
 
@@ -56,11 +54,8 @@ def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
     """What is wrong with an observer: each of its hooks is a known one, wraps, and has the same signature."""
     hooks = {name: function for spec in specs for name, function in hooks_of(spec).items()}
     names = marked_names(observer)
-    if not names and not isinstance(observer, StepObserver):
-        yield "no hooks; expected methods decorated with rlcore.spi.hookimpl(wrapper=True), or after_step(step, metrics)"
-    if isinstance(observer, StepObserver):
-        found = _parameters(observer.after_step)
-        yield from (f"after_step: {problem}" for problem in _parameter_problem("after_step", found, StepObserver.after_step))
+    if not names:
+        yield "no hooks; expected methods decorated with rlcore.spi.hookimpl(wrapper=True)"
     for name in names:
         found = getattr(observer, name)
         if name not in hooks:

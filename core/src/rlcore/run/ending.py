@@ -16,9 +16,6 @@ def run_to_end(loop: Loop, saver: RunSaver) -> None:
         if note := _save_what_is_whole(loop, saver, error):
             error.add_note(note)
         raise
-    finally:
-        for logger in loop.loggers:
-            logger.close()
 
 
 def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:

@@ -5,7 +5,7 @@ they start from, and a refit counts once the generator has acknowledged it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.sinks import MetricLogger
+from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
@@ -63,6 +63,9 @@ class Saver(DisagreementWriter, Protocol):
     def save(self, position: LoopPosition, *, prune: bool) -> None:
         """A checkpoint of a position; `prune` drops all but the newest ones, else every earlier one stays."""
 
+    def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The figures of a step."""
+
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step."""
 
@@ -81,7 +84,7 @@ class Loop:
     """None where trainer and generator share no device's memory."""
     evaluator: Evaluator | None
     saver: Saver
-    loggers: Sequence[MetricLogger]
+    sinks: Sinks
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
@@ -285,6 +288,6 @@ class Loop:
         return metrics
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
-        for logger in self.loggers:
-            logger.log(step, metrics)
+        self.saver.save_metrics(step, metrics)
+        self.sinks.log(step, metrics)
         self.progress.step(step, metrics)

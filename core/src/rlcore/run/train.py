@@ -1,14 +1,15 @@
 """`train` and `evaluate`: build what a prepared recipe chose, run it, and leave a run directory behind."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
+from rlcore.registry.binding import build_sink
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import run_to_end
@@ -18,11 +19,10 @@ from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs, load_inputs
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.prepare import RunPlan, plugin_config
 from rlcore.run.protocols import Backends, LoopPosition
-from rlcore.run.report.plots import not_drawn, run_panels, save_png
 from rlcore.run.report.progress import Progress, SilentProgress
-from rlcore.run.report.sinks import JsonlLogger, MetricLogger, ObserverLogger, TensorBoardLogger
+from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.summary import summarize
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
@@ -38,6 +38,7 @@ from rlcore.spi import (
     ConfigError,
     Problem,
     SamplingParams,
+    SinkContext,
     StorageError,
     WorkerError,
     capabilities,
@@ -75,12 +76,27 @@ def train(
         checkpoint = _find_checkpoint(run, resume, progress)
         run = evolve(run, prepared=prepared.observed(directory.path))
         _say_notes(prepared, inputs, progress)
-        with execution(run.prepared, inputs.tokenizer, directory.logs, progress) as opened:
+        with (
+            _open_sinks(prepared, directory.path, progress) as sinks,
+            execution(run.prepared, inputs.tokenizer, directory.logs, progress) as opened,
+        ):
             if not resume:
                 _begin(prepared, directory, 0)
-            summary = _run_with_restarts(run, inputs, opened, resume, checkpoint)
+            summary = sinks.summary = _run_with_restarts(run, inputs, sinks, opened, resume, checkpoint)
     progress.finished(summary)
     return summary
+
+
+@contextmanager
+def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Iterator[Sinks]:
+    """The recipe's sinks, closed however the run ends. What one raises while it is built passes through."""
+    context = SinkContext(run_directory=directory.absolute(), run_name=prepared.recipe.run.name)
+    built = {entry.label: build_sink(entry, context, plugin_config(prepared.recipe, entry)) for entry in prepared.sinks}
+    sinks = Sinks(built, progress)
+    try:
+        yield sinks
+    finally:
+        sinks.close()
 
 
 @frozen(kw_only=True, eq=False)
@@ -101,7 +117,7 @@ class _Run:
 
 
 def _run_with_restarts(
-    run: _Run, inputs: Inputs, opened: OpenBackends, resume: bool, checkpoint: Path | None
+    run: _Run, inputs: Inputs, sinks: Sinks, opened: OpenBackends, resume: bool, checkpoint: Path | None
 ) -> dict[str, object]:
     """Run to the end. Workers that die or hang are started anew, and the run goes on from its newest checkpoint."""
     cluster = run.prepared.recipe.cluster
@@ -110,7 +126,7 @@ def _run_with_restarts(
     for restart in range(1, max_restarts + 2):
         try:
             with opened() as backends:
-                return _run_once(run, inputs, backends, resume, checkpoint)
+                return _run_once(run, inputs, sinks, backends, resume, checkpoint)
         except ConfigError as error:
             if cause is not None:
                 error.add_note(f"The workers were to be started anew, since: {first_line(cause)}")
@@ -126,11 +142,13 @@ def _run_with_restarts(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _run_once(run: _Run, inputs: Inputs, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
+def _run_once(
+    run: _Run, inputs: Inputs, sinks: Sinks, backends: Backends, resume: bool, checkpoint: Path | None
+) -> dict[str, object]:
     """From a checkpoint, or the beginning, to the end."""
     prepared, directory, progress = run.prepared, run.directory, run.progress
     saver = _saver(prepared, inputs, backends, directory)
-    loop = _build_loop(run, inputs, backends, saver)
+    loop = _build_loop(run, inputs, sinks, backends, saver)
     if resume:
         _restore(run, loop, saver, checkpoint)
         _begin(prepared, directory, loop.position.step)
@@ -216,19 +234,14 @@ def _checked_state(prepared: RunPlan, checkpoint: Path) -> LoopState:
 
 def _begin(prepared: RunPlan, directory: RunDirectory, step: int) -> None:
     """Write down what runs from now on, after `step` steps."""
-    distributions = [entry.distribution for entry in prepared.chosen.values()]
+    distributions = [entry.distribution for entry in (*prepared.chosen.values(), *prepared.sinks)]
     directory.begin(resolved_recipe(prepared), distributions, step)
 
 
-def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) -> Loop:
-    prepared, directory, progress, clock = run.prepared, run.directory, run.progress, run.clock
-    recipe = prepared.recipe
-    loggers: list[MetricLogger] = [JsonlLogger(directory.metrics_file)]
-    if recipe.logging.tensorboard:
-        loggers.append(TensorBoardLogger(directory.path / "tensorboard"))
-    loggers.append(ObserverLogger(prepared.observers))
+def _build_loop(run: _Run, inputs: Inputs, sinks: Sinks, backends: Backends, saver: RunSaver) -> Loop:
+    prepared, progress, clock = run.prepared, run.progress, run.clock
     return Loop(
-        recipe=recipe,
+        recipe=prepared.recipe,
         algorithm=prepared.algorithm,
         trainer=backends.trainer,
         source=_source(prepared, inputs, backends, clock, progress),
@@ -236,7 +249,7 @@ def _build_loop(run: _Run, inputs: Inputs, backends: Backends, saver: RunSaver) 
         residency=_residency(prepared, backends, clock),
         evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress), progress) if prepared.evaluates else None,
         saver=saver,
-        loggers=loggers,
+        sinks=sinks,
         progress=progress,
         clock=clock,
         guard=run.guard,
@@ -375,24 +388,11 @@ def _restore(run: _Run, loop: Loop, saver: RunSaver, checkpoint: Path | None) ->
     position.unlogged = None if state.unlogged is None else dict(state.unlogged)
 
 
-def _draw_curve(directory: RunDirectory, records: Sequence[Mapping[str, float]], title: str, progress: Progress) -> None:
-    """Write curve.png. All that the run learned is saved by now, so a library that cannot draw is worth a note, not the run."""
-    with storage_errors("curve.png", directory.path):
-        try:
-            save_png(directory.path / "curve.png", run_panels(records), title=title)
-        except OSError:
-            raise
-        except Exception as error:
-            progress.note(f"curve.png is not drawn: {not_drawn(error)}")
-
-
 def _finish(loop: Loop, saver: RunSaver, prepared: RunPlan, total_s: float) -> dict[str, object]:
-    """What follows the last step: the exported model, the curve, summary.json."""
+    """What follows the last step: the exported model and summary.json."""
     recipe, directory = prepared.recipe, saver.directory
     model = saver.export_model() if recipe.checkpoint.export == "hf" else None
     records = directory.read_metrics()
-    if recipe.logging.curve:
-        _draw_curve(directory, records, recipe.run.name, loop.progress)
     summary = {
         "name": recipe.run.name,
         "run_directory": str(directory.path),

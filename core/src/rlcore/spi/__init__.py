@@ -64,7 +64,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyResult,
 )
 from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
-from rlcore.spi.observer import ObserverContext, StepObserver
+from rlcore.spi.observer import ObserverContext
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.provider import (
     ARCHITECTURE_GROUP,
@@ -76,6 +76,7 @@ from rlcore.spi.provider import (
     Role,
 )
 from rlcore.spi.serve import ServeRequest
+from rlcore.spi.sink import Sink, SinkContext
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
     LogprobsRequest,
@@ -163,8 +164,9 @@ __all__ = [
     "ServeRequest",
     "SetResidencyRequest",
     "SetResidencyResult",
+    "Sink",
+    "SinkContext",
     "StatefulAlgorithm",
-    "StepObserver",
     "StepResult",
     "StorageError",
     "TensorSpec",

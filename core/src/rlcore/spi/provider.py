@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from rlcore.spi.weights import DtypeName
 
-Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment"]
+Role: TypeAlias = Literal["trainer", "generator", "algorithm", "environment", "sink"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ENTRY_POINT_GROUPS: dict[Role, str] = {role: f"rlcore.{role}s" for role in ROLES}

@@ -1,12 +1,12 @@
 """From a recipe file to everything a run needs to know, with nothing allocated: what `rlcore check` does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.convert import OBSERVERS, convert, selected_options
+from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number, model_problems
@@ -19,7 +19,6 @@ from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.generator_placement import generator_devices, generator_span, separate, span_problems
-from rlcore.run.report.sinks import check_tensorboard
 from rlcore.spi import (
     CHANNELS,
     ROLES,
@@ -51,7 +50,9 @@ class RunPlan:
     recipe: Recipe
     registry: Registry
     chosen: Mapping[Role, Entry]
-    """The plugin of each role that the recipe uses."""
+    """The plugin of each role that one plugin fills, where the recipe uses it."""
+    sinks: tuple[Entry, ...]
+    """Those that the recipe names."""
     device: Device
     model: ModelSpec
     algorithm: AlgorithmHandle
@@ -99,9 +100,11 @@ class RunPlan:
         return observer_options(self.recipe, self.observers)
 
     def observed(self, run_directory: Path | None) -> "RunPlan":
-        """The same with the driver's observers built, for a run or, without a directory, an evaluation."""
-        rank = 0 if self.recipe.cluster is None else None
-        context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute(), rank=rank)
+        """The same with the observers of this process built, for a run or, without a directory, an evaluation. On a cluster
+        hooks are called in other processes."""
+        if self.recipe.cluster is not None:
+            return self
+        context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute())
         built = build_observers(self.observers, context, self.observer_options)
         return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
@@ -151,8 +154,6 @@ def prepare(
 
 def prepare_recipe(recipe: Recipe, registry: Registry) -> RunPlan:
     """`prepare` from a recipe in memory."""
-    if recipe.logging.tensorboard:
-        check_tensorboard()
     if recipe.cluster is not None:
         check_ray()
     # PluginError where an observer is unfit, ConfigError where a global one lacks options.
@@ -160,6 +161,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> RunPlan:
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     declared, registry = registry, _as_configured(recipe, registry)
     chosen: dict[Role, Entry] = {}
+    sinks = tuple(select(registry, "sink", name, device=device, needs={}) for name in recipe.sinks.names)
     chosen["algorithm"] = select(registry, "algorithm", recipe.algorithm.name, device=device, needs={})
     if recipe.environment is not None:
         chosen["environment"] = select(registry, "environment", recipe.environment.name, device=device, needs={})
@@ -176,7 +178,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> RunPlan:
     channel = choose_channel(recipe, chosen, device, declared)
     model = model_spec(recipe, device)
     span = generator_span(recipe, chosen)
-    _check(recipe, chosen, algorithm, model, device, channel, span)
+    _check(recipe, (*chosen.values(), *sinks), algorithm, model, device, channel, span)
     environment = None
     if "environment" in chosen:
         context = EnvironmentContext(seed=recipe.run.seed)
@@ -185,6 +187,7 @@ def prepare_recipe(recipe: Recipe, registry: Registry) -> RunPlan:
         recipe=recipe,
         registry=registry,
         chosen=chosen,
+        sinks=sinks,
         device=device,
         model=model,
         algorithm=algorithm,
@@ -213,9 +216,11 @@ class NoOptions:
 
 
 def sections(registry: Registry) -> dict[str, dict[str, type]]:
-    """The config class of every plugin that is fit for use, by role, or "observers", and name."""
+    """The config class of every plugin that is fit for use, by its section of the recipe and name."""
     found: dict[str, dict[str, type]] = {
-        role: {entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None}
+        _section(role): {
+            entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None
+        }
         for role in ROLES
     }
     observers = [entry for entry in registry.observer_entries if entry.observer is not None and entry.error is None]
@@ -223,8 +228,8 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
 
 
 def unchecked(registry: Registry) -> dict[str, set[str]]:
-    """By role, or "observers", the plugins that are disabled or broken, so that nothing can check their sections."""
-    installed: dict[str, Sequence[Entry | ObserverEntry]] = {role: registry.of(role) for role in ROLES}
+    """By their section of the recipe, the plugins that are disabled or broken, so that nothing can check their sections."""
+    installed: dict[str, Sequence[Entry | ObserverEntry]] = {_section(role): registry.of(role) for role in ROLES}
     installed[OBSERVERS] = registry.observer_entries
     unfit = {role: {entry.name for entry in of if entry.disabled or entry.error is not None} for role, of in installed.items()}
     return {role: names - sections(registry)[role].keys() for role, names in unfit.items()}
@@ -233,7 +238,13 @@ def unchecked(registry: Registry) -> dict[str, set[str]]:
 def plugin_config(recipe: Recipe, entry: Entry) -> Any:
     """The recipe's section for a plugin."""
     assert entry.provider is not None
-    return selected_options(getattr(recipe, entry.role), entry.role, entry.name, entry.provider.config)
+    section = _section(entry.role)
+    return selected_options(getattr(recipe, section), section, entry.name, entry.provider.config)
+
+
+def _section(role: Role) -> str:
+    """The recipe's section that chooses plugins of a role."""
+    return SINKS if role == "sink" else role
 
 
 def observer_options(recipe: Recipe, observers: Sequence[ObserverEntry]) -> dict[str, object]:
@@ -390,7 +401,7 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
 
 def _check(
     recipe: Recipe,
-    chosen: Mapping[Role, Entry],
+    plugins: Collection[Entry],
     algorithm: Algorithm,
     model: ModelSpec,
     device: Device,
@@ -399,7 +410,7 @@ def _check(
 ) -> None:
     """Raise what the chosen plugins find wrong, and what only they make impossible: ModelError where the model alone is."""
     problems = [*_impossible(recipe, algorithm), *span_problems(recipe, span)]
-    if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in chosen.values()):
+    if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
     context = CheckContext(
         model=model,
@@ -413,7 +424,7 @@ def _check(
         replays_routing=recipe.rollout.replay_routing,
         environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
     )
-    for entry in chosen.values():
+    for entry in plugins:
         require_module(entry)
         found = run_check(entry, context, plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]

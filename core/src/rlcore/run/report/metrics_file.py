@@ -1,10 +1,17 @@
-"""metrics.jsonl: one JSON object a step, read back and checked."""
+"""metrics.jsonl: one JSON object a step, written line by line, read back and checked."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlcore.files import storage_errors
 from rlcore.spi import CheckpointError
+
+
+def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Write the line of a step, which is on disk when this returns. Raises StorageError where it cannot be written."""
+    with storage_errors(path.name, path.parent), path.open("a") as file:
+        file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
 def read_metrics_file(path: Path) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""A run's curves: in the terminal as text, and as a PNG."""
+"""A run's curves: in the terminal as text, and as a PNG, which the sink `curve` draws."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.report.timing import STEP_PHASES
+from rlcore.spi import SPI_VERSION, PluginError, Provider, SinkContext
 
 Point = tuple[float, float]
 
@@ -164,3 +166,35 @@ def _draw_bands(axes: Any, panel: Panel) -> None:
     values = [[dict(series.points).get(step, 0.0) for step in steps] for series in panel.series]
     labels = [series.label for series in panel.series]
     axes.stackplot(steps, values, labels=labels, colors=TIME_BAND_COLOURS, alpha=0.85)
+
+
+@frozen(kw_only=True)
+class CurveConfig:
+    """`[sinks.curve]`: draws curve.png once the run is complete; needs `rlcore[plots]`."""
+
+
+class CurveSink:
+    """Draws the whole run, also the steps before it was resumed."""
+
+    def __init__(self, context: SinkContext, config: CurveConfig) -> None:  # noqa: ARG002 - there are no options
+        self._context = context
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing is drawn before the end."""
+
+    def close(self, summary: Mapping[str, object] | None) -> None:
+        """Draw what metrics.jsonl holds. Raises PluginError with the remedy where a package is missing."""
+        if summary is None:
+            return
+        directory = self._context.run_directory
+        try:
+            save_png(
+                directory / "curve.png",
+                run_panels(read_metrics_file(directory / "metrics.jsonl")),
+                title=self._context.run_name,
+            )
+        except ModuleNotFoundError as error:
+            raise PluginError(not_drawn(error)) from error
+
+
+CURVE = Provider(name="curve", spi=SPI_VERSION, config=CurveConfig, backend="rlcore.run.report.plots:CurveSink")

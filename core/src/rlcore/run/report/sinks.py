@@ -1,84 +1,35 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard where the recipe says so, observers that want them."""
+"""The metric sinks of a run: what each is given, and what happens where one fails."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-from attrs import frozen
-
-from rlcore.files import storage_errors
-from rlcore.registry.discovery import ObserverEntry
-from rlcore.registry.plugin_errors import attributed
-from rlcore.spi import ConfigError, Problem, StepObserver
+from rlcore.registry.plugin_errors import is_outside
+from rlcore.run.report.progress import Progress
+from rlcore.spi import Sink
 
 
-class MetricLogger(Protocol):
-    """Receives each step's metrics."""
+class Sinks:
+    """Those in use, by how messages call them. One that raises is noted, and called no more."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one step's metrics; they are safe once this returns."""
-
-    def close(self) -> None:
-        """Flush and free."""
-
-
-@frozen
-class JsonlLogger:
-    """One JSON object a line, on disk when `log` returns."""
-
-    path: Path
+    def __init__(self, sinks: Mapping[str, Sink], progress: Progress) -> None:
+        self._sinks = dict(sinks)
+        self._progress = progress
+        self.summary: Mapping[str, object] | None = None
+        """What summary.json holds, once the run is complete."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with storage_errors(self.path.name, self.path.parent), self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        """Give the figures of a step to each sink."""
+        self._each(lambda sink: sink.log(step, dict(metrics)))
 
     def close(self) -> None:
-        """Every line is written already."""
+        """End each sink."""
+        self._each(lambda sink: sink.close(self.summary))
 
-
-class TensorBoardLogger:
-    """TensorBoard event files under `directory`."""
-
-    def __init__(self, directory: Path) -> None:
-        from tensorboard.summary import Writer
-
-        self._writer = Writer(str(directory))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-@frozen
-class ObserverLogger:
-    """The observers that receive the figures of steps."""
-
-    observers: Sequence[ObserverEntry]
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for entry in self.observers:
-            if isinstance(entry.observer, StepObserver):
-                with attributed("raised in after_step of", entry.label):
-                    entry.observer.after_step(step, dict(metrics))
-
-    def close(self) -> None:
-        """Observers end with the process."""
-
-
-def check_tensorboard() -> None:
-    """Raise ConfigError where logging.tensorboard asks for a package that is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("tensorboard") is None:
-        problem = Problem(
-            path="logging.tensorboard",
-            found="true, without the package tensorboard",
-            expected="the package installed",
-            remedy="Run: pip install 'rlcore[tensorboard]'",
-        )
-        raise ConfigError([problem])
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for label, sink in list(self._sinks.items()):
+            try:
+                call(sink)
+            except BaseException as error:  # a panic in a native library is no Exception
+                if is_outside(error):
+                    raise
+                del self._sinks[label]
+                self._progress.note(f"{label} failed and gets nothing more; the run goes on: {type(error).__name__}: {error}")

@@ -1,7 +1,8 @@
-"""What a run saves beyond its metrics: checkpoints, rollouts, the final model."""
+"""What a run saves: metrics, checkpoints, rollouts, the final model."""
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import GeneratorGroup, LoopPosition, TrainerGroup
+from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
@@ -81,6 +83,10 @@ class RunSaver:
             raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")
         if self.generator is not None and (checkpoint / "generator").is_dir():
             self.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
+
+    def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The figures of a step, as a line of metrics.jsonl."""
+        append_metrics(self.directory.metrics_file, step, metrics)
 
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step, as Parquet."""

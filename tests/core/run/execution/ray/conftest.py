@@ -41,7 +41,8 @@ max_response_tokens = 8
 samples_per_prompt = 4
 [logging]
 rollouts_every_n_steps = 0
-curve = false
+[sinks]
+names = []
 [evaluation]
 every_n_steps = 3
 [checkpoint]

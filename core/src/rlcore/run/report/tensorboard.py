@@ -1,0 +1,45 @@
+"""Sink `tensorboard`: event files for TensorBoard."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from attrs import frozen
+
+from rlcore.spi import SPI_VERSION, Provider, SinkContext
+
+
+@frozen(kw_only=True)
+class TensorBoardConfig:
+    """`[sinks.tensorboard]`: writes event files into the folder `tensorboard`; needs `rlcore[tensorboard]`."""
+
+
+class TensorBoardSink:
+    """Each metric is a scalar of its name."""
+
+    def __init__(self, context: SinkContext, config: TensorBoardConfig) -> None:  # noqa: ARG002 - there are no options
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(context.run_directory / "tensorboard"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the scalars; they are on disk when this returns."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002 - only the steps are drawn
+        """Close the file."""
+        self._writer.close()
+
+
+def _unavailable() -> str | None:
+    return None if find_spec("tensorboard") else "the package tensorboard is not installed: pip install 'rlcore[tensorboard]'"
+
+
+TENSORBOARD = Provider(
+    name="tensorboard",
+    spi=SPI_VERSION,
+    config=TensorBoardConfig,
+    backend="rlcore.run.report.tensorboard:TensorBoardSink",
+    unavailable=_unavailable,
+)

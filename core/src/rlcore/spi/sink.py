@@ -1,0 +1,35 @@
+"""A metric sink: where the figures of a run go besides metrics.jsonl, such as a tracker of experiments."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class SinkContext:
+    """What a sink is built with, as Class(context, config), in the driver."""
+
+    run_directory: Path
+    """Absolute path of the run's folder, which exists and holds what docs/run-directory.md lists; a sink's files have names of
+    their own."""
+    run_name: str
+    """The recipe's `run.name`."""
+
+
+class Sink(Protocol):
+    """Receives the figures of a run.
+
+    What it raises never ends the run: the user reads of it once, and the sink is called no more. It works inside the step, so
+    that what is slow belongs in a thread of its own.
+    """
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the figures of a step, once its line is in metrics.jsonl.
+
+        `step` is 0 for the evaluation before the first step. A resumed run may log a step again.
+        """
+
+    def close(self, summary: Mapping[str, object] | None) -> None:
+        """End. `summary` holds what summary.json does; None where the run ended before its last step."""

@@ -1,0 +1,162 @@
+"""Metric sinks: a third party's, found by its entry point, and what happens where one fails."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from rlcore.registry.discovery import Registry, discover
+from rlcore.registry.plugin_errors import owner_of
+from rlcore.run.report.progress import SilentProgress
+from rlcore.spi import ConfigError, PluginError, hookimpl
+from rlcore.testing.fakes import fake_registry
+from rlcore.testing.fakes.trainer import FakeTrainer
+
+from ..conftest import read_metrics  # type: ignore[import-not-found]
+
+Run = Callable[..., dict[str, Any]]
+
+MODULE = """
+import json
+from attrs import frozen
+from rlcore.spi import Provider
+
+@frozen(kw_only=True)
+class LinesConfig:
+    prefix: str = ""
+    fails_in: str = ""
+
+class Lines:
+    def __init__(self, context, config):
+        self.name, self.options, self.file = context.run_name, config, context.run_directory / "lines.jsonl"
+        self.fail("building")
+
+    def fail(self, where):
+        if self.options.fails_in == where:
+            raise ConnectionError(f"no tracker while {where}")
+
+    def write(self, **line):
+        with self.file.open("a") as file:
+            file.write(self.options.prefix + json.dumps(line) + chr(10))
+
+    def log(self, step, metrics):
+        self.fail(f"step {step}")
+        self.write(step=step, **metrics)
+        metrics.clear()
+
+    def close(self, summary):
+        self.fail("closing")
+        self.write(run=self.name, summary=summary)
+
+class Silent:
+    def __init__(self, context, config): pass
+
+FIELDS = dict(name="lines", spi=(2, 0), config=LinesConfig, backend="acme_sinks:Lines")
+LINES = Provider(**FIELDS)
+SILENT = Provider(**{**FIELDS, "name": "silent", "backend": "acme_sinks:Silent"})
+AWAY = Provider(**{**FIELDS, "name": "away", "unavailable": lambda: "no tracker is installed: pip install tracker"})
+"""
+
+
+class Notes(SilentProgress):
+    """Keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The fakes, with the sinks of a distribution that an installer wrote."""
+    site = tmp_path / "site"
+    information = site / "acme_sinks-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-sinks\nVersion: 1.0\n")
+    points = "".join(f"{name} = acme_sinks:{name.upper()}\n" for name in ("lines", "silent", "away"))
+    (information / "entry_points.txt").write_text(f"[rlcore.sinks]\n{points}")
+    (site / "acme_sinks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "acme_sinks", raising=False)
+    importlib.invalidate_caches()
+    fakes = tuple(entry for entry in fake_registry().entries if entry.role != "sink")
+    return evolve(fake_registry(), entries=(*fakes, *discover().of("sink")))
+
+
+NAMED = ('sinks.names=["lines"]', "run.num_steps=3")
+
+
+def test_a_sink_gets_the_figures_of_steps_its_options_and_the_run_directory(
+    run: Run, tmp_path: Path, installed: Registry
+) -> None:
+    summary = run(*NAMED, "sinks.lines.prefix=#", registry=installed)
+    directory = tmp_path / "runs" / "run"
+    lines = (directory / "lines.jsonl").read_text().splitlines()
+    assert all(line.startswith("#") for line in lines)
+    *steps, last = (json.loads(line[1:]) for line in lines)
+    assert steps == read_metrics(directory, timed=True)
+    assert last == {"run": "run", "summary": summary}
+    versions = json.loads((directory / "environment.json").read_text())["distributions"]
+    assert versions["acme-sinks"] == "1.0"
+
+
+@pytest.mark.parametrize(("where", "written"), [("step 2", [0, 1]), ("closing", [0, 1, 2, 3])])
+def test_a_sink_that_fails_is_noted_once_and_the_run_ends_well(
+    run: Run, tmp_path: Path, installed: Registry, where: str, written: list[int]
+) -> None:
+    progress = Notes()
+    summary = run(*NAMED, f"sinks.lines.fails_in={where}", registry=installed, progress=progress)
+    assert summary["steps"] == 3
+    (note,) = progress.notes
+    assert note.startswith("sink 'lines' (acme-sinks 1.0)")
+    assert f"ConnectionError: no tracker while {where}" in note
+    directory = tmp_path / "runs" / "run"
+    assert [json.loads(line)["step"] for line in (directory / "lines.jsonl").read_text().splitlines()] == written
+    assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3]
+
+
+def refuse(self, request):
+    raise ValueError("no more")
+
+
+def test_a_run_that_fails_closes_its_sinks_without_a_summary(
+    run: Run, tmp_path: Path, installed: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTrainer, "train_step", hookimpl(refuse))
+    with pytest.raises(ValueError, match="no more"):
+        run(*NAMED, registry=installed)
+    lines = (tmp_path / "runs" / "run" / "lines.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1]) == {"run": "run", "summary": None}
+
+
+def test_a_sink_that_cannot_be_built_is_an_error_before_the_run(run: Run, tmp_path: Path, installed: Registry) -> None:
+    with pytest.raises(ConnectionError) as caught:
+        run(*NAMED, "sinks.lines.fails_in=building", registry=installed)
+    assert owner_of(caught.value) == "sink 'lines' (acme-sinks 1.0)"
+    with pytest.raises(PluginError, match=r"Silent\.log: missing; expected log\(step, metrics\)"):
+        run('sinks.names=["silent"]', registry=installed)
+    assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (['sinks.names=["away"]'], PluginError, "no tracker is installed: pip install tracker"),
+        (['sinks.names=["liens"]'], PluginError, "'liens' is not installed; did you mean 'lines'"),
+        (['sinks.names=["lines", "lines"]'], ConfigError, "sinks.names"),
+        (["sinks.lines.prefx=x"], ConfigError, r"sinks\.lines\.prefx: found an unknown key"),
+        (['sinks.names=["lines"]', 'plugins.disable=["sink:lines"]'], ConfigError, "which sinks.names asks for"),
+    ],
+)
+def test_a_wrong_choice_of_sinks_is_found_before_the_run(
+    prepared: Callable[..., Any], installed: Registry, overrides: list[str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        prepared(*overrides, registry=installed)
