@@ -55,6 +55,7 @@ from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, RefitCommand, Responses
 from rlcore.run.report.progress import SilentProgress
 from rlcore.spi import (
+    MISMATCH_METRICS,
     EnvironmentContext,
     FinishReason,
     GenerateRequest,
@@ -158,7 +159,7 @@ class LocalCalls:
 
     def train_step(self, order: StepCommand, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
-        metrics = {"token_mult_prob_error": 1.0}
+        metrics = dict.fromkeys(MISMATCH_METRICS, 1.0) if order.loss.generation_mismatch else {}
         version = order.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
 

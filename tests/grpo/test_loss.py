@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
-from rlcore_grpo.config import GrpoLossConfig
+from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.loss import grpo_loss
 
 CONFIGS = {
-    "plain": GrpoLossConfig(previous_logprobs="trainer", importance_correction="none"),
-    "sampler's": GrpoLossConfig(previous_logprobs="generation"),
-    "corrected": GrpoLossConfig(previous_logprobs="trainer", importance_maximum=1.2),
-    "deepseek": GrpoLossConfig(
+    "plain": GrpoConfig(previous_logprobs="trainer", importance_correction="none"),
+    "sampler's": GrpoConfig(previous_logprobs="generation"),
+    "corrected": GrpoConfig(previous_logprobs="trainer", importance_maximum=1.2),
+    "deepseek": GrpoConfig(
         previous_logprobs="trainer", loss_normalisation="sequence", kl_coefficient=0.04, kl_gradient="estimate"
     ),
-    "dr": GrpoLossConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
-    "k1": GrpoLossConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
-    "k2": GrpoLossConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
+    "dr": GrpoConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
+    "k1": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
+    "k2": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
 }
 LENGTHS = [5, 2, 9, 1, 4, 12, 3]
 
@@ -40,7 +40,7 @@ class Reference:
     """
 
     batch: object
-    config: GrpoLossConfig
+    config: GrpoConfig
     frozen: np.ndarray
 
     def __call__(self, current, entropy):
@@ -227,8 +227,6 @@ def test_exact_generation_logprobs_need_no_correction(make_batch, make_inputs):
         for name in ("plain", "sampler's", "corrected")
     ]
     assert len({output.loss.item() for output in outputs}) == 1
-    assert outputs[0].sums["token_mult_prob_error"].item() == pytest.approx(1.0)
-    assert outputs[0].sums["generation_kl_error"].item() == 0.0
 
 
 @pytest.mark.parametrize("nats", [200.0, -200.0])
@@ -240,7 +238,6 @@ def test_figures_of_weights_that_have_nothing_in_common_are_finite(make_batch, m
     inputs = make_inputs(batch, logprobs, entropy, dtype=torch.float32, without=(PREVIOUS_LOGPROBS,))
     output = run(inputs, CONFIGS["plain"])
     assert not [name for name, value in output.sums.items() if not np.isfinite(value.item())]
-    assert output.sums["token_mult_prob_error"].item() > 1e6
 
 
 def test_metrics_match_their_definitions(make_batch, make_inputs):
@@ -259,9 +256,6 @@ def test_metrics_match_their_definitions(make_batch, make_inputs):
         "clip_fraction_low": low.mean(),
         "clip_fraction_high": high.mean(),
         "dual_clip_fraction": ((advantage < 0) & (ratio > 1.5)).mean(),
-        "token_mult_prob_error": np.exp(abs(delta)).mean(),
-        "generation_kl_error": (np.exp(delta) - 1 - delta).mean(),
-        "importance_ratio": np.exp(delta).mean(),
         "importance_truncated": (np.exp(delta) > config.importance_maximum).mean(),
         "kl": np.minimum(np.exp(kl_delta) - 1 - kl_delta, 10).mean(),
         "entropy": entropy[mask].mean(),

@@ -25,7 +25,7 @@ from fsdp2_support import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, LossSpec, TokenBatch
-from rlcore_grpo.config import GrpoLossConfig
+from rlcore_grpo.config import GrpoConfig
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
@@ -55,7 +55,7 @@ __all__ = [
 
 GRPO = LossSpec(
     path="rlcore_grpo.loss:grpo_loss",
-    config=GrpoLossConfig(previous_logprobs="generation", importance_correction="none"),
+    config=GrpoConfig(previous_logprobs="generation", importance_correction="none"),
     token_columns=(ADVANTAGES, GENERATION_LOGPROBS),
     entropy="metric",
 )

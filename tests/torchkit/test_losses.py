@@ -6,8 +6,17 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
-from rlcore.spi import ContractError, GlobalCounts, LossOutput, LossSpec, PluginError, TokenBatch
+from rlcore.spi import (
+    GENERATION_LOGPROBS,
+    ContractError,
+    GlobalCounts,
+    LossOutput,
+    LossSpec,
+    PluginError,
+    TokenBatch,
+)
 from rlcore_torchkit.losses import evaluate, load_loss
 from rlcore_torchkit.microbatch import move
 
@@ -23,13 +32,13 @@ def loss_of(monkeypatch):
     module = ModuleType("acme_losses")
     monkeypatch.setitem(sys.modules, "acme_losses", module)
 
-    def evaluated(function):
+    def evaluated(function, logprobs=(0.0, 0.0, 0.0), generation=None):
         load_loss.cache_clear()
         module.loss = lambda inputs, config: function(inputs.logprobs)
-        logprobs = torch.zeros(3, requires_grad=True)
-        return evaluate(
-            LossSpec(path="acme_losses:loss", config=None), move(BATCH, torch.device("cpu"), ()), logprobs, None, COUNTS
-        )
+        columns = {} if generation is None else {GENERATION_LOGPROBS: np.asarray(generation, np.float32)}
+        spec = LossSpec(path="acme_losses:loss", config=None, generation_mismatch=generation is not None)
+        microbatch = move(evolve(BATCH, token_columns=columns), torch.device("cpu"), tuple(columns))
+        return evaluate(spec, microbatch, torch.tensor(logprobs, requires_grad=True), None, COUNTS)
 
     yield evaluated
     load_loss.cache_clear()
@@ -56,12 +65,43 @@ def test_what_is_right_passes(loss_of):
         (lambda logprobs: output(logprobs.sum().detach()), "found a loss without a gradient; expected one that is computed"),
         (lambda logprobs: output(logprobs.sum(), sums=None), "found sums that is a NoneType; expected a mapping"),
         (lambda logprobs: output(logprobs.sum(), sums={"a": 1.0}), r"found sums\['a'\] that is a float; expected a scalar"),
+        (
+            lambda logprobs: output(logprobs.sum(), sums={"importance_ratio": logprobs.sum()}),
+            r"found sums\['importance_ratio'\]; expected another name",
+        ),
         (lambda logprobs: output(logprobs.sum(), maxima={"a": logprobs}), r"found maxima\['a'\] of shape \[3\]"),
     ],
 )
 def test_what_must_not_be_returned_names_the_loss(loss_of, function, text):
     with pytest.raises(ContractError, match=f"loss acme_losses:loss: {text}"):
         loss_of(function)
+
+
+def test_the_mismatch_stands_beside_the_metrics_of_a_loss_that_knows_nothing_of_it(loss_of):
+    """Its definition, in numpy; the first token, outside the loss mask, is as far off as can be."""
+    logprobs, generation = np.array([0.0, -1.25, -0.5]), np.array([-np.inf, -1.0, -2.5])
+    delta = (logprobs - generation)[1:]
+    found = loss_of(
+        lambda logprobs: output(logprobs.sum(), sums={"a": torch.ones(())}), logprobs.astype(np.float32), generation
+    )
+    assert {name: value.item() for name, value in found.sums.items()} == pytest.approx(
+        {
+            "a": 1.0,
+            "token_mult_prob_error": np.exp(abs(delta)).mean(),
+            "generation_kl_error": (np.exp(delta) - 1 - delta).mean(),
+            "importance_ratio": np.exp(delta).mean(),
+        },
+        rel=1e-6,
+    )
+    assert not any(value.requires_grad for value in found.sums.values())
+
+
+@pytest.mark.parametrize("nats", [200.0, -200.0])
+def test_weights_that_have_nothing_in_common_are_told_by_a_finite_figure(loss_of, nats):
+    """An infinite one would hide what is wrong."""
+    found = loss_of(lambda logprobs: output(logprobs.sum()), generation=[0.0, nats, nats]).sums
+    assert all(value.isfinite() for value in found.values())
+    assert found["token_mult_prob_error"] > 1e6
 
 
 def test_what_it_raises_passes_with_a_note(loss_of):

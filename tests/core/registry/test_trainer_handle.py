@@ -137,6 +137,28 @@ def test_previous_logprobs_are_there_where_they_are_declared(make_trainer, batch
     )
 
 
+COMPARED = attrs.evolve(LOSS, generation_mismatch=True)
+
+
+def test_the_generators_logprobs_are_there_where_they_are_compared_with(make_trainer, batch):
+    with pytest.raises(ContractError, match="microbatch 0 lacks generation_logprobs"):
+        make_trainer().train_step(step_request(batch, loss=COMPARED))
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "text"),
+    [
+        (COMPARED, {"importance_ratio": 1.0}, "metrics: found no generation_kl_error, token_mult_prob_error; expected them"),
+        (LOSS, {"token_mult_prob_error": 1.0}, "metrics: found 'token_mult_prob_error', which the loop writes itself"),
+    ],
+)
+def test_the_mismatch_is_reported_where_it_is_asked_for_alone(make_trainer, batch, loss, metrics, text):
+    carrying = batch.with_token_column("generation_logprobs", np.zeros(batch.num_tokens, np.float32))
+    trainer = make_trainer(train_step=lambda self, request: attrs.evolve(GOOD, metrics=metrics))
+    with pytest.raises(ContractError, match=text):
+        trainer.train_step(step_request(carrying, loss=loss))
+
+
 @pytest.mark.parametrize(
     ("capability", "changes"),
     [

@@ -6,13 +6,14 @@ from functools import cache
 from typing import NoReturn, Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-from rlcore.spi.batch import GlobalCounts
+from rlcore.spi.batch import GENERATION_LOGPROBS, GlobalCounts
 from rlcore.spi.errors import ContractError, PluginError
-from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
+from rlcore.spi.loss import MISMATCH_METRICS, LossInputs, LossOutput, LossSpec
 from rlcore_torchkit.microbatch import Microbatch
+from rlcore_torchkit.rl.metrics import MaskedMean, mismatch
 
 
 class LossFunction(Protocol):
@@ -43,7 +44,10 @@ def load_loss(path: str) -> LossFunction:
 
 
 def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tensor | None, counts: GlobalCounts) -> LossOutput:
-    """The loss of one microbatch, given the log-probabilities and entropies [T] of its tokens."""
+    """The loss of one microbatch, given the log-probabilities and entropies [T] of its tokens.
+
+    Where LossSpec.generation_mismatch asks for them, MISMATCH_METRICS stand beside the loss's own metrics.
+    """
     previous = loss.previous_of(batch.token_columns, logprobs)
     inputs = LossInputs(
         logprobs=logprobs,
@@ -62,7 +66,10 @@ def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tenso
         error.add_note(f"raised in the loss {loss.path}")
         raise
     _check(loss.path, output, logprobs)
-    return output
+    if not loss.generation_mismatch:
+        return output
+    found = mismatch(logprobs, batch.token_columns[GENERATION_LOGPROBS], MaskedMean(batch.loss_mask, counts))
+    return evolve(output, sums={**output.sums, **found})
 
 
 def _check(path: str, output: object, logprobs: Tensor) -> None:
@@ -78,6 +85,8 @@ def _check(path: str, output: object, logprobs: Tensor) -> None:
         values = getattr(output, field)
         if not isinstance(values, Mapping):
             refuse(f"{field} that is a {type(values).__name__}", "a mapping from names to scalar tensors")
+        if taken := sorted(values.keys() & {*MISMATCH_METRICS}):
+            refuse(f"{field}[{taken[0]!r}]", "another name: the trainer itself reports a metric of that one")
         scalars |= {f"{field}[{name!r}]": value for name, value in values.items()}
     for name, value in scalars.items():
         if not isinstance(value, Tensor):

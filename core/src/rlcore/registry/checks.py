@@ -1,7 +1,7 @@
 """Checks on the values that backends return; each raises an error that names the value."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from rlcore.spi.arrays import AnyArray, Float32Array, Int64Array, check_array
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, NonFiniteError
+from rlcore.spi.loss import MISMATCH_METRICS
 
 TOLERANCE = 1e-4
 """How far above 0 a log-probability, or below 0 an entropy, may be by rounding."""
@@ -30,6 +31,7 @@ OWN_METRICS = frozenset(
         "tokens_per_second",
         "generated_tokens_per_second",
         "mean_generated_tokens",
+        *MISMATCH_METRICS,
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
@@ -73,7 +75,7 @@ def check_figures(name: str, values: object) -> None:
         check_figure(f"{name}[{key!r}]", value)
 
 
-def check_own_names(name: str, values: Mapping[str, float]) -> None:
+def check_own_names(name: str, values: Iterable[str]) -> None:
     """No metric of a plugin takes the place of one that the loop writes itself."""
     for key in values:
         if key in OWN_METRICS or key.startswith(OWN_PREFIXES):

@@ -17,8 +17,9 @@ from rlcore.registry.losses import require_loss
 from rlcore.registry.observers import CallRecord
 from rlcore.registry.weight_streams import check_specs, checked
 from rlcore.spi import capabilities
-from rlcore.spi.batch import PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
+from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
+from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore.spi.trainer import (
     ExportWeightsRequest,
     LogprobsRequest,
@@ -97,12 +98,13 @@ class TrainerHandle(BackendHandle):
 
     def _require_columns(self, request: TrainStepRequest) -> None:
         """Every column that the loss reads."""
-        needed = {*request.loss.token_columns, *([PREVIOUS_LOGPROBS] if request.loss.previous_logprobs == "given" else [])}
+        loss = request.loss
+        declared = {PREVIOUS_LOGPROBS: loss.previous_logprobs == "given", GENERATION_LOGPROBS: loss.generation_mismatch}
+        needed = {*loss.token_columns, *(name for name, is_needed in declared.items() if is_needed)}
         for index, microbatch in enumerate(request.microbatches):
             missing = ", ".join(sorted(needed - microbatch.token_columns.keys()))
             if missing:
-                loss = request.loss.path
-                raise ContractError(f"{self.entry.label}: microbatch {index} lacks {missing}, which the loss {loss} reads")
+                raise ContractError(f"{self.entry.label}: microbatch {index} lacks {missing}, which the loss {loss.path} reads")
 
 
 def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
@@ -112,7 +114,12 @@ def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
     check_figure("learning_rate", result.learning_rate)
     check_figures("metrics", result.metrics)
-    check_own_names("metrics", result.metrics)
+    mismatch = {*MISMATCH_METRICS} if request.loss.generation_mismatch else set[str]()
+    if missing := sorted(mismatch - result.metrics.keys()):
+        raise ContractError(
+            f"metrics: found no {', '.join(missing)}; expected them: LossSpec.generation_mismatch asks for them"
+        )
+    check_own_names("metrics", result.metrics.keys() - mismatch)
     for name, bound in request.bounds.items():
         if name in result.metrics and result.metrics[name] > bound:
             found = f"{result.metrics[name]}, above its bound {bound}"

@@ -26,9 +26,11 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
 from rlcore.spi import (
+    GENERATION_LOGPROBS,
     GROUP_IDS,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
+    BoundError,
     ContractError,
     LossSpec,
     RewardError,
@@ -176,18 +178,22 @@ class Loop:
         minibatches = self._minibatches(training, step)
         if not minibatches:
             return self._without_signal("no sequence that takes part in the loss has a signal", step)
-        results: list[TrainStepResult] = []
-        for minibatch, loss in self._with_logprobs(minibatches, training.loss):
-            version = self.position.weight_version
+        return [self._train_step(step, *update) for update in self._with_logprobs(minibatches, training.loss)]
+
+    def _train_step(self, step: int, minibatch: Minibatch, loss: LossSpec) -> TrainStepResult:
+        """One update. RefitError where generator and trainer turn out to be too far apart."""
+        watched, version = loss.generation_mismatch, self.position.weight_version
+        bounds, wants_logprobs = (self.agreement.bounds, self.agreement.wants_logprobs) if watched else ({}, False)
+        try:
             with self.clock.phase("train"):
-                if results:
-                    results.append(self.trainer.train_step(minibatch, loss, version))
-                else:
-                    results.append(self.agreement.first_update(step, minibatch, loss, version))
-            self.position.weight_version = results[-1].weight_version
-            if len(results) == 1:
-                self.agreement.after_first_update(step, minibatch, results[0])
-        return results
+                result, logprobs = self.trainer.train_step(minibatch, loss, version, bounds=bounds, logprobs=wants_logprobs)
+        except BoundError as error:
+            self.agreement.judge_refusal(step, minibatch, version, error)
+            raise
+        self.position.weight_version = result.weight_version
+        if watched:
+            self.agreement.judge(step, minibatch, result, logprobs)
+        return result
 
     def _without_signal(self, reason: str, step: int) -> list[TrainStepResult]:
         message = f"step {step} has nothing to learn from: {reason}"
@@ -223,6 +229,10 @@ class Loop:
         if self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
+        if GENERATION_LOGPROBS in batch.token_columns and not self.recipe.rollout.truncates:
+            # It sees those that generated, too.
+            compared = tuple(dict.fromkeys([*columns, GENERATION_LOGPROBS]))
+            first = evolve(first, token_columns=compared, generation_mismatch=True)
         updates = [(evolve(minibatches[0], batch=batch), first)]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):

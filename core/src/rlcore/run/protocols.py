@@ -107,24 +107,12 @@ class Group(Protocol):
 class TrainerGroup(Group, Protocol):
     """All ranks of the trainer: whole batches in, whole results out."""
 
-    @property
-    def can_refuse(self) -> bool:
-        """Whether `train_step` takes bounds."""
-
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> TrainStepResult:
-        """One optimizer step on the minibatch, which holds at least one loss token. BoundError, and nothing changed, where a
-        metric exceeds its bound."""
-
-    @property
-    def returns_logprobs(self) -> bool:
-        """Whether there is `train_step_with_logprobs`."""
-
-    def train_step_with_logprobs(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> tuple[TrainStepResult, Float32Array]:
-        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    ) -> tuple[TrainStepResult, Float32Array | None]:
+        """One optimizer step on the minibatch, which holds at least one loss token; and, where `logprobs` asks for it, what
+        `self.logprobs` would have returned for the policy and the minibatch's sequences before it. BoundError, and nothing
+        changed, where a metric exceeds its bound."""
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int

@@ -63,7 +63,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyRequest,
     SetResidencyResult,
 )
-from rlcore.spi.loss import LossInputs, LossOutput, LossSpec
+from rlcore.spi.loss import MISMATCH_METRICS, LossInputs, LossOutput, LossSpec
 from rlcore.spi.observer import ObserverContext
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.provider import (
@@ -97,6 +97,7 @@ __all__ = [
     "GENERATION_LOGPROBS",
     "GLOBAL_OBSERVER_GROUP",
     "GROUP_IDS",
+    "MISMATCH_METRICS",
     "OBSERVER_GROUP",
     "PREVIOUS_LOGPROBS",
     "REFERENCE_LOGPROBS",

@@ -93,9 +93,6 @@ class AlgorithmContext:
     temperature: float
     generation_logprobs_exact: bool
     """The generator's log-probabilities equal the trainer's own to rounding (same numerics, no truncated sampling)."""
-    truncated_sampling: bool = False
-    """Whether top-k or top-p cut the distribution that samples come from: `generation_logprobs` are then of that distribution,
-    and the trainer's are of the whole one."""
 
 
 @frozen(kw_only=True)

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 ColumnT = TypeVar("ColumnT")
 
+MISMATCH_METRICS = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
+"""How far the trainer's log-probabilities are from the generator's at the same weights: means over the loss tokens of the
+optimizer step, with δ = trainer - generation in nats, of exp(|δ|), which is 1 where they are equal; of e^δ - 1 - δ, an estimate
+of KL(generation ‖ trainer); and of e^δ, taken as 0 where it is not finite. In the first two δ is clamped to ±50, so that they
+are finite. No loss reports a metric of these names."""
+
 
 @frozen(kw_only=True)
 class LossSpec:
@@ -35,6 +41,10 @@ class LossSpec:
     are those at the start of the step, so the update's own log-probabilities are the previous ones. "given": the weights have
     changed since, and every microbatch carries the token column PREVIOUS_LOGPROBS, which token_columns names. "absent": the
     weights have changed, and nobody computed them. Needs the capability `previous_logprobs`."""
+    generation_mismatch: bool = False
+    """Whether the trainer reports MISMATCH_METRICS beside the loss's own, as the loop declares it: for the first update of a
+    step, at the weights that generated, where samples come from the whole distribution. Every microbatch then carries the token
+    column GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
         """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""

@@ -46,7 +46,7 @@ class TrainStepRequest:
     weight_version: int
     """The version that the trainer must hold before the step."""
     bounds: Mapping[str, float] = field(factory=dict)
-    """Greatest value of each of these metrics, where the loss reports it. A step that exceeds one raises BoundError and leaves
+    """Greatest value of each of these metrics, where it is reported. A step that exceeds one raises BoundError and leaves
     everything as it was. Needs the capability `metric_bounds`."""
     schedule_step: int = field()
     """The step's place in the plan of the run, counted from 0 in optimizer steps: what TrainerContext.learning_rate is asked
@@ -72,7 +72,7 @@ class TrainStepResult:
     learning_rate: float
     """The one this step used."""
     metrics: Mapping[str, float] = field(factory=dict)
-    """The loss function's sums and maxima."""
+    """The loss function's sums and maxima, and MISMATCH_METRICS where LossSpec.generation_mismatch asks for them."""
     logprobs: tuple[Float32Array, ...] | None = field(default=None, eq=False)
     """float32 [T] each, as in LogprobsResult, at the weights before the step; None unless asked for."""
 

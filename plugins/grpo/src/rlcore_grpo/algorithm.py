@@ -15,7 +15,7 @@ from rlcore.spi import (
     RolloutBatch,
     TrainingBatch,
 )
-from rlcore_grpo.config import GrpoConfig, GrpoLossConfig
+from rlcore_grpo.config import GrpoConfig
 from rlcore_torchkit.rl.advantages import group_advantages
 
 
@@ -23,7 +23,7 @@ class Grpo:
     """Group relative policy optimisation; its variants are options of GrpoConfig."""
 
     def __init__(self, context: AlgorithmContext, config: GrpoConfig) -> None:
-        self.config = GrpoLossConfig.of(config, context)
+        self.config = config.resolved(context)
         self._loss = _loss_spec(self.config)
         self.needs = AlgorithmNeeds(
             source="rollouts",
@@ -74,7 +74,7 @@ class Grpo:
         return bool(self.config.kl_coefficient or self.config.entropy_coefficient)
 
 
-def _loss_spec(config: GrpoLossConfig) -> LossSpec:
+def _loss_spec(config: GrpoConfig) -> LossSpec:
     """The loss, and what it reads with these options."""
     entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
     reference = (REFERENCE_LOGPROBS,) if config.kl_coefficient else ()

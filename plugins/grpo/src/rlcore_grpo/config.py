@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from attrs import fields, frozen
+from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Constraint, Positive, above, at_least, at_least_below
 from rlcore.spi import AlgorithmContext
@@ -55,18 +55,8 @@ class GrpoConfig:
     entropy_metric: Literal["exact", "estimate"] = "exact"
     """Report the entropy computed over the vocabulary, or estimate it from the sampled tokens at no cost."""
 
-
-@frozen(kw_only=True)
-class GrpoLossConfig(GrpoConfig):
-    """The options as a run has resolved them: `previous_logprobs` is "trainer" or "generation"."""
-
-    truncated_sampling: bool = False
-    """The generator's log-probabilities are of a distribution that top-k or top-p cut; the trainer's are of the whole one."""
-
-    @classmethod
-    def of(cls, config: GrpoConfig, context: AlgorithmContext) -> "GrpoLossConfig":
-        """The recipe's options in a run."""
-        options = {option.name: getattr(config, option.name) for option in fields(GrpoConfig)}
-        if config.previous_logprobs == "auto":
-            options["previous_logprobs"] = "generation" if context.generation_logprobs_exact else "trainer"
-        return cls(**options, truncated_sampling=context.truncated_sampling)
+    def resolved(self, context: AlgorithmContext) -> "GrpoConfig":
+        """The options of a run: `previous_logprobs` is "trainer" or "generation"."""
+        if self.previous_logprobs != "auto":
+            return self
+        return evolve(self, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")

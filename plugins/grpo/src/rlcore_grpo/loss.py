@@ -4,27 +4,28 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
-from rlcore_grpo.config import GrpoLossConfig
+from rlcore_grpo.config import GrpoConfig
 from rlcore_torchkit.rl.clipping import clipped_objective
 from rlcore_torchkit.rl.correction import importance_ratio, truncate
 from rlcore_torchkit.rl.kl import kl_penalty
-from rlcore_torchkit.rl.metrics import MaskedMean, mismatch, objective_maxima, objective_means
+from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
 from rlcore_torchkit.rl.normalisation import token_weights
 
 
-def grpo_loss(inputs: LossInputs, config: GrpoLossConfig) -> LossOutput:
+def grpo_loss(inputs: LossInputs, config: GrpoConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
 
     w are the weights of `rlcore_torchkit.rl.normalisation`, c those of `rlcore_torchkit.rl.correction`.
     `config.previous_logprobs` is resolved: "generation" or "trainer"; ContractError where it is the latter and the trainer does
-    not give `inputs.previous_logprobs`. How far the generator is from the trainer is reported where both are known for the same
-    weights and the same distribution.
+    not give `inputs.previous_logprobs`.
     """
     current = _masked(inputs.logprobs, inputs)
     generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
-    trainer = None if inputs.previous_logprobs is None else _masked(inputs.previous_logprobs, inputs)
-    previous = generation if config.previous_logprobs == "generation" else trainer
-    if previous is None:
+    if config.previous_logprobs == "generation":
+        previous = generation
+    elif inputs.previous_logprobs is not None:
+        previous = _masked(inputs.previous_logprobs, inputs)
+    else:
         raise ContractError(
             "found no previous_logprobs in the loss's inputs; expected those that LossSpec.previous_logprobs declares. "
             'Pass on what LossSpec.previous_of returns, or set algorithm.grpo.previous_logprobs to "generation"'
@@ -47,8 +48,6 @@ def grpo_loss(inputs: LossInputs, config: GrpoLossConfig) -> LossOutput:
     )
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
     sums = objective_means(objective, mean)
-    if trainer is not None and not config.truncated_sampling:
-        sums |= mismatch(trainer, generation, mean)
     per_token = objective.loss
     if config.importance_correction == "token" and config.previous_logprobs != "generation":
         ratio = importance_ratio(previous, generation)

@@ -263,6 +263,26 @@ class PreviousLogprobsOfTheColumnAlways(FakeTrainer):
         return super().call_loss(evolve(request, loss=evolve(request.loss, previous_logprobs=declared)), batch, forward)
 
 
+@killed_by("test_generation_mismatch_is_reported_for_any_loss")
+class MismatchDropped(ChangedLoss):
+    def changed(self, loss):
+        return evolve(loss, generation_mismatch=False)
+
+
+@killed_by("test_generation_mismatch_is_reported_for_any_loss")
+class MismatchOfTheMicrobatch(FakeTrainer):
+    """Its mean, where its part of the step's belongs."""
+
+    def mismatch(self, batch, current, counts):
+        return super().mismatch(batch, current, batch.counts())
+
+
+@killed_by("test_generation_mismatch_is_reported_for_any_loss")
+class MismatchOfAllTokens(FakeTrainer):
+    def mismatch(self, batch, current, counts):
+        return super().mismatch(evolve(batch, loss_mask=current != 0.0), current, counts)
+
+
 @killed_by("test_learning_rate_is_the_one_used")
 class LearningRateMisreported(FakeTrainer):
     @hookimpl

@@ -102,7 +102,7 @@ def test_a_steps_first_update_is_plain_policy_gradient():
     inputs = loss_inputs(1, (ADVANTAGES, GENERATION_LOGPROBS))
     output = fake_policy_gradient(inputs, FakePolicyGradientConfig())
     np.testing.assert_allclose(output.loss.logprob_grads, inputs.loss_mask * -inputs.token_columns[ADVANTAGES] / 7)
-    assert output.sums["importance_ratio"] == pytest.approx(inputs.loss_mask.sum() / 7)
+    assert output.sums["ratio"] == pytest.approx(inputs.loss_mask.sum() / 7)
 
 
 def rollouts(rewards, group_ids, valid):
@@ -134,7 +134,7 @@ def test_advantages_are_rewards_against_the_groups_valid_samples():
     np.testing.assert_allclose(training.batch.token_columns[ADVANTAGES][firsts + 1], [0.5, -0.5, 0.0, -0.5, 0.5])
     assert not training.batch.token_columns[ADVANTAGES][firsts].any()
     assert training.no_signal is None
-    assert set(training.loss.token_columns) == {ADVANTAGES, GENERATION_LOGPROBS}
+    assert set(training.loss.token_columns) == {ADVANTAGES}
 
 
 def test_equal_rewards_are_no_signal():

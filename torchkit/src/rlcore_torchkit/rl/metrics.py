@@ -41,15 +41,11 @@ def objective_maxima(objective: ClippedObjective, loss_mask: Tensor) -> dict[str
 
 
 def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str, Tensor]:
-    """How far the trainer's log-probabilities are from the generator's, same weights; both float32 [T], 0 outside the mask.
+    """MISMATCH_METRICS of the trainer's and the generator's log-probabilities, float32 [T] each, at the same weights.
 
-    - `token_mult_prob_error`: mean exp(|generation - trainer|); 1 is equality;
-    - `generation_kl_error`: KL(generation ‖ trainer) by k3, mean e^δ - 1 - δ with δ = trainer - generation;
-    - `importance_ratio`: mean e^δ.
-
-    The δ of the first two is held within ±MAX_DIFFERENCE, so that weights with nothing in common are told by a large number and
-    not by an infinite one.
+    Weights with nothing in common are told by a large number and not by an infinite one.
     """
+    trainer = trainer.detach()
     delta = (trainer - generation).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
     return {
         "token_mult_prob_error": mean(torch.exp(delta.abs())),

@@ -29,41 +29,10 @@ class InProcessTrainer(InProcessGroup[TrainerHandle]):
     max_tokens_per_microbatch: int
     temperature: float
 
-    @property
-    def can_refuse(self) -> bool:
-        """Whether `train_step` takes bounds."""
-        return self.handle.has(capabilities.METRIC_BOUNDS)
-
-    @property
-    def returns_logprobs(self) -> bool:
-        """Whether there is `train_step_with_logprobs`."""
-        return self.handle.has(capabilities.STEP_LOGPROBS)
-
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> TrainStepResult:
-        """One optimizer step on the minibatch, which holds at least one loss token. BoundError, and nothing changed, where a
-        metric exceeds its bound."""
-        return self._step(minibatch, loss, weight_version, bounds)[0]
-
-    def train_step_with_logprobs(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> tuple[TrainStepResult, Float32Array]:
-        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
-        result, plan = self._step(minibatch, loss, weight_version, bounds, logprobs=True)
-        assert result.logprobs is not None
-        return result, put_rows(result.logprobs, minibatch.batch.offsets, np.concatenate(plan))
-
-    def _step(
-        self,
-        minibatch: Minibatch,
-        loss: LossSpec,
-        weight_version: int,
-        bounds: Mapping[str, float] | None,
-        *,
-        logprobs: bool = False,
-    ) -> tuple[TrainStepResult, list[Int64Array]]:
-        """The result, and the sequences of each microbatch."""
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    ) -> tuple[TrainStepResult, Float32Array | None]:
+        """One optimizer step on the minibatch, and its log-probabilities where asked for."""
         batch = columns_for(minibatch.batch, loss)
         plan = self._plan(batch, minibatch.sequences)
         request = TrainStepRequest(
@@ -72,11 +41,14 @@ class InProcessTrainer(InProcessGroup[TrainerHandle]):
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
-            bounds=bounds or {},
+            bounds=bounds,
             schedule_step=minibatch.schedule_step if self.handle.has(capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
         )
-        return self.handle.train_step(request), plan
+        result = self.handle.train_step(request)
+        if result.logprobs is None:
+            return result, None
+        return result, put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int

@@ -393,7 +393,6 @@ def _algorithm(recipe: Recipe, entry: Entry, generator: Entry | None, dtype: Dty
         updates_per_step=recipe.training.updates_per_step,
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not truncated,
-        truncated_sampling=truncated,
     )
     vocabulary_size = config_number(recipe.model.path, "vocab_size")
     return build_algorithm(entry, context, plugin_config(recipe, entry), vocabulary_size)

@@ -6,13 +6,9 @@ import numpy as np
 
 from rlcore.spi import TrainStepResult
 
-AGREEMENT = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
-"""How far generator and trainer agree: only a step's first update compares them at the same weights."""
-
 
 def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
-    """Over a step's updates: the mean of each figure over the updates that report it, the greatest of `*_max`, and the first
-    update's AGREEMENT."""
+    """Over a step's updates: the mean of each figure over the updates that report it, and the greatest of `*_max`."""
     values: dict[str, list[float]] = {}
     for result in results:
         figures = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
@@ -22,6 +18,4 @@ def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
 
 
 def _over_updates(name: str, values: Sequence[float]) -> float:
-    if name in AGREEMENT:
-        return values[0]
     return max(values) if name.endswith("_max") else float(np.mean(values))

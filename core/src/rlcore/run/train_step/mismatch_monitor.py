@@ -1,21 +1,15 @@
 """Whether generator and trainer agree: a step's first update is held to bounds, and the samples that break them are kept."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from attrs import define, field
+from attrs import define
 
 from rlcore.run.protocols import Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import WorstSamples
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    BoundError,
-    LossSpec,
-    RefitError,
-    StorageError,
-    TrainStepResult,
-)
+from rlcore.spi import BoundError, RefitError, StorageError, TrainStepResult, capabilities
 from rlcore.spi.arrays import Float32Array, take_rows
 
 METRIC = "token_mult_prob_error"
@@ -31,58 +25,61 @@ class DisagreementWriter(Protocol):
 
 @define(kw_only=True, eq=False)
 class MismatchMonitor:
-    """Watches METRIC in each step's first update, the only one that finds the weights that generated.
+    """Judges METRIC in the results of each step's first update, the only one that finds the weights that generated.
 
-    A trainer that takes bounds refuses the update before anything changes where it lies above `end_above`, and the run ends.
+    A trainer that takes `bounds` refuses the update before anything changes where it lies above `end_above`, and the run ends.
     Above `warn_above` the update is made, the worst samples are written, and a note says so; a trainer that returns the
     log-probabilities of its step returns those that they are found by. Other trainers are judged by the figure that they
     return, and the log-probabilities written are those after the update.
     """
 
     trainer: TrainerGroup
+    """What it declares is looked at, and its log-probabilities are read where an update brings none."""
     writer: DisagreementWriter
     progress: Progress
     warn_above: float
     end_above: float
     warned: bool = False
     """Whether the last update lay above `warn_above`: that it goes on is not said again."""
-    _logprobs: Float32Array | None = field(default=None, init=False)
-    """float32 [T], of the update that is under way."""
 
-    def first_update(self, step: int, minibatch: Minibatch, loss: LossSpec, weight_version: int) -> TrainStepResult:
-        """A step's first update; RefitError, and nothing changed, where its figure is above `end_above`."""
-        self._logprobs = None
-        if GENERATION_LOGPROBS not in minibatch.batch.token_columns:
-            return self.trainer.train_step(minibatch, loss, weight_version)
-        bounds = {METRIC: self.end_above} if self.trainer.can_refuse else None
-        try:
-            if not self.trainer.returns_logprobs or not self._may_warn:
-                return self.trainer.train_step(minibatch, loss, weight_version, bounds)
-            result, self._logprobs = self.trainer.train_step_with_logprobs(minibatch, loss, weight_version, bounds)
-            return result
-        except BoundError as error:
-            if METRIC not in error.metrics:
-                raise
-            self._report(step, minibatch, error.metrics[METRIC], weight_version, refused=True)
-            raise
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """What a step's first update is bounded by: nothing where the trainer cannot refuse."""
+        return {METRIC: self.end_above} if self.trainer.has(capabilities.METRIC_BOUNDS) else {}
 
-    def after_first_update(self, step: int, minibatch: Minibatch, result: TrainStepResult) -> None:
-        """Judge the update that was made: RefitError where its figure is above `end_above`, as that of a trainer that cannot
-        refuse may be; else a note where that is due."""
-        found = result.metrics.get(METRIC)
-        if found is None or GENERATION_LOGPROBS not in minibatch.batch.token_columns:
-            return
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether a step's first update is to return its log-probabilities."""
+        return self._may_warn and self.trainer.has(capabilities.STEP_LOGPROBS)
+
+    def judge_refusal(self, step: int, minibatch: Minibatch, weight_version: int, error: BoundError) -> None:
+        """Judge a refused update, which changed nothing: RefitError where METRIC is the reason."""
+        if METRIC in error.metrics:
+            self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
+
+    def judge(self, step: int, minibatch: Minibatch, result: TrainStepResult, logprobs: Float32Array | None) -> None:
+        """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: RefitError where its
+        figure is above `end_above`, as that of a trainer that cannot refuse may be; else a note where that is due."""
+        found = result.metrics[METRIC]
         if found > self.end_above or (self._may_warn and found > self.warn_above):
-            version = result.weight_version - (self._logprobs is not None)
-            self._report(step, minibatch, found, version, refused=False)
+            version = result.weight_version - (logprobs is not None)
+            self._report(step, minibatch, found, version, logprobs, refused=False)
         self.warned = found > self.warn_above
-        self._logprobs = None
 
     @property
     def _may_warn(self) -> bool:
         return not self.warned and self.warn_above < self.end_above
 
-    def _report(self, step: int, minibatch: Minibatch, found: float, weight_version: int, *, refused: bool) -> None:
+    def _report(
+        self,
+        step: int,
+        minibatch: Minibatch,
+        found: float,
+        weight_version: int,
+        logprobs: Float32Array | None,
+        *,
+        refused: bool,
+    ) -> None:
         """Write the worst samples, by the log-probabilities of the update or else at the weights held, which are of that
         version; end the run, or note it."""
         ends = found > self.end_above
@@ -92,8 +89,7 @@ class MismatchMonitor:
             f"expected at most {bound:g} (training.{key}_{METRIC})"
         )
         batch, sequences = minibatch.batch, minibatch.sequences
-        before = refused or self._logprobs is not None
-        logprobs = self._logprobs
+        before = refused or logprobs is not None
         if logprobs is None:
             logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
         own = take_rows(logprobs, batch.offsets, sequences)

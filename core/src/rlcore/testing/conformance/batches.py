@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from attrs import evolve
 
-from rlcore.spi import ADVANTAGES, PREVIOUS_LOGPROBS, GlobalCounts, TokenBatch
+from rlcore.spi import ADVANTAGES, GlobalCounts, TokenBatch
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.conformance.probe import PROBE_WEIGHT
 
@@ -39,11 +39,13 @@ def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS
     )
 
 
-def with_previous_logprobs(batch: TokenBatch) -> TokenBatch:
-    """With random log-probabilities at the start of the step."""
+def with_logprobs(batch: TokenBatch, *names: str) -> TokenBatch:
+    """With columns of random log-probabilities, other ones in each."""
     random = np.random.default_rng(9)
-    column = np.where(batch.loss_mask, -random.exponential(3.0, batch.num_tokens), 0.0).astype(np.float32)
-    return batch.with_token_column(PREVIOUS_LOGPROBS, column)
+    for name in names:
+        column = np.where(batch.loss_mask, -random.exponential(3.0, batch.num_tokens), 0.0).astype(np.float32)
+        batch = batch.with_token_column(name, column)
+    return batch
 
 
 def spoiled(batch: TokenBatch) -> TokenBatch:

@@ -9,7 +9,7 @@ where b is 0 without log-probabilities at the start of the step.
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ADVANTAGES, TokenBatch
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, MISMATCH_METRICS, TokenBatch
 from rlcore.testing.conformance.reference import Float64Array
 
 PROBE_WEIGHT = "probe_weight"
@@ -36,6 +36,13 @@ class ProbeConfig:
     """The c of the formula."""
     poison_gradient: bool = False
     """Makes the gradient infinite while the loss stays finite."""
+
+
+def expected_mismatch(batch: TokenBatch, logprobs: Float64Array) -> dict[str, float]:
+    """MISMATCH_METRICS of a whole optimizer step in one batch, in float64, from the trainer's log-probabilities [T]."""
+    delta = (logprobs - batch.token_columns[GENERATION_LOGPROBS])[batch.loss_mask]
+    values = np.exp(np.abs(delta)), np.exp(delta) - 1 - delta, np.exp(delta)
+    return {name: float(value.mean()) for name, value in zip(MISMATCH_METRICS, values, strict=True)}
 
 
 def expected_probe(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import PREVIOUS_LOGPROBS, LossSpec, Provider, TokenBatch, capabilities
+from rlcore.spi import GENERATION_LOGPROBS, MISMATCH_METRICS, PREVIOUS_LOGPROBS, LossSpec, Provider, TokenBatch, capabilities
 from rlcore.testing.conformance.batches import (
     ARRANGEMENTS,
     LONG_LENGTHS,
@@ -15,11 +15,11 @@ from rlcore.testing.conformance.batches import (
     arranged_indices,
     make_batch,
     manifold,
-    with_previous_logprobs,
+    with_logprobs,
     without_loss,
 )
 from rlcore.testing.conformance.fixtures import require
-from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
+from rlcore.testing.conformance.probe import ProbeConfig, expected_mismatch, expected_probe
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
 from rlcore.testing.conformance.trainer_fixtures import (
     OpenTrainer,
@@ -146,7 +146,7 @@ class TrainerNumerics(TrainerFixtures):
     ) -> None:
         """The step's own, without a gradient; those of the column; or none. The column is there in each case."""
         require(provider, capabilities.PREVIOUS_LOGPROBS)
-        carrying, policy = with_previous_logprobs(batch), reference.load(trainer.weights())
+        carrying, policy = with_logprobs(batch, PREVIOUS_LOGPROBS), reference.load(trainer.weights())
         chosen = with_loss(loss, previous_logprobs=declared)
         logprobs, entropy = reference_logprobs(policy, batch, 1.0)
         previous = chosen.previous_of({PREVIOUS_LOGPROBS: carrying.token_columns[PREVIOUS_LOGPROBS]}, logprobs)
@@ -159,6 +159,30 @@ class TrainerNumerics(TrainerFixtures):
             assert_close(name, result.metrics[name], expected, tolerance)
         assert_close("loss", result.loss, value, tolerance)
         assert_close("grad_norm", result.grad_norm, norm, 1e-3)
+
+    @pytest.mark.parametrize("arrangement", ["together", "uneven"])
+    def test_generation_mismatch_is_reported_for_any_loss(
+        self,
+        open_trainer: OpenTrainer,
+        reference: Reference,
+        batch: TokenBatch,
+        loss: LossSpec,
+        arrangement: Arrangement,
+        tolerance: float,
+    ) -> None:
+        """Where it is asked for, beside the metrics of a loss that knows nothing of it; the update is the one without."""
+        carrying = with_logprobs(batch, GENERATION_LOGPROBS)
+        with open_trainer() as trainer:
+            before = trainer.weights()
+            plain = trainer.outcome(arrange(carrying, arrangement), temperature=TEMPERATURES[1])
+        with open_trainer() as trainer:
+            chosen = evolve(loss, generation_mismatch=True, token_columns=(*loss.token_columns, GENERATION_LOGPROBS))
+            found = trainer.outcome(arrange(carrying, arrangement), temperature=TEMPERATURES[1], loss=chosen)
+        logprobs, _ = reference_logprobs(reference.load(before), batch, TEMPERATURES[1])
+        for name, expected in expected_mismatch(carrying, logprobs).items():
+            assert_close(name, found.result.metrics[name], expected, tolerance)
+        metrics = {name: value for name, value in found.result.metrics.items() if name not in MISMATCH_METRICS}
+        assert_same_step(evolve(found, result=evolve(found.result, metrics=metrics)), plain, before)
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_update_does_not_depend_on_the_microbatches(

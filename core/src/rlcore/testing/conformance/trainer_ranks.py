@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
-from rlcore.spi import Provider, ScheduleSpec, TrainerContext, TrainerLayout, capabilities
+from rlcore.spi import (
+    GENERATION_LOGPROBS,
+    PREVIOUS_LOGPROBS,
+    Provider,
+    ScheduleSpec,
+    TrainerContext,
+    TrainerLayout,
+    capabilities,
+)
 from rlcore.spi.arrays import Float32Array, Int64Array
-from rlcore.testing.conformance.batches import make_batch, spoiled, with_previous_logprobs, without_loss
+from rlcore.testing.conformance.batches import make_batch, spoiled, with_logprobs, without_loss
 from rlcore.testing.conformance.fixtures import Device, require
 from rlcore.testing.conformance.probe import TOKEN_SHARE
 from rlcore.testing.conformance.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
@@ -108,10 +116,12 @@ def make_job(
     batch, other = make_batch(vocabulary_size, seed=1), make_batch(vocabulary_size, seed=3)
     empty = without_loss(other)
     first = (batch.select(of(4)), batch.select(of(0, 1, 3))), (batch.select(of(5)), batch.select(of(2)))
-    last = with_previous_logprobs(other), with_previous_logprobs(batch)
-    options: dict[str, Any] = {}
+    last = [with_logprobs(part, PREVIOUS_LOGPROBS, GENERATION_LOGPROBS) for part in (other, batch)]
+    loss = trainer.loss
     if capabilities.PREVIOUS_LOGPROBS in provider.capabilities:
-        options["loss"] = with_loss(trainer.loss, previous_logprobs="given")
+        loss = with_loss(loss, previous_logprobs="given")
+    loss = evolve(loss, generation_mismatch=True, token_columns=(*loss.token_columns, GENERATION_LOGPROBS))
+    options: dict[str, Any] = {"loss": loss}
     if capabilities.SCHEDULE_STEP in provider.capabilities:
         options["schedule_step"] = 5
     refused = {NOT_FINITE: shared(trainer, ((batch,), (spoiled(other),)), 1)}
@@ -125,7 +135,7 @@ def make_job(
         steps=(
             shared(trainer, first, 0),
             shared(trainer, ((batch, other), (empty, empty)), 1),
-            shared(trainer, (last[:1], last[1:]), 2, **options),
+            shared(trainer, ((last[0],), (last[1],)), 2, **options),
         ),
         refused=refused,
     )

@@ -7,7 +7,6 @@ from attrs import frozen
 
 from rlcore.spi import (
     ADVANTAGES,
-    GENERATION_LOGPROBS,
     REFERENCE_LOGPROBS,
     AlgorithmContext,
     AlgorithmNeeds,
@@ -75,7 +74,7 @@ class FakeAlgorithm:
             config=FakePolicyGradientConfig(
                 entropy_coefficient=self.config.entropy_coefficient, kl_coefficient=self.config.kl_coefficient
             ),
-            token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
+            token_columns=(ADVANTAGES, *reference),
             entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",
         )
 

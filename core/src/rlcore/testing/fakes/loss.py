@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
+from rlcore.spi import ADVANTAGES, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -65,8 +65,7 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * np.asarray(inputs.entropy)
         entropy_grads = -config.entropy_coefficient * weights
-    mismatch = np.exp(np.abs(current - columns[GENERATION_LOGPROBS]))
-    sums = {"token_mult_prob_error": float((weights * mismatch).sum()), "importance_ratio": float((weights * ratio).sum())}
+    sums = {"ratio": float((weights * ratio).sum())}
     if inputs.entropy is not None:
         sums["entropy"] = float((weights * np.asarray(inputs.entropy)).sum())
     loss = FakeLoss(value=float((weights * per_token).sum()), logprob_grads=weights * grads, entropy_grads=entropy_grads)

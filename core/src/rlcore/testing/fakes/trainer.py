@@ -8,16 +8,19 @@ from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from rlcore.spi import (
+    GENERATION_LOGPROBS,
+    MISMATCH_METRICS,
     BoundError,
     CheckpointError,
     CloseRequest,
     CloseResult,
     ContractError,
     ExportWeightsRequest,
+    GlobalCounts,
     LoadStateRequest,
     LoadStateResult,
     LogprobsRequest,
@@ -83,6 +86,8 @@ class FakeTrainer:
         """One update from all microbatches."""
         self.require_version("train_step", request.weight_version)
         loss, metrics, grads = (0.0, dict[str, float](), None) if self.config.instant else self.accumulate(request)
+        if self.config.instant and request.loss.generation_mismatch:
+            metrics = dict(zip(MISMATCH_METRICS, (1.0, 0.0, 1.0), strict=True))
         norm = 0.0 if grads is None else sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(f"train_step: found loss {loss} and gradient norm {norm}; expected finite ones. State kept")
@@ -253,7 +258,18 @@ class FakeTrainer:
         }
         function = pkgutil.resolve_name(request.loss.path)
         output: LossOutput = function(LossInputs(**fields), request.loss.config)
-        return output
+        if not request.loss.generation_mismatch:
+            return output
+        return evolve(output, sums={**output.sums, **self.mismatch(batch, current, request.counts)})
+
+    def mismatch(self, batch: TokenBatch, current: Float64Array, counts: GlobalCounts) -> dict[str, Any]:
+        """MISMATCH_METRICS of a microbatch, each its part of the mean over the step's loss tokens."""
+        delta = (current - batch.token_columns[GENERATION_LOGPROBS])[batch.loss_mask]
+        near = delta.clip(-50.0, 50.0)
+        with np.errstate(over="ignore"):
+            ratio = np.exp(delta)
+        values = np.exp(np.abs(near)), np.expm1(near) - near, np.where(np.isfinite(ratio), ratio, 0.0)
+        return {name: value.sum() / counts.num_loss_tokens for name, value in zip(MISMATCH_METRICS, values, strict=True)}
 
     def step_logprobs(self, request: TrainStepRequest) -> tuple[Float32Array, ...]:
         """What the loss got, for TrainStepResult.logprobs."""

@@ -55,51 +55,22 @@ class PoolTrainer:
         """Whether every rank lives and is in a known state."""
         return self.calls.is_usable
 
-    @property
-    def can_refuse(self) -> bool:
-        """Whether `train_step` takes bounds."""
-        return self.has(capabilities.METRIC_BOUNDS)
-
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
-    @property
-    def returns_logprobs(self) -> bool:
-        """Whether there is `train_step_with_logprobs`."""
-        return self.has(capabilities.STEP_LOGPROBS)
-
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> TrainStepResult:
-        """One optimizer step on the minibatch, each data-parallel rank with its part of it."""
-        return self._step(minibatch, loss, weight_version, bounds)[0][0]
-
-    def train_step_with_logprobs(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, bounds: Mapping[str, float] | None = None
-    ) -> tuple[TrainStepResult, Float32Array]:
-        """`train_step`, and what `logprobs` would have returned for the policy and the minibatch's sequences before it."""
-        results, dispatch = self._step(minibatch, loss, weight_version, bounds, logprobs=True)
-        found = [array for result in results for array in result.logprobs or ()]
-        return results[0], dispatch.join(minibatch.batch, found)
-
-    def _step(
-        self,
-        minibatch: Minibatch,
-        loss: LossSpec,
-        weight_version: int,
-        bounds: Mapping[str, float] | None,
-        *,
-        logprobs: bool = False,
-    ) -> tuple[list[TrainStepResult], Dispatch]:
-        """The results of all ranks, of which the first of each data-parallel rank has the log-probabilities."""
+        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    ) -> tuple[TrainStepResult, Float32Array | None]:
+        """One optimizer step on the minibatch, each data-parallel rank with its part of it, and its log-probabilities where
+        asked for."""
         batch = columns_for(minibatch.batch, loss)
         order = StepCommand(
             counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
-            bounds=dict(bounds or {}),
+            bounds=dict(bounds),
             schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
         )
@@ -112,7 +83,8 @@ class PoolTrainer:
                 self.calls.lose("ranks disagree on the figures of a step")
                 found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
                 raise ContractError(f"train_step: {self.calls.places[rank]} returned {found}; expected rank 0's {expected}")
-        return [results[leader] for leader in leaders], dispatch
+        arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
+        return results[leaders[0]], dispatch.join(batch, arrays) if logprobs else None
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
