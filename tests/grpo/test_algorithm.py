@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from attrs import evolve
 
 from rlcore.schema.structure import structure
 from rlcore.spi import (
@@ -18,13 +17,10 @@ from rlcore.spi import (
     WEIGHT_VERSIONS,
     AlgorithmContext,
     AlgorithmNeeds,
-    CheckContext,
-    ModelSpec,
     RolloutBatch,
     TokenBatch,
 )
 from rlcore_grpo.algorithm import Grpo
-from rlcore_grpo.check import check
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.provider import PROVIDER
 
@@ -184,14 +180,3 @@ def test_options_out_of_range_are_refused(wrong):
 
 def test_what_never_clips_or_truncates_can_be_said():
     assert structure({"clip_high": math.inf, "importance_maximum": math.inf}, GrpoConfig, "algorithm.grpo")[1] == []
-
-
-def test_constant_length_belongs_to_constant_normalisation_alone():
-    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8)
-    good = GrpoConfig(loss_normalisation="constant", constant_length=32)
-    assert not check(context, good)
-    assert not check(context, GrpoConfig())
-    for wrong in (evolve(good, constant_length=None), evolve(good, loss_normalisation="token")):
-        (problem,) = check(context, wrong)
-        assert problem.path == "algorithm.grpo.constant_length"
-        assert "rollout.max_response_tokens" in problem.remedy

@@ -1,10 +1,7 @@
 """The math environment: prompts, references, and verification that no response can hang."""
 
 import asyncio
-import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,23 +13,16 @@ from attrs import evolve
 
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
-    CheckContext,
     ConfigError,
     DataError,
     EnvironmentContext,
     FinishReason,
-    ModelSpec,
-    PluginError,
     RewardError,
     Turn,
 )
-from rlcore_math.checks import check_math
 from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
 from rlcore_math.provider import MATH
-from rlcore_math.verifier import Verifier
-from rlcore_math.worker import Child, Limits
-from rlcore_math.worker import _ask as ask_child
 
 ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0, max_memory_mib=2047)
 SYMBOLIC = "2^{10}"
@@ -168,67 +158,6 @@ def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):
     assert MATH.max_concurrent(MathConfig()) == 32
 
 
-@pytest.fixture
-def judged_by(monkeypatch):
-    """A child of a worker in which a function of the test judges."""
-    children = []
-
-    def make(judge, timeout_s=0.3):
-        monkeypatch.setattr("rlcore_math.answers.judge", lambda *_, **__: judge())
-        children.append(Child(Limits(timeout_s=timeout_s, max_memory_bytes=2**40)))
-        return children[-1]
-
-    yield make
-    for child in children:
-        with contextlib.suppress(ChildProcessError):
-            child.ended_by()
-
-
-REQUEST = json.dumps({"reference": "1", "response": "1", "require_boxed": False}) + "\n"
-
-
-def compute(seconds):
-    start = time.process_time()
-    while time.process_time() - start < seconds:
-        pass
-    return "right"
-
-
-def test_time_is_the_processors_so_that_a_busy_machine_makes_no_answer_slow(judged_by):
-    def wait():
-        time.sleep(1.0)
-        return "right"
-
-    assert json.loads(judged_by(wait).ask(REQUEST)) == {"verdict": "right"}
-    endless = judged_by(lambda: compute(60))
-    assert endless.ask(REQUEST) is None
-    assert endless.ended_by() == -signal.SIGPROF
-
-
-def test_a_costly_answer_leaves_nothing_behind(judged_by):
-    child = judged_by(lambda: compute(0.3), timeout_s=5.0)
-    assert json.loads(child.ask(REQUEST)) == {"verdict": "right"}
-    assert child.ask(REQUEST) is None
-    assert child.ended_by() == 0
-
-
-@pytest.mark.parametrize(
-    ("judge", "verdict"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed"),
-        (lambda: 1 // 0, "failed"),
-        (lambda: compute(60), "too_slow"),
-    ],
-)
-def test_what_ends_a_child_is_told_apart(judged_by, judge, verdict):
-    # A crash costs the system time of its own, which counts.
-    timeout_s = 1.0 if verdict == "too_slow" else 60.0
-    answer, child = ask_child(REQUEST, judged_by(judge, timeout_s), Limits(timeout_s=timeout_s, max_memory_bytes=2**40))
-    assert json.loads(answer) == {"verdict": verdict}
-    assert child is None
-
-
 def process_of(made):
     """Its only one, which waits."""
     worker = made._verifier._idle.get()
@@ -264,42 +193,6 @@ def test_memory_is_limited(shared):
         assert f"Max data size             {2047 * 2**20}" in limits.read()
 
 
-def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text("raise ImportError('no grammar')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    broken = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
-    with pytest.raises(PluginError, match=r"(?s)worker 5\.0 1024\) does not start: .*ImportError: no grammar"):
-        asyncio.run(broken.judge("1", "1", require_boxed=False))
-    monkeypatch.delenv("PYTHONPATH")
-    assert asyncio.run(broken.judge("1", "1", require_boxed=False)) == "right"
-
-
-SCRIPT = """
-import asyncio, sys
-from rlcore_math.verifier import Verifier
-verifier = Verifier(num_processes=1, timeout_s=2.0, max_memory_mib=1024)
-asyncio.run(verifier.judge("1", "1", require_boxed=False))
-print(verifier._idle.get()._process.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_run(sent):
-    run = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    worker = int(run.stdout.readline())
-    run.send_signal(sent)
-    run.wait(60)
-    deadline = time.monotonic() + 30
-    while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not os.path.exists(f"/proc/{worker}")
-    run.stdin.close()
-    run.stdout.close()
-
-
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -310,16 +203,6 @@ def test_workers_end_with_the_run(sent):
 def test_impossible_options_are_named(options, option):
     with pytest.raises(ConfigError, match=rf"environment\.math\.{option}: found"):
         environment(**options)
-
-
-def test_a_slow_answer_must_be_found_wrong_before_its_call_fails():
-    context = CheckContext(
-        model=ModelSpec(path="m"), device="cpu", world_size=1, max_sequence_length=8, environment_timeout_s=3.0
-    )
-    assert check_math(context, MathConfig(verification_timeout_s=2.9)) == []
-    [problem] = check_math(context, MathConfig(verification_timeout_s=3.0))
-    assert (problem.path, problem.found) == ("environment.math.verification_timeout_s", "3.0")
-    assert problem.expected == "less than rollout.environment_timeout_s, which is 3"
 
 
 def test_the_provider_imports_nothing_heavy():

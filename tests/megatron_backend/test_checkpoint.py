@@ -8,11 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from megatron_checkpoint_cases import (
     LAYOUTS,
     ONE,
@@ -36,7 +33,6 @@ from rlcore.run.storage.checkpoint import LoopState, find_damage, save_checkpoin
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, ScheduleSpec, StorageError
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
-from rlcore_megatron.shards import boxes
 
 Results = list[dict[str, str]]
 MakeBackend = Callable[..., MegatronBackend]
@@ -250,16 +246,3 @@ def test_full_disk_is_a_storage_error(trained: MegatronBackend, tmp_path: Path) 
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert step(trained, 2).weight_version == 3
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
-def test_boxes_are_the_run_of_elements(shape: list[int], data: st.DataObject) -> None:
-    whole = np.arange(np.prod(shape)).reshape(shape)
-    first = data.draw(st.integers(0, whole.size))
-    beyond = data.draw(st.integers(first, whole.size))
-    found = [
-        whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, sizes, strict=True))].ravel()
-        for offset, sizes in boxes(shape, first, beyond)
-    ]
-    assert np.concatenate([[], *found]).tolist() == list(range(first, beyond))
-    assert len(found) <= 2 * len(shape) - 1

@@ -13,7 +13,7 @@ from rlcore.spi import CloseRequest, LogprobsRequest, SetResidencyRequest
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
-from rlcore_torchkit.residency import Discarded, num_bytes
+from rlcore_torchkit.residency import num_bytes
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")
@@ -49,18 +49,6 @@ def backend(models: Path) -> Iterator[MakeBackend]:
 
 def move(trainer: MegatronBackend, request: SetResidencyRequest) -> int:
     return trainer.set_residency(request).device_bytes
-
-
-def test_discarded_memory_comes_back_as_zeros_underneath_its_views() -> None:
-    whole = torch.ones(8)
-    half, discarded = whole[4:], Discarded()
-    for _ in range(2):
-        discarded.discard([whole, half])
-        discarded.discard([half])
-        assert num_bytes([whole, half]) == 0
-        discarded.restore()
-        half += 1.0
-        assert whole.tolist() == [0.0] * 4 + [1.0] * 4
 
 
 def test_bytes_are_those_of_weights_reference_gradients_and_optimizer(backend: MakeBackend) -> None:

@@ -1,25 +1,20 @@
 """Checking, loading and writing of Hugging Face model directories."""
 
-import errno
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlcore.model_files import model_problems
-from rlcore.spi import ContractError, ModelError, ModelSpec, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
-from rlcore.testing.models import make_model
+from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_torchkit.attention import PACKED_ATTENTION
-from rlcore_torchkit.buckets import make_buckets
-from rlcore_torchkit.hf_directory import storage_errors, write_hf_directory
 from rlcore_torchkit.models import architecture_of, architecture_problems, load_config, load_model
 
 
@@ -185,110 +180,3 @@ def test_checking_imports_no_torch() -> None:
         "m.architecture_problems('a/b'); model_problems('a/b'); print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor for file in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-
-
-def make_export(tensors: dict[str, Tensor], *, max_bucket_bytes: int = 5000) -> WeightExport:
-    """An export whose buckets are overwritten when the next one is taken, as a trainer may do."""
-    specs = tuple(TensorSpec(name=name, shape=tuple(tensor.shape), dtype="float32") for name, tensor in tensors.items())
-
-    def buckets() -> Iterator[WeightBucket]:
-        for bucket in make_buckets(((name, tensor.clone()) for name, tensor in tensors.items()), max_bucket_bytes):
-            yield bucket
-            for named in bucket.tensors:
-                named.tensor.zero_()
-
-    return WeightExport(weight_version=3, specs=specs, buckets=buckets(), persistent=False)
-
-
-@pytest.mark.parametrize("max_shard_bytes", [2**30, 40_000])
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "llama"])
-def test_a_written_directory_is_the_same_model(
-    architecture: str, max_shard_bytes: int, model_directory: Callable[[str], Path], tmp_path: Path, plain_model: Callable
-) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source = model_directory(architecture)
-    tensors = read_tensors(source)
-    files = write_hf_directory(make_export(tensors), str(source), tmp_path, "float32", max_shard_bytes=max_shard_bytes)
-    assert sorted(files) == sorted(file.name for file in tmp_path.iterdir())
-    assert check_model(str(tmp_path)) == []
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (max_shard_bytes == 40_000)
-    written = read_tensors(tmp_path)
-    assert written.keys() == tensors.keys()
-    assert "lm_head.weight" not in written
-    assert all(torch.equal(written[name], tensor) for name, tensor in tensors.items())
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", attn_implementation="eager")
-    for name, parameter in plain_model(architecture).named_parameters():
-        assert torch.equal(loaded.get_parameter(name), parameter)
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path)("1+1")["input_ids"] == AutoTokenizer.from_pretrained(source)("1+1")["input_ids"]
-    )
-    assert loaded.generation_config.eos_token_id == 0
-
-
-def test_an_untied_head_and_another_dtype(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    source = make_model(tmp_path / "source", "qwen2", tied=False)
-    tensors = read_tensors(source)
-    target = tmp_path / "target"
-    target.mkdir()
-    write_hf_directory(make_export(tensors), str(source), target, "bfloat16")
-    written = read_tensors(target)
-    assert "lm_head.weight" in written
-    assert all(torch.equal(written[name], tensor.bfloat16()) for name, tensor in tensors.items())
-    loaded = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
-    assert loaded.dtype == torch.bfloat16
-    assert torch.equal(loaded.lm_head.weight, tensors["lm_head.weight"].bfloat16())
-
-
-@pytest.mark.parametrize(("change", "message"), [("missing", "nothing"), ("surplus", "after the last"), ("order", "expected")])
-def test_an_export_that_breaks_its_specs_is_refused(
-    change: str, message: str, model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
-    source = model_directory("qwen2")
-    export = make_export(read_tensors(source))
-    specs = {"missing": (*export.specs, export.specs[0]), "surplus": export.specs[:-1], "order": export.specs[::-1]}[change]
-    broken = WeightExport(weight_version=0, specs=specs, buckets=export.buckets, persistent=False)
-    with pytest.raises(ContractError, match=message):
-        write_hf_directory(broken, str(source), tmp_path, "float32")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_write_that_fails_is_a_storage_error(file: str, model_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    """A limit on file sizes fails a real write in the middle, as a full disk does."""
-    import resource
-
-    source = model_directory("qwen2")
-    limit = (source / file).stat().st_size // 2
-    tensors = {"model.norm.weight": torch.zeros(4)} if file == "tokenizer.json" else read_tensors(source)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(StorageError, match="File too large"):
-            write_hf_directory(make_export(tensors), str(source), tmp_path, "float32")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_is_named_as_such(tmp_path: Path) -> None:
-    from safetensors import SafetensorError
-
-    full = "Error while serializing: I/O error: No space left on device (os error 28)"
-    for error in (SafetensorError(full), OSError(errno.ENOSPC, "No space left on device")):
-        with pytest.raises(StorageError, match=r"No space left on device. Make room"), storage_errors(tmp_path):
-            raise error
-    with pytest.raises(SafetensorError, match="another"), storage_errors(tmp_path):
-        raise SafetensorError("another")
-
-
-def test_a_missing_target_is_a_storage_error(model_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    source = model_directory("qwen2")
-    with pytest.raises(StorageError, match="missing"):
-        write_hf_directory(make_export(read_tensors(source)), str(source), tmp_path / "missing", "float32")

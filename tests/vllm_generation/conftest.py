@@ -6,11 +6,21 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from attrs import frozen
 from safetensors.torch import load_file
 
-from rlcore.spi import CloseRequest, GeneratorContext, ModelSpec, RankInfo, RefitRequest
+from rlcore.spi import (
+    CloseRequest,
+    GenerateRequest,
+    GeneratorContext,
+    ModelSpec,
+    RaggedTokens,
+    RankInfo,
+    RefitRequest,
+    SamplingParams,
+)
 from rlcore.testing.conformance.tensors import make_export
 from rlcore.testing.models import make_model
 from rlcore_vllm.backend import VllmBackend
@@ -102,3 +112,15 @@ def hosted_backend(two_models, tmp_path_factory, torchao_imported):
     backend = VllmBackend(context, VllmConfig(replicas=2, cpu_kv_cache_gib=0.1, refit_timeout_s=60.0))
     yield backend
     backend.close(CloseRequest())
+
+
+def request_of(lengths: list[int], num_samples: int, max_tokens: int = 8) -> GenerateRequest:
+    num = len(lengths) * num_samples
+    return GenerateRequest(
+        prompts=RaggedTokens.from_lists([[index] * length for index, length in enumerate(lengths)]),
+        num_samples=num_samples,
+        seeds=np.arange(num) + 100,
+        max_tokens=np.full(num, max_tokens, np.int32),
+        sampling=SamplingParams(),
+        weight_version=0,
+    )

@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckContext, GeneratorContext, ModelSpec, Problem, RankInfo
+from rlcore.spi import CheckContext, ModelSpec, Problem
 from rlcore.testing.models import make_model
-from rlcore_torchkit.device_memory import GIB, device_memories
+from rlcore_torchkit.device_memory import GIB
 from rlcore_vllm import check as check_module
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.engine_arguments import OWNED, engine_arguments
-from rlcore_vllm.explain import explain, is_passing
-from rlcore_vllm.memory import model_size
-from rlcore_vllm.settings import engine_settings
 
 Problems = Callable[..., list[Problem]]
 
@@ -98,27 +94,6 @@ def test_the_engines_table_is_held_against_vllms_own_arguments(
     assert problem.path == f"generator.vllm.engine.{path}"
     assert found in problem.found
     assert remedy in problem.remedy
-
-
-def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
-    """And every argument that rlcore gives an engine is either refused in the table or a default that it may change."""
-    import dataclasses
-
-    from vllm import EngineArgs
-
-    arguments = engine_arguments()
-    assert arguments.keys() == {field.name for field in dataclasses.fields(EngineArgs) if not field.name.startswith("_")}
-    assert arguments["block_size"].types == (int,)
-    assert arguments["enable_chunked_prefill"].types == (bool,)
-    assert arguments["kv_cache_dtype"].types is None
-    assert OWNED.keys() <= arguments.keys() | {"device_ids", "data_parallel_size"}
-    given: set[str] = set()
-    for device in ("cpu", "cuda"):
-        place = RankInfo(device=device)  # type: ignore[arg-type]
-        context = GeneratorContext(model=ModelSpec(path="x"), rank_info=place, seed=0, max_sequence_length=8)
-        given |= engine_settings(context, VllmConfig()).arguments.keys()
-    defaults = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "enable_chunked_prefill", "hf_overrides"}
-    assert given - OWNED.keys() <= defaults | {"disable_log_stats"}
 
 
 @pytest.mark.parametrize(
@@ -243,109 +218,8 @@ def test_a_kv_cache_too_small_for_one_sequence(problems: Problems) -> None:
     assert "rollout.max_prompt_tokens" in problem.remedy
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "qwen3_moe"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, architecture: Any, tied: bool) -> None:
-    from safetensors.torch import load_file
-
-    directory = make_model(tmp_path, architecture, tied=tied, hidden_size=64, num_heads=4, num_kv_heads=2)
-    size = model_size(json.loads((directory / "config.json").read_text()), "float32")
-    held = sum(tensor.nbytes for tensor in load_file(directory / "model.safetensors").values())
-    assert size.weights == pytest.approx(held, rel=0.02)
-    assert size.weights <= held
-    assert size.kv_per_token == 2 * 2 * 2 * 16 * 4
-
-
 def test_foreign_models_are_reported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OddForCausalLM"]}')
     context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=8)
     (problem,) = check(context, VllmConfig())
     assert problem.found == "architecture OddForCausalLM"
-
-
-def test_devices_are_counted_as_cuda_counts_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, GPU-aaa, 81559'\necho '1, GPU-bbb, 143771'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert device_memories() == [81559 * 2**20, 143771 * 2**20]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert device_memories() == [143771 * 2**20, 81559 * 2**20]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    assert device_memories() == [143771 * 2**20]
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert device_memories() is None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ValueError: No available memory for the cache blocks. Try increasing", "generator.vllm.gpu_memory_utilization"),
-        (
-            "ValueError: To serve at least one request with the model's max seq len (256), (0.03 GiB KV cache is needed, which "
-            "is larger than the available KV cache memory (0.01 GiB). Based on",
-            "one sequence of 256 tokens needs 0.03 GiB of KV cache; 0.01 GiB are left for it. Raise generator.vllm.gpu_memory",
-        ),
-        (
-            "ValueError: Free memory on device cuda:0 (11.2/79.1 GiB) on startup is less than desired GPU memory utilization "
-            "(0.5, 39.5 GiB). Decrease GPU",
-            "11.2 of 79.1 GiB are free on cuda:0; generator.vllm.gpu_memory_utilization = 0.5 asks for 39.5 GiB",
-        ),
-        (
-            "ValueError: Available memory on node 0 (1.5/7.8 GiB) on kv cache allocation is less than requested memory for kv "
-            "(64.0 GiB). Decrease",
-            "1.5 of 7.8 GiB of the machine's memory are free, and the engine asks for 64.0 GiB. Lower generator.vllm.cpu_kv",
-        ),
-        (
-            "Available memory on node 0 (1.5/7.8 GiB) on startup is less than desired CPU memory utilization (0.9, 7.0 GiB).",
-            "asks for a share of 0.9, 7.0 GiB",
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "the device's memory ran out"),
-        (
-            "User-specified max_model_len (999) is greater than the derived max_model_len (max_position_embeddings=512 or",
-            "sequences of 999 tokens are longer than the model takes (max_position_embeddings=512)",
-        ),
-        (
-            "Total number of attention heads (14) must be divisible by tensor parallel size (4).",
-            "generator.vllm.tensor_parallel = 4 does not divide the model's 14 attention heads",
-        ),
-        (
-            "Model architectures ['OtherModel'] are not supported for now. Supported",
-            "does not support the architecture OtherModel",
-        ),
-        ("OSError: [Errno 98] Address already in use", "a port is taken"),
-    ],
-)
-def test_vllms_errors_are_told_in_the_recipes_terms(text: str, expected: str) -> None:
-    assert expected in str(explain(f"Traceback (most recent call last):\n  File ...\n{text}\n"))
-
-
-def test_the_installed_vllm_words_its_errors_so() -> None:
-    """The same messages, raised by vLLM's own checks."""
-    from types import SimpleNamespace
-
-    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
-    from vllm.v1.worker.utils import request_memory
-
-    def explained(function: Callable[..., object], *arguments: object) -> str:
-        with pytest.raises(ValueError) as error:
-            function(*arguments)
-        return str(explain(str(error.value)))
-
-    assert "leave no memory for the KV cache" in explained(_check_enough_kv_cache_memory, 0, lambda: 1, 256, lambda _: 0)
-    assert "one sequence of 256 tokens needs 2.0 GiB of KV cache; 1.0 GiB are left" in explained(
-        _check_enough_kv_cache_memory, GIB, lambda: 2 * GIB, 256, lambda _: 100
-    )
-    snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=10 * GIB, device_="cuda:0")
-    assert "10.0 of 80.0 GiB are free on cuda:0; generator.vllm.gpu_memory_utilization = 0.5 asks for 40.0 GiB" in explained(
-        request_memory, snapshot, SimpleNamespace(gpu_memory_utilization=0.5)
-    )
-
-
-def test_other_errors_are_left_alone() -> None:
-    assert explain("RuntimeError: something else") is None
-    disturbed = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB. This happens when"
-    assert "126.14 GiB were free, then 135.33 GiB" in str(explain(disturbed))
-    assert is_passing(disturbed)
-    assert not is_passing("RuntimeError: something else")

@@ -1,4 +1,4 @@
-"""What a run looks like: plain lines, the live display on a terminal, and the report."""
+"""What a run looks like: plain lines, the live display on a terminal."""
 
 import contextlib
 import io
@@ -15,46 +15,8 @@ from rich.console import Console
 
 from rlcore.cli.display import LiveProgress, PlainProgress, open_display
 from rlcore.cli.errors import RUN_DIRECTORY
-from rlcore.cli.figures import describe_figures, describe_times, sparkline
-from rlcore.cli.report import run_report
 
-STEP = {
-    "reward_mean": 0.5,
-    "loss": 0.25,
-    "response_length_mean": 7.25,
-    "mean_generated_tokens": 7.25,
-    "tokens_per_second": 1234.5,
-    "time/total_s": 2.0,
-    "time/generation_s": 1.25,
-    "time/train_s": 0.5,
-    "time/refit_s": 0.001,
-    "time/other_s": 0.249,
-}
-PHASES = ("total", "generation", "rewards", "logprobs", "train", "refit", "other")
-SUMMARY = {
-    "run_directory": "runs/demo",
-    "accuracy_before": 0.25,
-    "accuracy_after": 0.875,
-    "step_time_median_s": dict.fromkeys(PHASES, 0.5) | {"rewards": 0.0},
-    "seconds_by_phase": dict.fromkeys(PHASES, 10.0) | {"total": 40.0, "rewards": 0.0},
-    "tokens_per_second_median": 1234.5,
-    "total_s": 50.0,
-    "setup_s": 5.0,
-    "model": "runs/demo/model",
-}
-
-
-def drive(progress, directory: Path, num_steps: int = 3) -> None:
-    """A whole run's events."""
-    progress.phase("set-up")
-    progress.started(directory, 0, num_steps)
-    progress.phase("evaluation")
-    progress.step(0, {"evaluation/pass@1": 0.25})
-    for step in range(1, num_steps + 1):
-        progress.phase("generation")
-        progress.step(step, {**STEP, "reward_mean": step / num_steps})
-    progress.note("step 3 has nothing to learn from")
-    progress.finished({**SUMMARY, "run_directory": str(directory)})
+from .shown_run import STEP, SUMMARY, drive  # type: ignore[import-not-found]
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -136,18 +98,15 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from rlcore.cli.display import open_display
-import importlib.util
-spec = importlib.util.spec_from_file_location("display_test", {file!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+from shown_run import drive
 with open_display("auto", {{}}) as progress:
-    module.drive(progress, Path({directory!r}), 40)
+    drive(progress, Path({directory!r}), 40)
 print("went on", file=sys.stderr)
 """
 
 
 def script(directory: Path) -> list[str]:
-    text = SCRIPT.format(folder=str(Path(__file__).parent), file=__file__, directory=str(directory))
+    text = SCRIPT.format(folder=str(Path(__file__).parent), directory=str(directory))
     return [sys.executable, "-c", text]
 
 
@@ -203,51 +162,3 @@ def test_a_resumed_run_reports_the_whole_curve(capsys: pytest.CaptureFixture[str
     output = capsys.readouterr().out
     assert "steps 40 to 40" in output
     assert "100.0 generated tokens a sample" in output
-
-
-def report_text(summary: dict[str, object], records: list[dict[str, float]]) -> str:
-    console = Console(width=100, file=io.StringIO())
-    console.print(run_report(summary, records))
-    return console.file.getvalue()
-
-
-def test_the_report_of_a_run() -> None:
-    text = report_text(SUMMARY, [{"step": 1, **STEP}])
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
-    assert rows["generation"] == ["0.500", "10.0", "25", "%"]
-    assert rows["total"] == ["0.500", "40.0", "100", "%"]
-    assert "rewards" not in rows, "a phase that never ran"
-    assert "1,234 tokens per second (median); 7.2 generated tokens a sample" in text
-    assert "in all 50.0 s, set-up 5.0 s" in text
-    assert "model: runs/demo/model" in text
-    assert text.rstrip().endswith("run directory: runs/demo")
-
-
-def test_the_report_fits_a_narrow_terminal() -> None:
-    records = [{**STEP, "step": step, "reward_mean": step / 40} for step in range(1, 41)]
-    console = Console(width=60, file=io.StringIO())
-    console.print(run_report(SUMMARY, records, width=console.width))
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 60
-    (ticks,) = (line for line in lines if line.split()[:1] == ["1"])
-    assert ticks.split()[-1] == "40", "the curve is cut off at its end"
-
-
-def test_the_report_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotext", None)
-    text = report_text(SUMMARY, [{"step": 1, **STEP}])
-    assert "no curve: plotext is not installed: pip install plotext" in text
-    assert text.rstrip().endswith("run directory: runs/demo")
-
-
-def test_the_report_of_a_run_that_measured_nothing() -> None:
-    assert report_text({"run_directory": "runs/x"}, []).strip() == "run directory: runs/x"
-
-
-def test_figures_in_words() -> None:
-    assert describe_figures({"loss": 0.5}) == [("loss", "0.5000")]
-    assert describe_figures({"loss": 0.5, "reward_mean": 1.0}) == [("reward", "1.000")]
-    assert describe_times({"reward_mean": 1.0}) == []
-    assert describe_times({"time/total_s": 0.5}) == ["0.50 s"]
-    assert sparkline([0.0, 1.0, 0.5, 0.5], 3) == "█▁▁"
-    assert sparkline([1.0], 5) == "▁"

@@ -10,15 +10,12 @@ import pandas
 import pyarrow.parquet
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlcore.registry.discovery import Registry
 from rlcore.registry.handles import TrainerHandle
 from rlcore.run.report.progress import SilentProgress
-from rlcore.run.storage.mismatch_report import save_disagreement
-from rlcore.run.train_step.mismatch import MAX_SAMPLES, WorstSamples
-from rlcore.spi import GENERATION_LOGPROBS, RefitError, TokenBatch, capabilities
+from rlcore.run.train_step.mismatch import MAX_SAMPLES
+from rlcore.spi import RefitError, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 
@@ -223,57 +220,3 @@ def test_a_full_disk_does_not_hide_the_disagreement(
     lie(2.0, versions={4})
     with pytest.raises(RefitError, match=r"token_mult_prob_error is 3\..*could not be kept.*No space left on device"):
         run("logging.rollouts_every_n_steps=0")
-
-
-@st.composite
-def minibatches(draw: st.DrawFn) -> tuple[TokenBatch, Any]:
-    lengths = draw(st.lists(st.integers(2, 6), min_size=1, max_size=24))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    random = np.random.default_rng(draw(st.integers(0, 999)))
-    mask = random.random(offsets[-1]) < 0.5
-    mask[offsets[:-1]] = False
-    mask[-1] = True
-    generation, trainer = (
-        np.where(mask, -scale * random.exponential(size=offsets[-1]), 0.0).astype(np.float32) for scale in (1.0, 3.0)
-    )
-    batch = TokenBatch(
-        tokens=random.integers(1, 32, offsets[-1], dtype=np.int32),
-        offsets=offsets,
-        loss_mask=mask,
-        token_columns={GENERATION_LOGPROBS: generation},
-    )
-    return batch, trainer
-
-
-@given(minibatches())
-def test_the_worst_samples_are_those_that_add_most_a_token(made: tuple[TokenBatch, Any]) -> None:
-    batch, trainer = made
-    naive = []
-    for index in range(batch.num_sequences):
-        part = slice(batch.offsets[index], batch.offsets[index + 1])
-        mask = batch.loss_mask[part]
-        difference = trainer[part].astype(np.float64) - batch.token_columns[GENERATION_LOGPROBS][part]
-        if mask.any():
-            naive.append(np.exp(np.abs(difference[mask])).mean())
-    worst = WorstSamples.of(batch, trainer, 7)
-    np.testing.assert_allclose(worst.errors, sorted(naive, reverse=True)[:MAX_SAMPLES], rtol=1e-5)
-    assert worst.batch.num_sequences == min(len(naive), MAX_SAMPLES)
-    for index, position in enumerate(worst.worst_positions.tolist()):
-        part = worst.differences[worst.batch.offsets[index] : worst.batch.offsets[index + 1]]
-        assert abs(part[position]) == np.abs(part).max()
-
-
-def test_columns_that_an_algorithm_dropped_are_left_out(tmp_path: Path) -> None:
-    batch = TokenBatch(
-        tokens=np.arange(1, 601, dtype=np.int32) % 31 + 1,
-        offsets=np.array([0, 600], np.int64),
-        loss_mask=np.arange(600) > 2,
-        token_columns={GENERATION_LOGPROBS: np.full(600, -1000.0, np.float32)},
-    )
-    worst = WorstSamples.of(batch, np.full(600, -1.0, np.float32), 0)
-    path = save_disagreement(tmp_path / "disagreement", 1, "heading", worst, FakeTokenizer())
-    table = pandas.read_parquet(path)
-    assert "weight_versions" not in table.columns
-    assert table["group"].isna().all()
-    assert np.isfinite(table["token_mult_prob_error"]).all()
-    assert max(map(len, path.with_suffix(".txt").read_text().splitlines())) < 450

@@ -1,8 +1,6 @@
 """What cannot work on a cluster: one clear message each, before anything is allocated where that is possible."""
 
 import importlib.util
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +11,6 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.execution.ray import pool, session
-from rlcore.run.execution.ray.affinity import bind_near, parse_cores
-from rlcore.run.execution.ray.commands import Software
-from rlcore.run.execution.ray.worker import Worker
 from rlcore.run.plan.generator_placement import generator_span
 from rlcore.run.plan.prepare import RunPlan
 from rlcore.run.report.progress import SilentProgress
@@ -169,128 +163,6 @@ def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) 
     assert "this worker has version 1.0. Install the same version" in str(caught.value)
 
 
-def test_another_version_of_the_core_is_named_with_its_nodes() -> None:
-    from rlcore.run.execution.ray.failures import WorkerInfo
-
-    here = Software.here()
-    other = Software(versions=(*((name, "0.0" if name == "rlcore" else version) for name, version in here.versions),))
-    places = [WorkerInfo(rank=rank, node=f"10.0.0.{rank}", log_file=Path("log")) for rank in range(3)]
-    pool._require_same(places, [here] * 3)
-    with pytest.raises(PluginError, match=r"node\(s\) 10.0.0.1, 10.0.0.2: rlcore 0.0"):
-        pool._require_same(places, [here, other, other])
-
-
-def test_an_address_where_nothing_listens_is_said_in_time() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with pytest.raises(ConfigError, match=rf'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'):
-        session._authentication(f"127.0.0.1:{port}")
-
-
-def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ANSWER_S", 3.0)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(ConfigError, match="does not answer as Ray within 3 s"):
-            session._authentication(f"127.0.0.1:{other.getsockname()[1]}")
-
-
-def test_no_running_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = subprocess.CompletedProcess([], 1, "", "none")
-    monkeypatch.setattr(session.subprocess, "run", lambda *_, **__: result)
-    with pytest.raises(ConfigError, match='"auto", where no Ray cluster can be joined: none'):
-        session._authentication("auto")
-
-
-@pytest.mark.parametrize(
-    ("has_token", "refused", "tried", "found"),
-    [
-        (False, (), [None], {}),
-        (True, (), ["token"], {"RAY_AUTH_MODE": "token"}),
-        (True, ("token",), ["token", None], {}),
-    ],
-)
-def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    has_token: bool,
-    refused: tuple[str, ...],
-    tried: list[str | None],
-    found: dict[str, str],
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    if has_token:
-        (tmp_path / ".ray").mkdir()
-        (tmp_path / ".ray" / "auth_token").write_text("secret")
-    modes = []
-
-    def status(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
-        modes.append(env.get("RAY_AUTH_MODE"))
-        return subprocess.CompletedProcess([], int(modes[-1] in refused), "", "refused")
-
-    monkeypatch.setattr(session.subprocess, "run", status)
-    assert session._authentication("auto") == found
-    assert modes == tried
-
-
-def test_cores_are_read_and_unknown_gpus_change_nothing(tmp_path: Path) -> None:
-    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
-    assert parse_cores("") == set()
-    assert bind_near(("0",), tmp_path) == os.sched_getaffinity(0)
-
-
 def test_the_ranks_per_node_are_what_is_left() -> None:
     cluster = ClusterConfig(nodes=2, gpus_per_node=8, placement="separate", generator_gpus_per_node=3)
     assert (cluster.ranks_per_node, cluster.world_size) == (5, 10)
-
-
-def test_a_local_cluster_that_does_not_start_is_a_problem_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    def fail(**_: object) -> None:
-        raise Exception("The current node timed out during startup")
-
-    monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(ConfigError, match="a local Ray cluster that does not start: Exception: The current node timed out"):
-        session._start(ClusterConfig(gpus_per_node=2), "cpu")
-
-
-def test_a_worker_that_a_plugin_would_end_replies_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    worker = Worker(0, tmp_path / "log")
-
-    def leave() -> None:
-        sys.exit(0)
-
-    monkeypatch.setattr(worker, "rendezvous", leave)
-    reply = worker.call("rendezvous")
-    assert reply.error is not None
-    error = reply.error.restore()
-    assert isinstance(error, PluginError)
-    assert str(error).startswith("rendezvous: found SystemExit(0) in ")
-
-
-def test_a_panic_in_a_worker_is_an_error_like_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class PanicException(BaseException):
-        """As the bindings of libraries in Rust raise it."""
-
-    def panic() -> None:
-        raise PanicException("index out of bounds")
-
-    worker = Worker(0, tmp_path / "log")
-    monkeypatch.setattr(worker, "rendezvous", panic)
-    reply = worker.call("rendezvous")
-    assert reply.error is not None
-    assert reply.error.text == "PanicException: index out of bounds"
-
-
-def test_but_ray_may_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ray._raylet import raise_sys_exit_with_custom_error_message
-
-    worker = Worker(0, tmp_path / "log")
-    monkeypatch.setattr(worker, "rendezvous", lambda: raise_sys_exit_with_custom_error_message("SIGTERM"))
-    with pytest.raises(SystemExit):
-        worker.call("rendezvous")

@@ -1,0 +1,46 @@
+"""A worker replies whatever a plugin does in it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.run.execution.ray.worker import Worker
+from rlcore.spi import PluginError
+
+
+def test_a_worker_that_a_plugin_would_end_replies_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worker = Worker(0, tmp_path / "log")
+
+    def leave() -> None:
+        sys.exit(0)
+
+    monkeypatch.setattr(worker, "rendezvous", leave)
+    reply = worker.call("rendezvous")
+    assert reply.error is not None
+    error = reply.error.restore()
+    assert isinstance(error, PluginError)
+    assert str(error).startswith("rendezvous: found SystemExit(0) in ")
+
+
+def test_a_panic_in_a_worker_is_an_error_like_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class PanicException(BaseException):
+        """As the bindings of libraries in Rust raise it."""
+
+    def panic() -> None:
+        raise PanicException("index out of bounds")
+
+    worker = Worker(0, tmp_path / "log")
+    monkeypatch.setattr(worker, "rendezvous", panic)
+    reply = worker.call("rendezvous")
+    assert reply.error is not None
+    assert reply.error.text == "PanicException: index out of bounds"
+
+
+def test_but_ray_may_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ray._raylet import raise_sys_exit_with_custom_error_message
+
+    worker = Worker(0, tmp_path / "log")
+    monkeypatch.setattr(worker, "rendezvous", lambda: raise_sys_exit_with_custom_error_message("SIGTERM"))
+    with pytest.raises(SystemExit):
+        worker.call("rendezvous")

@@ -1,0 +1,48 @@
+"""The samples that trainer and generator disagree most about."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.run.train_step.mismatch import MAX_SAMPLES, WorstSamples
+from rlcore.spi import GENERATION_LOGPROBS, TokenBatch
+
+
+@st.composite
+def minibatches(draw: st.DrawFn) -> tuple[TokenBatch, Any]:
+    lengths = draw(st.lists(st.integers(2, 6), min_size=1, max_size=24))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    random = np.random.default_rng(draw(st.integers(0, 999)))
+    mask = random.random(offsets[-1]) < 0.5
+    mask[offsets[:-1]] = False
+    mask[-1] = True
+    generation, trainer = (
+        np.where(mask, -scale * random.exponential(size=offsets[-1]), 0.0).astype(np.float32) for scale in (1.0, 3.0)
+    )
+    batch = TokenBatch(
+        tokens=random.integers(1, 32, offsets[-1], dtype=np.int32),
+        offsets=offsets,
+        loss_mask=mask,
+        token_columns={GENERATION_LOGPROBS: generation},
+    )
+    return batch, trainer
+
+
+@given(minibatches())
+def test_the_worst_samples_are_those_that_add_most_a_token(made: tuple[TokenBatch, Any]) -> None:
+    batch, trainer = made
+    naive = []
+    for index in range(batch.num_sequences):
+        part = slice(batch.offsets[index], batch.offsets[index + 1])
+        mask = batch.loss_mask[part]
+        difference = trainer[part].astype(np.float64) - batch.token_columns[GENERATION_LOGPROBS][part]
+        if mask.any():
+            naive.append(np.exp(np.abs(difference[mask])).mean())
+    worst = WorstSamples.of(batch, trainer, 7)
+    np.testing.assert_allclose(worst.errors, sorted(naive, reverse=True)[:MAX_SAMPLES], rtol=1e-5)
+    assert worst.batch.num_sequences == min(len(naive), MAX_SAMPLES)
+    for index, position in enumerate(worst.worst_positions.tolist()):
+        part = worst.differences[worst.batch.offsets[index] : worst.batch.offsets[index + 1]]
+        assert abs(part[position]) == np.abs(part).max()

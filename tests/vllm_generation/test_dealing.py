@@ -1,0 +1,40 @@
+"""Samples are dealt to engines in equal shares."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore_vllm.dealing import deal
+
+from .conftest import request_of
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=12), num_samples=st.integers(1, 9), num_engines=st.integers(1, 5))
+def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(lengths, num_samples, num_engines):
+    request = request_of(lengths, num_samples)
+    limits = np.arange(1, len(request.seeds) + 1, dtype=np.int32)
+    parts = deal(request, limits, num_engines)
+    assert len(parts) == num_engines
+    numbers = np.concatenate([part.numbers for part in parts])
+    assert sorted(numbers.tolist()) == list(range(len(request.seeds)))
+    for part in parts:
+        assert part.seeds.tolist() == request.seeds[part.numbers].tolist()
+        assert part.limits.tolist() == limits[part.numbers].tolist()
+        for number, prompt in zip(part.numbers.tolist(), part.prompt_of.tolist(), strict=True):
+            assert part.prompts.sequence(prompt).tolist() == request.prompts.sequence(number // num_samples).tolist()
+        assert (np.diff(part.prompt_of) >= 0).all(), "samples of one prompt are not adjacent"
+
+
+def test_samples_of_a_prompt_stay_together_where_there_are_enough_prompts():
+    parts = deal(request_of([3] * 16, 8), np.full(128, 8, np.int32), 2)
+    assert [part.prompts.num_sequences for part in parts] == [8, 8]
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3, 32])
+def test_engines_get_equal_work(num_prompts):
+    random = np.random.default_rng(0)
+    request = request_of(random.integers(1, 60, num_prompts).tolist(), 8)
+    limits = random.integers(1, 200, len(request.seeds), dtype=np.int32)
+    work = [int(part.limits.sum()) for part in deal(request, limits, 2)]
+    assert max(work) < 1.35 * min(work)

@@ -1,0 +1,23 @@
+"""The memory that a model takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.testing.models import make_model
+from rlcore_vllm.memory import model_size
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, architecture: Any, tied: bool) -> None:
+    from safetensors.torch import load_file
+
+    directory = make_model(tmp_path, architecture, tied=tied, hidden_size=64, num_heads=4, num_kv_heads=2)
+    size = model_size(json.loads((directory / "config.json").read_text()), "float32")
+    held = sum(tensor.nbytes for tensor in load_file(directory / "model.safetensors").values())
+    assert size.weights == pytest.approx(held, rel=0.02)
+    assert size.weights <= held
+    assert size.kv_per_token == 2 * 2 * 2 * 16 * 4

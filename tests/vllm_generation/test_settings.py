@@ -1,0 +1,67 @@
+"""The engine's arguments and devices, from the section of the recipe."""
+
+from itertools import pairwise
+
+import pytest
+
+from rlcore.spi import (
+    GeneratorContext,
+    ModelSpec,
+    RankInfo,
+)
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, replica_devices
+
+
+def arguments_of(device, length=100, **options):
+    context = GeneratorContext(model=ModelSpec(path="x"), rank_info=RankInfo(device=device), seed=0, max_sequence_length=length)
+    return engine_settings(context, VllmConfig(**options)).arguments
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 8192),
+        ({"max_num_batched_tokens": 3000}, 3000),
+        ({"max_num_batched_tokens": 3000, "max_num_seqs": 4096}, 4096),
+        ({"max_num_seqs": 10_000}, 10_000),
+    ],
+)
+def test_a_step_takes_as_many_tokens_as_the_section_says_and_one_of_each_sequence(device, options, expected):
+    """vLLM's scheduler refuses fewer tokens than sequences, and without this would take 2,048 of them."""
+    from vllm.config import SchedulerConfig
+
+    arguments = arguments_of(device, **options)
+    assert arguments["max_num_batched_tokens"] == expected
+    lengths = {name: arguments[name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
+    SchedulerConfig(**lengths, is_encoder_decoder=False)  # which raises where it refuses them
+
+
+def test_on_a_cpu_a_step_takes_a_whole_prompt():
+    assert arguments_of("cpu", 9000)["max_num_batched_tokens"] == 9000
+    assert arguments_of("cuda", 9000)["max_num_batched_tokens"] == 8192
+
+
+def test_the_head_computes_in_float32_unless_the_section_says_otherwise():
+    own = {"hf_overrides": {"rope_theta": 5.0}}
+    assert arguments_of("cuda")["hf_overrides"] == {"head_dtype": "float32"}
+    assert arguments_of("cuda", engine=own)["hf_overrides"] == {"head_dtype": "float32", "rope_theta": 5.0}
+    assert arguments_of("cpu", engine={"hf_overrides": {"head_dtype": "model"}})["hf_overrides"] == {"head_dtype": "model"}
+
+
+def test_graphs_are_captured_up_to_the_largest_batch():
+    for largest in (1, 5, 8, 100, 1000, 1024):
+        sizes = capture_sizes(largest)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == largest
+        assert all(later <= max(size + 8, 1.25 * size) for size, later in pairwise(sizes) if size >= 8)
+    assert len(capture_sizes(1024)) < 32
+
+
+def test_engines_take_the_devices_in_turn():
+    assert replica_devices(VllmConfig(), 3) == [(3,)]
+    assert replica_devices(VllmConfig(replicas=3, devices=(4, 5)), 0) == [(4,), (5,), (4,)]
+    assert replica_devices(VllmConfig(replicas=2, tensor_parallel=2, devices=(0, 1, 2, 3)), 0) == [(0, 1), (2, 3)]
+    assert engines_per_device(VllmConfig(replicas=3, devices=(4, 5))) == 2
+    assert engines_per_device(VllmConfig(replicas=2)) == 2
