@@ -13,11 +13,9 @@ from rlcore.spi import (
     CheckContext,
     CloseRequest,
     ContractError,
-    LoadStateRequest,
     ModelError,
     ModelSpec,
     NonFiniteError,
-    SaveStateRequest,
     SetResidencyRequest,
     capabilities,
 )
@@ -143,16 +141,7 @@ def test_nothing_runs_on_what_is_away(tools, qwen3, weights, state):
         backend.generate(tools.make_request([[2]], version=1))
 
 
-def test_there_is_no_state_to_save(tools, qwen3, tmp_path):
-    backend = tools.make_backend(qwen3, fill=False)
-    assert backend.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files == ()
-    assert list(tmp_path.iterdir()) == []
-    assert backend.load_state(LoadStateRequest(directory=tmp_path)).weight_version == -1
-    tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3), version=4))
-    assert backend.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 4
-
-
-def test_nothing_is_legal_after_close(tools, qwen3, tmp_path):
+def test_nothing_is_legal_after_close(tools, qwen3):
     backend = tools.make_backend(qwen3)
     backend.close(CloseRequest())
     assert backend._weights.num_bytes(torch.device("cpu")) == 0
@@ -160,8 +149,6 @@ def test_nothing_is_legal_after_close(tools, qwen3, tmp_path):
         lambda: backend.generate(tools.make_request([[2]])),
         lambda: tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3))),
         lambda: place(backend, "device", "device"),
-        lambda: backend.save_state(SaveStateRequest(directory=tmp_path, kind="resume")),
-        lambda: backend.load_state(LoadStateRequest(directory=tmp_path)),
     )
     for call in calls:
         with pytest.raises(ContractError, match="closed"):

@@ -16,7 +16,6 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import ObserverEntry, Registry
 from rlcore.registry.handles import GeneratorHandle, TrainerHandle
 from rlcore.spi import (
-    CloseResult,
     FinishReason,
     GenerateResult,
     GeneratorContext,
@@ -171,7 +170,6 @@ class FakeTrainer:
     @hookimpl
     def close(self, request):
         self.calls.append("close")
-        return CloseResult()
 
 
 class FakeGenerator:
@@ -204,17 +202,8 @@ class FakeGenerator:
         return SetResidencyResult(device_bytes=0)
 
     @hookimpl
-    def save_state(self, request):
-        return SaveStateResult(files=())
-
-    @hookimpl
-    def load_state(self, request):
-        return LoadStateResult(weight_version=-1)
-
-    @hookimpl
     def close(self, request):
         self.calls.append("close")
-        return CloseResult()
 
 
 def _ragged(batch: TokenBatch, value: float) -> np.ndarray:

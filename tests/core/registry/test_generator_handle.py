@@ -23,6 +23,7 @@ from rlcore.spi import (
     RefitRequest,
     RefitResult,
     SamplingParams,
+    SaveStateRequest,
     SetResidencyRequest,
     TensorSpec,
     WeightBucket,
@@ -315,6 +316,15 @@ def test_a_loaded_state_does_not_vouch_for_weights(make_generator, tmp_path, loa
     generator.refit(refit_request(version=3))
     generator.load_state(LoadStateRequest(directory=tmp_path))
     assert generator.weight_version == held
+
+
+def test_what_keeps_no_state_leaves_the_hooks_out(make_generator, tmp_path):
+    generator = make_generator()
+    assert generator.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files == ()
+    assert list(tmp_path.iterdir()) == []
+    generator.refit(refit_request(version=3))
+    generator.load_state(LoadStateRequest(directory=tmp_path))
+    assert generator.weight_version is None
 
 
 def test_the_checks_of_a_large_batch_take_milliseconds(make_ready):

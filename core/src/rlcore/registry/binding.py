@@ -6,6 +6,7 @@ A fresh pluggy manager per role holds the one backend and the observers around i
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
@@ -59,7 +60,9 @@ def bind(
     _raise_for(entry, "does not fit its role", problems)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(spec)
-    manager.register(_Hooks({name: recorded(getattr(backend, name), record) for name in hooks}), name=entry.name)
+    # A hook that the backend leaves out does what the specification says.
+    methods = {name: getattr(backend, name, None) or partial(default, backend) for name, default in hooks.items()}
+    manager.register(_Hooks({name: recorded(method, record) for name, method in methods.items()}), name=entry.name)
     for index, observer in enumerate(observers):
         relevant = [name for name in marked_names(observer.observer) if name in hooks]
         wrappers = {name: guarded(observer.label, name, getattr(observer.observer, name), record) for name in relevant}

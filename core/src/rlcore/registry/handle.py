@@ -13,7 +13,6 @@ from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
 from rlcore.spi.lifecycle import (
     CloseRequest,
-    CloseResult,
     LoadStateRequest,
     LoadStateResult,
     SaveStateRequest,
@@ -79,12 +78,11 @@ class BackendHandle:
         self._loaded(result.weight_version)
         return result
 
-    def close(self, request: CloseRequest | None = None) -> CloseResult:
+    def close(self, request: CloseRequest | None = None) -> None:
         """Free everything. Legal in every state; the backend is called the first time only."""
-        if self._state.phase == "closed":
-            return CloseResult()
-        self._state.phase = "closed"
-        return self._call("close", request or CloseRequest(), CloseResult)
+        if self._state.phase != "closed":
+            self._state.phase = "closed"
+            self._call("close", request or CloseRequest(), object)
 
     def _require_legal(self, hook: str, request: object, expected: type) -> None:
         if not isinstance(request, expected):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
 
+from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
+
 _IMPL = "rlcore_impl"
 _SPEC = "rlcore_spec"
 
@@ -34,9 +36,11 @@ def method_problems(cls: type, protocol: type, names: Sequence[str]) -> Iterator
 
 
 def backend_problems(cls: type, spec: type) -> Iterator[str]:
-    """What is wrong with a backend class: every hook of the spec is there, marked, plain, and of the same signature."""
+    """What is wrong with a backend class: every hook of the spec is there that is not optional, marked, plain, and of the same
+    signature."""
     hooks = hooks_of(spec)
-    yield from method_problems(cls, spec, list(hooks))
+    optional = OPTIONAL_HOOKS if spec is GeneratorSpec else ()
+    yield from method_problems(cls, spec, [name for name in hooks if name not in optional or _static(cls, name) is not None])
     for name in hooks:
         if _static(cls, name) is not None and name not in marked_names(cls):
             yield f"{name}: not marked; decorate it with rlcore.spi.hookimpl"

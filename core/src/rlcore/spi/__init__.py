@@ -55,7 +55,6 @@ from rlcore.spi.generator import (
 from rlcore.spi.hooks import hookimpl
 from rlcore.spi.lifecycle import (
     CloseRequest,
-    CloseResult,
     LoadStateRequest,
     LoadStateResult,
     SaveStateRequest,
@@ -112,7 +111,6 @@ __all__ = [
     "CheckContext",
     "CheckpointError",
     "CloseRequest",
-    "CloseResult",
     "ConfigError",
     "ContractError",
     "DataError",

@@ -21,7 +21,6 @@ from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
-    CloseResult,
     LoadStateRequest,
     LoadStateResult,
     SaveStateRequest,
@@ -156,8 +155,13 @@ class RefitResult:
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
 
 
+OPTIONAL_HOOKS = ("save_state", "load_state")
+"""Hooks of a generator that a backend may leave out."""
+
+
 class GeneratorSpec(Protocol):
-    """The hooks of a generator. A backend implements every one with `rlcore.spi.hookimpl`, in exactly these signatures.
+    """The hooks of a generator. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
+    out save_state and load_state, as most do, whose samples follow from the requests' seeds: what then happens is written here.
 
     A fresh generator holds no weights that count: the core refits it before the first generate.
     """
@@ -175,13 +179,15 @@ class GeneratorSpec(Protocol):
         """Move weights between device and host; free or restore the KV cache."""
 
     @hookspec(firstresult=True)
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        """Write what the seeds in the requests do not determine; usually nothing."""
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:  # noqa: ARG002
+        """Write what the seeds in the requests do not determine."""
+        return SaveStateResult(files=())
 
     @hookspec(firstresult=True)
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        """Restore what save_state wrote; returns the version held, -1 where no weights count yet."""
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:  # noqa: ARG002
+        """Restore what save_state wrote; returns the version held, -1 where no weights count."""
+        return LoadStateResult(weight_version=-1)
 
     @hookspec(firstresult=True)
-    def close(self, request: CloseRequest) -> CloseResult:
+    def close(self, request: CloseRequest) -> None:
         """Free everything."""

@@ -67,8 +67,3 @@ class LoadStateResult:
 @frozen(kw_only=True)
 class CloseRequest:
     """Free everything. The last call that a backend receives."""
-
-
-@frozen(kw_only=True)
-class CloseResult:
-    """Everything is freed."""

@@ -10,7 +10,6 @@ from rlcore.spi.batch import GlobalCounts, TokenBatch
 from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
-    CloseResult,
     LoadStateRequest,
     LoadStateResult,
     SaveStateRequest,
@@ -147,5 +146,5 @@ class TrainerSpec(Protocol):
         """Restore a state so that the next step equals the one that would have followed the save."""
 
     @hookspec(firstresult=True)
-    def close(self, request: CloseRequest) -> CloseResult:
+    def close(self, request: CloseRequest) -> None:
         """Free everything."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     ConfigError,
     ContractError,
     ExportWeightsRequest,
@@ -146,7 +145,7 @@ class Fsdp2Backend:
         return LoadStateResult(weight_version=self._weight_version)
 
     @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
@@ -158,7 +157,6 @@ class Fsdp2Backend:
             process_group.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return CloseResult()
 
     def _check(self, hook: str, weight_version: int) -> None:
         if weight_version != self._weight_version:

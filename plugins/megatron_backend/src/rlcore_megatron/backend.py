@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     ConfigError,
     ContractError,
     ExportWeightsRequest,
@@ -160,7 +159,7 @@ class MegatronBackend:
         return LoadStateResult(weight_version=self._weight_version)
 
     @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self._models)
         del self._models, self._passes, self._reference, self._optimizer, self._rates, self._exporter, self._residency
         del self._groups
@@ -169,7 +168,6 @@ class MegatronBackend:
             parallel.leave()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return CloseResult()
 
     def _check(self, hook: str, weight_version: int) -> None:
         if weight_version != self._weight_version:

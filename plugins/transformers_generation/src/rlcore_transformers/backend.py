@@ -8,19 +8,14 @@ import torch
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     ContractError,
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
-    LoadStateRequest,
-    LoadStateResult,
     ModelError,
     RefitRequest,
     RefitResult,
     SamplingParams,
-    SaveStateRequest,
-    SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     hookimpl,
@@ -136,21 +131,7 @@ class TransformersBackend:
         return SetResidencyResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
 
     @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        """Nothing: the requests' seeds and the trainer's weights determine everything."""
-        self._require()
-        del request
-        return SaveStateResult(files=())
-
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        """Nothing to restore; the weights held stay."""
-        self._require()
-        del request
-        return LoadStateResult(weight_version=self._version)
-
-    @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:
+    def close(self, request: CloseRequest) -> None:
         """Let go of weights and cache."""
         del request
         self._closed = True
@@ -158,7 +139,6 @@ class TransformersBackend:
         self._decoder.unbind()
         self._weights.drop()
         self._cache = self._tokenizer = None
-        return CloseResult()
 
     def _require(self, *, weights: bool = False, state: bool = False) -> None:
         """ContractError unless open and, where asked for, resident on the device."""

@@ -10,17 +10,12 @@ from typing import Any, TypeAlias
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     ContractError,
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
-    LoadStateRequest,
-    LoadStateResult,
     RefitRequest,
     RefitResult,
-    SaveStateRequest,
-    SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     hookimpl,
@@ -131,21 +126,7 @@ class VllmBackend:
         return SetResidencyResult(device_bytes=sum(held))
 
     @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        """Nothing: the requests' seeds and the trainer's weights determine everything."""
-        self._require()
-        del request
-        return SaveStateResult(files=())
-
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        """Nothing to restore; the weights held stay."""
-        self._require()
-        del request
-        return LoadStateResult(weight_version=self._version)
-
-    @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:
+    def close(self, request: CloseRequest) -> None:
         """End the engines and their processes."""
         del request
         self._closed = True
@@ -153,7 +134,6 @@ class VllmBackend:
         self._transfer.close()
         self._mirrors.close()
         _in_parallel(replica.close for replica in self._replicas)
-        return CloseResult()
 
     def _require(self, *, weights: bool = False, state: bool = False) -> None:
         """ContractError unless open and, where asked for, resident on the device."""

@@ -7,20 +7,15 @@ from attrs import frozen
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     ContractError,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
-    LoadStateRequest,
-    LoadStateResult,
     RefitError,
     RefitRequest,
     RefitResult,
     SamplingParams,
-    SaveStateRequest,
-    SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     hookimpl,
@@ -112,20 +107,9 @@ class FakeGenerator:
         )
 
     @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:  # noqa: ARG002
-        """Nothing to save: the seeds in the requests determine everything."""
-        return SaveStateResult(files=())
-
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:  # noqa: ARG002
-        """Nothing to restore."""
-        return LoadStateResult(weight_version=self.weight_version)
-
-    @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
         """Free everything."""
         self.weights, self.weight_version = {}, -1
-        return CloseResult()
 
     def take(self, weights: dict[str, AnyArray], weight_version: int) -> None:
         """Hold `weights` from now on."""

@@ -6,7 +6,6 @@ import torch.distributed as dist
 
 from rlcore.spi import (
     CloseRequest,
-    CloseResult,
     SaveStateRequest,
     SaveStateResult,
     TrainerContext,
@@ -33,7 +32,7 @@ class RankedFakeTrainer(FakeTrainer):
         return super().save_state(request) if self.place.rank == 0 else SaveStateResult(files=())
 
     @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:
+    def close(self, request: CloseRequest) -> None:
         """Free everything, and leave the other ranks."""
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -17,7 +17,6 @@ from rlcore.spi import (
     BoundError,
     CheckpointError,
     CloseRequest,
-    CloseResult,
     ContractError,
     ExportWeightsRequest,
     GlobalCounts,
@@ -181,10 +180,9 @@ class FakeTrainer:
         return LoadStateResult(weight_version=self.weight_version)
 
     @hookimpl
-    def close(self, request: CloseRequest) -> CloseResult:  # noqa: ARG002
+    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
         """Free everything."""
         self.weights, self.reference, self.moments = {}, None, {}
-        return CloseResult()
 
     def require_version(self, hook: str, version: int) -> None:
         """Raise ContractError unless `version` is the one held."""
