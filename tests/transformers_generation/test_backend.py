@@ -125,34 +125,12 @@ def test_residency_is_measured_and_restored(tools, qwen3, device, may_alias):
         assert torch.equal(tensors[name].cpu(), tensor)
 
 
-@pytest.mark.parametrize(("weights", "state"), [("host", "device"), ("device", "host"), ("host", "host")])
-def test_nothing_runs_on_what_is_away(tools, qwen3, weights, state):
-    backend = tools.make_backend(qwen3)
-    place(backend, weights, state)
-    with pytest.raises(ContractError, match="on the host"):
-        backend.generate(tools.make_request([[2]]))
-    export = tools.make_export(tools.checkpoint_tensors(qwen3), version=1)
-    if weights == "host":
-        with pytest.raises(ContractError, match="weights on the host"):
-            tools.refit(backend, export)
-    else:
-        tools.refit(backend, export)
-        place(backend, "device", "device")
-        backend.generate(tools.make_request([[2]], version=1))
-
-
-def test_nothing_is_legal_after_close(tools, qwen3):
+def test_close_lets_go_of_everything(tools, qwen3):
     backend = tools.make_backend(qwen3)
     backend.close(CloseRequest())
     assert backend._weights.num_bytes(torch.device("cpu")) == 0
-    calls = (
-        lambda: backend.generate(tools.make_request([[2]])),
-        lambda: tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3))),
-        lambda: place(backend, "device", "device"),
-    )
-    for call in calls:
-        with pytest.raises(ContractError, match="closed"):
-            call()
+    with pytest.raises(ContractError, match="no weights"):
+        backend.generate(tools.make_request([[2]]))
 
 
 @pytest.mark.gpu

@@ -31,7 +31,7 @@ def test_close_reaches_the_backend_once(make):
         closed.append(request)
 
     handle = make(close=close)
-    assert handle.close(CloseRequest()) is None
+    handle.close(CloseRequest())
     handle.close()
     assert closed == [CloseRequest()]
 

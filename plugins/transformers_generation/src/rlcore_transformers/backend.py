@@ -61,15 +61,12 @@ class TransformersBackend:
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
         self._weights = HeldWeights(expected_shapes(model), self._dtype, self._device)
         self._version = NO_WEIGHTS
-        self._resident = {"weights": True, "state": True}
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
-        self._closed = False
 
     @hookimpl
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses. Logits are those of the model's dtype; everything after them is float32."""
-        self._require(weights=True, state=True)
         if self._version == NO_WEIGHTS or request.weight_version != self._version:
             held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
             raise ContractError(f"generate: found {held}; expected version {request.weight_version}. Refit first")
@@ -96,12 +93,6 @@ class TransformersBackend:
     @hookimpl
     def refit(self, request: RefitRequest) -> RefitResult:
         """Take over weights. After a failure there are none, until a refit succeeds."""
-        self._require(weights=True)
-        if request.channel != "in_process":
-            raise ContractError(f"refit: found channel {request.channel}; expected in_process, the one declared")
-        if request.weights.weight_version != request.weight_version:
-            found = request.weights.weight_version
-            raise ContractError(f"refit: found an export of version {found}; expected {request.weight_version}")
         self._version = NO_WEIGHTS
         self._decoder.unbind()
         with torch.no_grad():
@@ -113,12 +104,10 @@ class TransformersBackend:
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move the weights, or let go of them; free the cache on "host". It is allocated again by the next generate."""
-        self._require()
         if request.discard_weights:
             self._version = NO_WEIGHTS
             self._decoder.unbind()
             self._weights.drop()
-        self._resident = {"weights": request.weights == "device", "state": request.state == "device"}
         if self._device.type != "cpu":
             self._weights.move(self._device if request.weights == "device" else torch.device("cpu"))
             if self._weights.tensors:
@@ -134,22 +123,10 @@ class TransformersBackend:
     def close(self, request: CloseRequest) -> None:
         """Let go of weights and cache."""
         del request
-        self._closed = True
         self._version = NO_WEIGHTS
         self._decoder.unbind()
         self._weights.drop()
         self._cache = self._tokenizer = None
-
-    def _require(self, *, weights: bool = False, state: bool = False) -> None:
-        """ContractError unless open and, where asked for, resident on the device."""
-        if self._closed:
-            raise ContractError("found a generator that is closed; expected an open one. Build another")
-        needed = {"weights": weights, "state": state}
-        absent = [name for name, needs in needed.items() if needs and not self._resident[name]]
-        if absent:
-            raise ContractError(
-                f"found {' and '.join(absent)} on the host; expected them on the device. Call set_residency first"
-            )
 
     def _limits(self, request: GenerateRequest) -> Int64Array:
         """int64 [S]: most tokens of each sample, by max_tokens and by the longest sequence; ContractError for a bad prompt."""

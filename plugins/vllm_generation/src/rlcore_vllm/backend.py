@@ -1,4 +1,4 @@
-"""The generator: hooks, and the states in which each is legal."""
+"""The generator's hooks. The core calls them only where they are legal, so what is open and resident is not checked again."""
 
 import queue
 import threading
@@ -44,7 +44,6 @@ class VllmBackend:
         self._config = config
         self._version = NO_WEIGHTS
         self._resident = {"weights": True, "state": True}
-        self._closed = False
         self._changing = threading.Lock()
         """Held by what changes the engines."""
         self._vocabulary_size = vocabulary_size(context.model)
@@ -61,7 +60,6 @@ class VllmBackend:
     @hookimpl
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
-        self._require(weights=True, state=True)
         if request.routed_experts and not self._context.routed_experts:
             raise ContractError(
                 "generate: found routed_experts asked of engines that were built without; expected it in the context"
@@ -92,13 +90,9 @@ class VllmBackend:
     @hookimpl
     def refit(self, request: RefitRequest) -> RefitResult:
         """Take over weights, also while generate runs. After a failure there are none, until a refit succeeds."""
-        self._require(weights=True)
         channel = self._context.channel
         if request.channel != channel:
             raise ContractError(f"refit: found channel {request.channel}; expected {channel}, which the engines were built for")
-        if request.weights.weight_version != request.weight_version:
-            found = request.weights.weight_version
-            raise ContractError(f"refit: found an export of version {found}; expected {request.weight_version}")
         with self._changing:
             self._version = NO_WEIGHTS
             try:
@@ -116,7 +110,6 @@ class VllmBackend:
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded."""
-        self._require()
         on_device = {"weights": request.weights == "device", "state": request.state == "device"}
         if request.discard_weights and not on_device["weights"]:
             self._version = NO_WEIGHTS
@@ -129,22 +122,10 @@ class VllmBackend:
     def close(self, request: CloseRequest) -> None:
         """End the engines and their processes."""
         del request
-        self._closed = True
         self._version = NO_WEIGHTS
         self._transfer.close()
         self._mirrors.close()
         _in_parallel(replica.close for replica in self._replicas)
-
-    def _require(self, *, weights: bool = False, state: bool = False) -> None:
-        """ContractError unless open and, where asked for, resident on the device."""
-        if self._closed:
-            raise ContractError("found a generator that is closed; expected an open one. Build another")
-        needed = {"weights": weights, "state": state}
-        absent = [name for name, needs in needed.items() if needs and not self._resident[name]]
-        if absent:
-            raise ContractError(
-                f"found {' and '.join(absent)} on the host; expected them on the device. Call set_residency first"
-            )
 
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:
