@@ -48,7 +48,6 @@ from response_lengths import lengths_of
 import rlcore.run.report.timing as timing
 import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
-from rlcore.run.execution.ray.commands import LogprobsCommand, StepCommand
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
@@ -60,6 +59,8 @@ from rlcore.spi import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    LogprobsRequest,
+    TrainStepRequest,
     TrainStepResult,
     Turn,
 )
@@ -157,13 +158,13 @@ class LocalCalls:
             replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
         return [unpickled(*reply) for reply in replies]
 
-    def train_step(self, order: StepCommand, parts: Any, number: int, returns: bool) -> TrainStepResult:
+    def train_step(self, request: TrainStepRequest, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
-        metrics = dict.fromkeys(MISMATCH_METRICS, 1.0) if order.loss.generation_mismatch else {}
-        version = order.weight_version + 1
+        metrics = dict.fromkeys(MISMATCH_METRICS, 1.0) if request.loss.generation_mismatch else {}
+        version = request.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
 
-    def logprobs(self, order: LogprobsCommand, parts: Any, number: int, leads: bool) -> Float32Array:
+    def logprobs(self, request: LogprobsRequest, parts: Any, number: int, leads: bool) -> Float32Array:
         return np.full(len(received(parts)[number].tokens), -1.0, np.float32)
 
     def generate(self, request: GenerateRequest) -> Responses:

@@ -158,21 +158,21 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(result.logprobs, bare.offsets, np.concatenate(plan))",
-        "return put_rows(result.logprobs, bare.offsets, sequences)",
+        "return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))",
+        "return put_rows(found.logprobs, batch.offsets, sequences)",
         WITH_KL,
     ),
     Fault(
         "the last microbatch of an update is left out",
         TRAINER,
-        "microbatches=tuple(batch.select(sequences) for sequences in plan),",
-        "microbatches=tuple(batch.select(sequences) for sequences in plan)[:-1],",
+        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))",
+        "result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)[:-1]))",
         WITH_KL,
     ),
     Fault(
         "the trainer's place in the schedule is the number of updates made",
         TRAINER,
-        "schedule_step=minibatch.schedule_step if self.handle.has(capabilities.SCHEDULE_STEP) else weight_version,",
+        "schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,",
         "schedule_step=weight_version,",
         WITHOUT_KL,
     ),
@@ -185,10 +185,10 @@ FAULTS = (
     ),
     # Several ranks
     Fault(
-        "ranks divide by half of the counts",
+        "ranks divide by the counts of one sequence",
         "rlcore.run.execution.ray.pool_groups",
-        "counts=minibatch.counts,",
-        "counts=type(minibatch.counts)(num_loss_tokens=minibatch.counts.num_loss_tokens // 2, num_loss_sequences=1),",
+        "given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]",
+        "given = [(evolve(request, counts=batch.select(sequences[:1]).counts()), *parts[rank], True) for rank in parts]",
         "tests/core/run/execution/ray/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(

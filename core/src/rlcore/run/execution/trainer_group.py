@@ -1,5 +1,6 @@
-"""The trainer of a run in one process: whole batches in, whole results out."""
+"""The trainer as the loop sees it: whole batches in, whole results out."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
@@ -22,64 +23,81 @@ from rlcore.spi import (
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
 
-@frozen(kw_only=True, eq=False)
-class InProcessTrainer(InProcessGroup[TrainerHandle]):
-    """One trainer worker in the driver's own process."""
+class MinibatchTrainer(ABC):
+    """Turns what the loop wants into requests that lack only their microbatches, and batches into what those may read."""
 
-    max_tokens_per_microbatch: int
     temperature: float
+
+    @abstractmethod
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability."""
+
+    @abstractmethod
+    def _train(
+        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
+    ) -> tuple[TrainStepResult, Float32Array | None]:
+        """The step on these of the batch's sequences; with their log-probabilities [T] where the request asks for them."""
+
+    @abstractmethod
+    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+        """float32 [T]: the log-probabilities of these of the batch's sequences, 0.0 in the others."""
 
     def train_step(
         self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
     ) -> tuple[TrainStepResult, Float32Array | None]:
         """One optimizer step on the minibatch, and its log-probabilities where asked for."""
-        batch = columns_for(minibatch.batch, loss)
-        plan = self._plan(batch, minibatch.sequences)
         request = TrainStepRequest(
-            microbatches=tuple(batch.select(sequences) for sequences in plan),
+            microbatches=(),
             counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
             bounds=bounds,
-            schedule_step=minibatch.schedule_step if self.handle.has(capabilities.SCHEDULE_STEP) else weight_version,
+            schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
         )
-        result = self.handle.train_step(request)
-        if result.logprobs is None:
-            return result, None
-        return result, put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
+        batch = _with_columns(minibatch.batch, {*loss.token_columns, ROUTED_EXPERTS})
+        return self._train(request, batch, minibatch.sequences)
 
     def logprobs(
         self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
-        bare = without_columns(batch, model)
-        plan = self._plan(bare, sequences)
         request = LogprobsRequest(
-            microbatches=tuple(bare.select(microbatch) for microbatch in plan),
-            model=model,
-            temperature=self.temperature,
-            entropy=False,
-            weight_version=weight_version,
+            microbatches=(), model=model, temperature=self.temperature, entropy=False, weight_version=weight_version
         )
-        result = self.handle.get_logprobs(request)
-        return put_rows(result.logprobs, bare.offsets, np.concatenate(plan))
+        bare = evolve(_with_columns(batch, {ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
+        return self._evaluate(request, bare, sequences)
+
+
+@frozen(kw_only=True, eq=False)
+class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
+    """One trainer worker in the driver's own process."""
+
+    max_tokens_per_microbatch: int
+    temperature: float
+
+    def _train(
+        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
+    ) -> tuple[TrainStepResult, Float32Array | None]:
+        plan = self._plan(batch, sequences)
+        result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
+        return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
+
+    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+        plan = self._plan(batch, sequences)
+        found = self.handle.get_logprobs(evolve(request, microbatches=_cut(batch, plan)))
+        return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))
 
     def _plan(self, batch: TokenBatch, sequences: Int64Array) -> list[Int64Array]:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch)
         return [sequences[microbatch] for microbatch in plan]
 
 
-def columns_for(batch: TokenBatch, loss: LossSpec) -> TokenBatch:
-    """The batch with the per-token columns alone that a training step may read."""
-    return _with_columns(batch, {*loss.token_columns, ROUTED_EXPERTS})
-
-
-def without_columns(batch: TokenBatch, model: Literal["policy", "reference"]) -> TokenBatch:
-    """The batch with what a model's log-probabilities depend on alone."""
-    return evolve(_with_columns(batch, {ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
+def _cut(batch: TokenBatch, plan: list[Int64Array]) -> tuple[TokenBatch, ...]:
+    return tuple(batch.select(sequences) for sequences in plan)
 
 
 def _with_columns(batch: TokenBatch, kept: set[str]) -> TokenBatch:
+    """The batch with the per-token columns alone that may be read."""
     return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -14,16 +14,12 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.registry.discovery import DISABLE_VARIABLE
 from rlcore.registry.selection import ChosenPlugin
-from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.plan.prepare import RunPlan
 from rlcore.spi import (
     GeneratorContext,
-    GlobalCounts,
-    LossSpec,
     SetResidencyRequest,
     TrainerContext,
     TrainerLayout,
-    TrainStepRequest,
 )
 
 
@@ -118,38 +114,3 @@ class Built:
     """What a rank says of what it has built."""
 
     layout: TrainerLayout
-
-
-@frozen(kw_only=True, eq=False)
-class StepCommand:
-    """A train step without its data."""
-
-    counts: GlobalCounts
-    loss: LossSpec
-    temperature: float
-    weight_version: int
-    bounds: dict[str, float]
-    schedule_step: int
-    logprobs: bool
-
-    def request(self, part: RankPart) -> TrainStepRequest:
-        """With its data."""
-        return TrainStepRequest(
-            microbatches=part.microbatches(),
-            counts=self.counts,
-            loss=self.loss,
-            temperature=self.temperature,
-            weight_version=self.weight_version,
-            bounds=self.bounds,
-            schedule_step=self.schedule_step,
-            logprobs=self.logprobs,
-        )
-
-
-@frozen(kw_only=True)
-class LogprobsCommand:
-    """A request for log-probabilities without its data."""
-
-    model: Literal["policy", "reference"]
-    temperature: float
-    weight_version: int

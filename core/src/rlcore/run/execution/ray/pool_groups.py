@@ -2,18 +2,17 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attrs import define, evolve, frozen
 
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.ray.calls import Calls
-from rlcore.run.execution.ray.commands import LogprobsCommand, StepCommand
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
-from rlcore.run.execution.trainer_group import columns_for, without_columns
-from rlcore.run.protocols import Minibatch, RefitCommand, Responses
+from rlcore.run.execution.trainer_group import MinibatchTrainer
+from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi import (
     CheckpointError,
@@ -21,12 +20,13 @@ from rlcore.spi import (
     GenerateRequest,
     LoadStateRequest,
     LoadStateResult,
-    LossSpec,
+    LogprobsRequest,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     TokenBatch,
+    TrainStepRequest,
     TrainStepResult,
     capabilities,
 )
@@ -38,7 +38,7 @@ TOLERANCE = 1e-6
 
 
 @frozen(kw_only=True, eq=False)
-class PoolTrainer:
+class PoolTrainer(MinibatchTrainer):
     """The trainer on all ranks."""
 
     calls: Calls
@@ -59,24 +59,13 @@ class PoolTrainer:
         """Whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
 
-    def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    def _train(
+        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
     ) -> tuple[TrainStepResult, Float32Array | None]:
-        """One optimizer step on the minibatch, each data-parallel rank with its part of it, and its log-probabilities where
-        asked for."""
-        batch = columns_for(minibatch.batch, loss)
-        order = StepCommand(
-            counts=minibatch.counts,
-            loss=loss,
-            temperature=self.temperature,
-            weight_version=weight_version,
-            bounds=dict(bounds),
-            schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
-            logprobs=logprobs,
-        )
-        dispatch = self._dispatch(batch, minibatch.sequences)
+        """The step, each data-parallel rank with its part of the sequences."""
+        dispatch = self._dispatch(batch, sequences)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
-        given = [(order, *parts[rank], rank in leaders) for rank in sorted(parts)]
+        given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         results: list[TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):
             if not _same_figures(result, results[0]):
@@ -84,18 +73,13 @@ class PoolTrainer:
                 found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
                 raise ContractError(f"train_step: {self.calls.places[rank]} returned {found}; expected rank 0's {expected}")
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
-        return results[leaders[0]], dispatch.join(batch, arrays) if logprobs else None
+        return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
-    def logprobs(
-        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
-    ) -> Float32Array:
-        """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
-        bare = without_columns(batch, model)
-        dispatch = self._dispatch(bare, sequences)
-        order = LogprobsCommand(model=model, temperature=self.temperature, weight_version=weight_version)
-        parts, leaders = self._parts(bare, dispatch), [ranks[0] for ranks in self.members]
-        results = self.calls.together("logprobs", [(order, *parts[rank], rank in leaders) for rank in sorted(parts)])
-        return dispatch.join(bare, [results[leader] for leader in leaders])
+    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+        dispatch = self._dispatch(batch, sequences)
+        parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
+        results = self.calls.together("logprobs", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
+        return dispatch.join(batch, [results[leader] for leader in leaders])
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what every rank holds."""

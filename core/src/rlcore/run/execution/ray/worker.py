@@ -28,10 +28,8 @@ from rlcore.run.execution.ray.commands import (
     BuildCommand,
     Built,
     GeneratorCommand,
-    LogprobsCommand,
     Plugins,
     Software,
-    StepCommand,
     WorkerEnv,
 )
 from rlcore.run.execution.ray.dispatch import RankPart
@@ -51,6 +49,7 @@ from rlcore.spi import (
     RefitRequest,
     SaveStateRequest,
     SetResidencyRequest,
+    TrainStepRequest,
     TrainStepResult,
     capabilities,
 )
@@ -168,22 +167,15 @@ class Worker:
         self._generator = build_generator(generator, order.context, order.config, observers)
         self._tokenizer = pickle.loads(order.tokenizer)
 
-    def train_step(self, order: StepCommand, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
+    def train_step(self, request: TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
         """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
         no log-probabilities."""
-        result = self._trainer_handle().train_step(order.request(parts[number]))
+        result = self._trainer_handle().train_step(evolve(request, microbatches=parts[number].microbatches()))
         return result if returns else evolve(result, logprobs=None)
 
-    def logprobs(self, order: LogprobsCommand, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
+    def logprobs(self, request: LogprobsRequest, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
         """float32 [T] of this rank's share; None from ranks that only help another one."""
-        request = LogprobsRequest(
-            microbatches=parts[number].microbatches(),
-            model=order.model,
-            temperature=order.temperature,
-            entropy=False,
-            weight_version=order.weight_version,
-        )
-        result = self._trainer_handle().get_logprobs(request)
+        result = self._trainer_handle().get_logprobs(evolve(request, microbatches=parts[number].microbatches()))
         return np.concatenate(result.logprobs) if returns else None
 
     def refit(self, order: RefitCommand) -> Mapping[str, int]:
