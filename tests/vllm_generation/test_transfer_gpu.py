@@ -24,7 +24,7 @@ from rlcore.spi import RefitError, WorkerError
 from rlcore.testing.models import make_model
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.channels import cuda_ipc, make_sender
-from rlcore_vllm.channels.channel import Place
+from rlcore_vllm.channels.channel import EngineRank
 from rlcore_vllm.manifest import Manifest
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica
@@ -91,7 +91,7 @@ def manifest_of(tensors, persistent):
 
 def place_of(device_index):
     uuid = str(torch.cuda.get_device_properties(device_index).uuid)
-    return Place(replica=0, rank=0, pid=0, host=os.uname().nodename, device="cuda", uuid=uuid)
+    return EngineRank(replica=0, rank=0, pid=0, host=os.uname().nodename, device="cuda", uuid=uuid)
 
 
 @pytest.mark.parametrize("device_index", [0, pytest.param(1, marks=two_devices)])
@@ -387,7 +387,7 @@ def test_nccl_and_an_engine_that_hangs(engine_on_another_device):
         config = evolve(engine.config, refit_timeout_s=5.0)
         transfer = Transfer(channel="nccl", replicas=[engine.replica], context=engine.context("nccl"), config=config)
         with contextlib.closing(transfer):
-            transfer.send(export_of(engine.weights(9), 9), may_alias=False)
+            transfer.send(export_of(engine.weights(9), 9))
     assert time.monotonic() - begin < 30.0
 
 

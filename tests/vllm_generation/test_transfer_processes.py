@@ -233,4 +233,4 @@ def test_a_rank_that_dies(replica, transfer_over, weights, fault_file, lost):
     fault_file.write_text(json.dumps({"rank": 1, "die": True}))
     replica.begin_update().result()
     with pytest.raises(WorkerError, match=r"replica vllm-0 failed in a refit \(bucket\)"):
-        transfer_over("shared_memory").send(export_of(weights(32), 32), may_alias=False)
+        transfer_over("shared_memory").send(export_of(weights(32), 32))

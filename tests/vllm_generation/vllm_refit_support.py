@@ -86,7 +86,7 @@ def refit(replicas: Sequence, transfer, export):
     for replica in replicas:
         replica.begin_update().result()
     try:
-        return transfer.send(export, may_alias=False)
+        return transfer.send(export)
     finally:
         for replica in replicas:
             replica.end_update(export.weight_version).result()

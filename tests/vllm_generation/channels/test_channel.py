@@ -18,18 +18,18 @@ from safetensors.torch import load_file
 
 from rlcore.spi import RefitError, TensorSpec, WorkerError
 from rlcore_vllm.channels import cuda_ipc, directory, in_process, make_receiver, make_sender, nccl, shared_memory
-from rlcore_vllm.channels.channel import Place
+from rlcore_vllm.channels.channel import EngineRank
 from rlcore_vllm.channels.packing import ALIGNMENT, pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
-from rlcore_vllm.receivers import Receivers
+from rlcore_vllm.transfer import Receivers
 
 CPU = torch.device("cpu")
 CONFIG = VllmConfig(refit_timeout_s=0.2)
 
 
 def here(replica=0, rank=0, **changes):
-    place = Place(replica=replica, rank=rank, pid=os.getpid(), host=os.uname().nodename, device="cpu")
+    place = EngineRank(replica=replica, rank=rank, pid=os.getpid(), host=os.uname().nodename, device="cpu")
     return evolve(place, **changes)
 
 
@@ -123,11 +123,11 @@ def test_shared_memory_leaves_nothing_behind_however_it_ends(tmp_path):
     """A sender that is killed, and a receiver in another process; Python's resource tracker has nothing to say."""
     code = """
         import os, socket, sys, time, torch
-        from rlcore_vllm.channels.channel import Place
+        from rlcore_vllm.channels.channel import EngineRank
         from rlcore_vllm.channels.shared_memory import Sender
         from rlcore_vllm.config import VllmConfig
         sender = Sender(VllmConfig(), torch.device("cpu"))
-        place = Place(replica=0, rank=0, pid=1, host=socket.gethostname(), device="cpu")
+        place = EngineRank(replica=0, rank=0, pid=1, host=socket.gethostname(), device="cpu")
         options = sender.connect([place])[0]
         where = sender.put(0, [torch.arange(1000, dtype=torch.float32)])
         print(options["pid"], where["descriptor"], where["num_bytes"], flush=True)
@@ -223,7 +223,6 @@ class Replica:
 
     def __init__(self, name, answer):
         self.name = name
-        self.num_ranks = 2
         self._answer = answer
 
     def call_workers(self, method, kwargs):
@@ -249,7 +248,7 @@ GOOD = Replica("good", [{}, {}])
     ],
 )
 def test_the_first_replica_that_fails_is_named(bad, error, message, monkeypatch):
-    monkeypatch.setattr("rlcore_vllm.receivers._GRACE_S", 0.0)
+    monkeypatch.setattr("rlcore_vllm.transfer._GRACE_S", 0.0)
     with pytest.raises(error, match=message):
         Receivers([GOOD, bad], 0.1).start_all("bucket", {}).wait()
     with pytest.raises(error, match=message):

@@ -97,7 +97,7 @@ class VllmBackend:
             self._version = NO_WEIGHTS
             try:
                 _await(replica.begin_update() for replica in self._replicas)
-                digests = self._transfer.send(self._mirrors.tee(request.weights), request.may_alias)
+                digests = self._transfer.send(self._mirrors.tee(request.weights))
                 _await(replica.end_update(request.weight_version) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.

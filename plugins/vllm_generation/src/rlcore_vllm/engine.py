@@ -117,11 +117,6 @@ class Engine:
         # vLLM's own threads abort the process where they still run when it ends.
         atexit.register(self.close)
 
-    @property
-    def num_ranks(self) -> int:
-        """Workers that hold a part of the model."""
-        return self._settings.tensor_parallel
-
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         """Sample; `deliver` is called in the engine's thread with those that ended in one step, and must be quick.
 

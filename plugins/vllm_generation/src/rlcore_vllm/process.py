@@ -54,10 +54,6 @@ class ProcessReplica:
         self._child: Child | None = None
         self._in_order = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
-    @property
-    def num_ranks(self) -> int:
-        return self._settings.tensor_parallel
-
     def start(self) -> None:
         for _ in range(NUM_STARTS - 1):
             try:

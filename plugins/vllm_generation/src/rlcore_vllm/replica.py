@@ -19,10 +19,6 @@ class Replica(Protocol):
     devices: tuple[int, ...]
     """CUDA devices of its ranks, counted among those that the driver sees; on CPU, empty."""
 
-    @property
-    def num_ranks(self) -> int:
-        """Workers that hold a part of the model."""
-
     def start(self) -> None:
         """Start the engine; WorkerError where that fails or takes too long."""
 
@@ -56,10 +52,6 @@ class LocalReplica:
         self.devices = devices
         self._settings = settings
         self._engine: Engine | None = None
-
-    @property
-    def num_ranks(self) -> int:
-        return self._settings.tensor_parallel
 
     @property
     def engine(self) -> Engine:

@@ -1,8 +1,11 @@
 """The sending side of a refit: every bucket to every rank of every replica, and their acknowledgements."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +20,21 @@ from rlcore.spi import (
     WorkerError,
 )
 from rlcore_vllm.channels import make_sender
-from rlcore_vllm.channels.channel import Sender
+from rlcore_vllm.channels.channel import EngineRank, Sender
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest, refuse
-from rlcore_vllm.receivers import Pending, Receivers, Workers
+from rlcore_vllm.replica import Replica
 
 _ABANDON_TIMEOUT_S = 10.0
+_POLL_S = 0.05
+_GRACE_S = 2.0
+"""How much later than a replica that watches itself: its own error holds its last lines."""
 
 
 class Transfer:
     """Sends weights over one channel, again and again. What it needs of the replicas is `call_workers` alone."""
 
-    def __init__(self, *, channel: str, replicas: Sequence[Workers], context: GeneratorContext, config: VllmConfig) -> None:
+    def __init__(self, *, channel: str, replicas: Sequence[Replica], context: GeneratorContext, config: VllmConfig) -> None:
         self._channel = channel
         self._replicas = replicas
         self._dtype = context.model.dtype
@@ -36,14 +42,14 @@ class Transfer:
         self._receivers = Receivers(replicas, config.refit_timeout_s)
         self._sender: Sender | None = None
 
-    def send(self, export: WeightExport, may_alias: bool) -> dict[str, int]:
-        """Load the export into every engine; returns the digests that every rank of every replica has acknowledged.
+    def send(self, export: WeightExport) -> dict[str, int]:
+        """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
+        acknowledged.
 
-        `may_alias` changes nothing: vLLM copies into its own parameters, whatever it is given. RefitError, naming tensors,
-        where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError where a replica died or
-        did not answer in time. After either the engines hold a mixture: they have to be restarted, or refitted completely.
+        RefitError, naming tensors, where one is missing, unknown, repeated, of another shape or changed on the way; WorkerError
+        where a replica died or did not answer in time. After either the engines hold a mixture: they have to be restarted, or
+        refitted completely.
         """
-        del may_alias
         self._check_dtypes(export)
         buckets, device = _first_device(export.buckets)
         try:
@@ -72,7 +78,7 @@ class Transfer:
         """The sender, made and made known to the receivers before the first refit, and again after one that failed."""
         if self._sender is None:
             self._sender = make_sender(self._channel, self._config, device)
-            options = self._sender.connect(self._receivers.places())
+            options = self._sender.connect(self._receivers.ranks())
             pending = self._receivers.start("connect", [{"channel": self._channel, "options": each} for each in options])
             self._sender.join()
             pending.wait(self._sender.check)
@@ -101,7 +107,7 @@ class Transfer:
         self._take_answer(sender, under_way)
         return claimed
 
-    def _take_answer(self, sender: Sender, under_way: tuple[int, Pending] | None) -> None:
+    def _take_answer(self, sender: Sender, under_way: "tuple[int, Pending] | None") -> None:
         if under_way is not None:
             index, pending = under_way
             pending.wait(sender.check)
@@ -125,6 +131,74 @@ class Transfer:
             if not is_worker_lost:
                 Receivers(self._replicas, min(_ABANDON_TIMEOUT_S, self._config.refit_timeout_s)).start_all("abandon", {}).wait()
         self.close()
+
+
+class Receivers:
+    """Every rank of every replica; each step of a refit is made on all of them at once."""
+
+    def __init__(self, replicas: Sequence[Replica], timeout_s: float) -> None:
+        self._replicas = replicas
+        self._timeout_s = timeout_s
+
+    def start(self, step: str, contents: Sequence[Mapping[str, Any]]) -> "Pending":
+        """A step with one content a replica, without waiting for it."""
+        pairs = zip(self._replicas, contents, strict=True)
+        calls = [replica.call_workers("rlcore_refit", {"step": step, "content": content}) for replica, content in pairs]
+        return Pending(step, list(self._replicas), calls, self._timeout_s)
+
+    def start_all(self, step: str, content: Mapping[str, Any]) -> "Pending":
+        """A step with the same content for all."""
+        return self.start(step, [content] * len(self._replicas))
+
+    def ranks(self) -> list[EngineRank]:
+        """Every rank of every replica, as its worker describes itself."""
+        answers = self.start_all("describe", {}).wait()
+        return [EngineRank(replica=number, **answer) for number, ranks in enumerate(answers) for answer in ranks]
+
+
+class Pending:
+    """A step that is under way."""
+
+    def __init__(self, step: str, replicas: list[Replica], calls: list[Future[list[Any]]], timeout_s: float) -> None:
+        self._step = step
+        self._replicas = replicas
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    def wait(self, check: Callable[[], None] = lambda: None) -> list[list[dict[str, Any]]]:
+        """What every rank of every replica answers; `check` is called now and then and may raise.
+
+        RefitError where a rank refused, WorkerError where a replica died or does not answer in time; of several, the first.
+        """
+        deadline = time.monotonic() + self._timeout_s + _GRACE_S
+        waiting = dict(zip(self._calls, self._replicas, strict=True))
+        while waiting:
+            done, _ = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            for call in done:
+                self._examine(waiting.pop(call), call)
+            if waiting:
+                check()
+                self._check_deadline(deadline, waiting.values())
+        return [call.result() for call in self._calls]
+
+    def _examine(self, replica: Replica, call: Future[list[Any]]) -> None:
+        try:
+            answers = call.result()
+        except Exception as error:
+            raise WorkerError(f"replica {replica.name} failed in a refit ({self._step}): {error}") from error
+        for rank, answer in enumerate(answers):
+            if "refused" in answer:
+                raise RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
+            if "failed" in answer:
+                raise RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
+
+    def _check_deadline(self, deadline: float, replicas: Any) -> None:
+        if time.monotonic() > deadline:
+            names = ", ".join(replica.name for replica in replicas)
+            raise WorkerError(
+                f"replica {names} did not answer in a refit ({self._step}) within {self._timeout_s:g} s "
+                "(generator.vllm.refit_timeout_s)"
+            )
 
 
 def _first_device(buckets: Iterator[WeightBucket]) -> tuple[Iterator[WeightBucket], torch.device]:

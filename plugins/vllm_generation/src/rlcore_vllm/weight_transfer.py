@@ -109,7 +109,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
         """vLLM 0.26's name for the sending side: `iterator` is a WeightExport, `trainer_args` {"transfer": Transfer}."""
-        trainer_args["transfer"].send(iterator, may_alias=False)
+        trainer_args["transfer"].send(iterator)
 
     def _disconnect(self) -> None:
         if self._receiver is not None:

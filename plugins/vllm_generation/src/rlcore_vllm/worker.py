@@ -48,7 +48,7 @@ class WorkerExtension:
         worker: Any = self
         match step:
             case "describe":
-                return _place(self.device, self.rank)
+                return _describe(self.device, self.rank)
             case "connect":
                 worker.init_weight_transfer_engine(content)
             case "begin":
@@ -73,7 +73,7 @@ class WorkerExtension:
         self._weight_update_active = False
 
 
-def _place(device: torch.device, rank: int) -> dict[str, Any]:
+def _describe(device: torch.device, rank: int) -> dict[str, Any]:
     """What a channel has to know to reach this rank."""
     place: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "rank": rank, "device": device.type}
     if device.type == "cuda":

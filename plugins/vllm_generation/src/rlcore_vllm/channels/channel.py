@@ -19,7 +19,7 @@ from rlcore_vllm.manifest import Manifest
 
 
 @frozen(kw_only=True)
-class Place:
+class EngineRank:
     """One rank of one replica, as its worker describes itself."""
 
     replica: int
@@ -52,7 +52,7 @@ class Sender(ABC):
         self.device = device
 
     @abstractmethod
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         """The options of each replica's receivers. RefitError where they cannot be reached this way.
 
         Receivers are made right afterwards; what has to wait for them is left to `join`.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
@@ -46,14 +46,14 @@ class Sender(channel.Sender):
         self._buffers: list[Tensor | None] = [None, None]
         self._persistent = False
 
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         if self.device.type != "cuda":
             raise RefitError(
                 'refit: channel cuda_ipc needs a trainer on CUDA; found its weights on the CPU. Set refit.channel = "auto"'
             )
         _refuse_expandable_segments()
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
-        return [{"uuid": uuid} for _ in {place.replica for place in places}]
+        return [{"uuid": uuid} for _ in {rank.replica for rank in ranks}]
 
     def begin(self, manifest: Manifest) -> None:
         self._persistent = manifest.persistent
@@ -84,7 +84,7 @@ class Sender(channel.Sender):
         addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         starts = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
         handles = {address: self._handle(tensor) for address, tensor in zip(addresses, tensors, strict=True)}
-        return {"handles": handles, "places": list(zip(addresses, starts, strict=True))}
+        return {"handles": handles, "starts": list(zip(addresses, starts, strict=True))}
 
     def _handle(self, tensor: Tensor) -> bytes:
         storage = tensor.untyped_storage()
@@ -113,7 +113,7 @@ class Receiver(channel.Receiver):
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
         self._stable = "packed" not in where
         if self._stable:
-            pairs = zip(specs, where["places"], strict=True)
+            pairs = zip(specs, where["starts"], strict=True)
             tensors = [self._tensor(spec, where["handles"][address], start) for spec, (address, start) in pairs]
             return Received(tensors=[tensor.to(self.device) for tensor in tensors], stable=True)
         buffer = self._map(where["packed"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.manifest import Manifest
@@ -31,8 +31,8 @@ class Sender(channel.Sender):
         super().__init__(config, device)
         self._folder: Path | None = None
 
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
-        return [{} for _ in {place.replica for place in places}]
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+        return [{} for _ in {rank.replica for rank in ranks}]
 
     def begin(self, manifest: Manifest) -> None:
         self.end()

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.channel import EngineRank, Received
 
 
 class Sender(channel.Sender):
     """vLLM copies into its own parameters in any case, so nothing is copied on the way and nothing stays aliased."""
 
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
-        for place in places:
-            if place.pid != os.getpid():
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+        for rank in ranks:
+            if rank.pid != os.getpid():
                 raise RefitError(
-                    f"refit: channel in_process reaches no engine in another process (found one in process {place.pid}). "
+                    f"refit: channel in_process reaches no engine in another process (found one in process {rank.pid}). "
                     'Set refit.channel = "auto"'
                 )
-        return [{} for _ in {place.replica for place in places}]
+        return [{} for _ in {rank.replica for rank in ranks}]
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         del index

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, TensorSpec, WorkerError
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import num_bytes, pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 
@@ -142,18 +142,18 @@ class Sender(channel.Sender):
         self._broadcasts: _Broadcasts | None = None
         self._started: dict[int, Future[torch.cuda.Event]] = {}
 
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         """Ranks are dealt out in the order of replicas."""
         if self.device.type != "cuda":
             raise RefitError(
                 'refit: channel nccl needs a trainer on CUDA; found its weights on the CPU. Set refit.channel = "auto"'
             )
-        _refuse_shared_devices(str(torch.cuda.get_device_properties(self.device).uuid), places)
-        replicas = [place.replica for place in places]
+        _refuse_shared_devices(str(torch.cuda.get_device_properties(self.device).uuid), ranks)
+        replicas = [rank.replica for rank in ranks]
         self._options = {
-            "host": _address(places),
+            "host": _address(ranks),
             "port": _free_port(),
-            "world_size": 1 + len(places),
+            "world_size": 1 + len(ranks),
             "timeout_s": self.config.refit_timeout_s,
         }
         return [self._options | {"first_rank": 1 + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
@@ -226,9 +226,9 @@ class Receiver(channel.Receiver):
         self._broadcasts.close()
 
 
-def _refuse_shared_devices(sender: str, places: Sequence[Place]) -> None:
+def _refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
     """NCCL gives each device one rank."""
-    uuids = [sender, *(str(place.uuid) for place in places)]
+    uuids = [sender, *(str(rank.uuid) for rank in ranks)]
     twice = sorted({uuid for uuid in uuids if uuids.count(uuid) > 1})
     if twice:
         raise RefitError(
@@ -237,9 +237,9 @@ def _refuse_shared_devices(sender: str, places: Sequence[Place]) -> None:
         )
 
 
-def _address(places: Sequence[Place]) -> str:
+def _address(ranks: Sequence[EngineRank]) -> str:
     """Where receivers reach this machine; within it the loopback always works."""
-    if all(place.host == socket.gethostname() for place in places):
+    if all(rank.host == socket.gethostname() for rank in ranks):
         return "127.0.0.1"
     from vllm.utils.network_utils import get_ip
 

@@ -1,4 +1,4 @@
-"""Tensors of a bucket one after another in a flat buffer, at places that both sides work out from shapes and dtypes."""
+"""Tensors of a bucket one after another in a flat buffer, at offsets that both sides work out from shapes and dtypes."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -24,21 +24,21 @@ def packed_bytes(sizes: Sequence[int]) -> int:
 
 def pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
     """Copy `tensors` into `buffer`, uint8 on any device."""
-    places = [
-        place.view(tensor.dtype).view(tensor.shape)
-        for place, tensor in zip(_places(buffer, [tensor.nbytes for tensor in tensors]), tensors, strict=True)
+    slices = [
+        part.view(tensor.dtype).view(tensor.shape)
+        for part, tensor in zip(_slices(buffer, [tensor.nbytes for tensor in tensors]), tensors, strict=True)
     ]
-    if places:
-        torch._foreach_copy_(places, list(tensors))
+    if slices:
+        torch._foreach_copy_(slices, list(tensors))
 
 
 def unpack(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """Views of `buffer` as the tensors that were packed."""
-    places = _places(buffer, [num_bytes(spec) for spec in specs])
-    return [place.view(getattr(torch, spec.dtype)).view(spec.shape) for place, spec in zip(places, specs, strict=True)]
+    slices = _slices(buffer, [num_bytes(spec) for spec in specs])
+    return [part.view(getattr(torch, spec.dtype)).view(spec.shape) for part, spec in zip(slices, specs, strict=True)]
 
 
-def _places(buffer: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+def _slices(buffer: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
     start = 0
     for size in sizes:
         yield buffer[start : start + size]

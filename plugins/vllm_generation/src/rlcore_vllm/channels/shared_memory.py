@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_vllm.channels import channel
-from rlcore_vllm.channels.channel import Place, Received
+from rlcore_vllm.channels.channel import EngineRank, Received
 from rlcore_vllm.channels.packing import pack, packed_bytes, unpack
 from rlcore_vllm.config import VllmConfig
 
@@ -39,14 +39,14 @@ class Sender(channel.Sender):
         super().__init__(config, device)
         self._segments: list[_Segment | None] = [None, None]
 
-    def connect(self, places: Sequence[Place]) -> list[dict[str, Any]]:
-        for place in places:
-            if place.host != socket.gethostname():
+    def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
+        for rank in ranks:
+            if rank.host != socket.gethostname():
                 raise RefitError(
-                    f"refit: channel shared_memory reaches no other machine (found an engine on {place.host}). "
+                    f"refit: channel shared_memory reaches no other machine (found an engine on {rank.host}). "
                     'Set refit.channel = "directory" and generator.vllm.refit_directory'
                 )
-        return [{"pid": os.getpid()} for _ in {place.replica for place in places}]
+        return [{"pid": os.getpid()} for _ in {rank.replica for rank in ranks}]
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         segment = self._segment(index % self.num_slots, packed_bytes([tensor.nbytes for tensor in tensors]))
