@@ -14,7 +14,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems
 from rlcore_megatron.memory import USABLE, Parameters, Workload, estimate
-from rlcore_megatron.model_dims import ModelDims
+from rlcore_torchkit.architectures.dims import ModelDims
 
 GIB = 2**30
 SMALL = {  # the shape of Qwen2.5-1.5B

@@ -14,7 +14,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, converted, fields_of, megatron_class, recipe_type, table_problems
 from rlcore_megatron.forwarded_check import NEEDS_ENGINE, NEEDS_FP8, forwarded_problems
 from rlcore_megatron.forwarded_owned import OWNED
-from rlcore_megatron.model_dims import ModelDims
+from rlcore_torchkit.architectures.dims import ModelDims
 
 MODEL = {
     "hidden_size": 64,

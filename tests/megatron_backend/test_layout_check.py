@@ -11,7 +11,7 @@ from rlcore_megatron import layout_check
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import layout_problems
-from rlcore_megatron.model_dims import ModelDims, expert_layers
+from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
 
 DENSE = {
     "num_attention_heads": 8,

@@ -10,7 +10,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
 from rlcore_megatron.memory import Estimate, Workload, estimate
-from rlcore_megatron.model_dims import ModelDims
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 
 

@@ -15,9 +15,9 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
 from rlcore_megatron.memory import Workload
-from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.weight_mapping import name_problems
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
 from rlcore_torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
 

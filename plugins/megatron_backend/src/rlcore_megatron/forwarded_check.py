@@ -11,8 +11,8 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, megatron_class, table_problems
 from rlcore_megatron.forwarded_owned import OWNED
 from rlcore_megatron.layout_check import SECTION
-from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import transformer_engine_version, uses_transformer_engine
+from rlcore_torchkit.architectures.dims import ModelDims
 
 NEEDS_ENGINE = (
     "apply_rope_fusion",

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import transformer_engine_version
+from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.megatron"
 AUTO_SIZES = ("tensor_parallel", "expert_parallel", "context_parallel", "pipeline_parallel")

@@ -11,8 +11,8 @@ from attrs import frozen
 
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.model_dims import ModelDims
 from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 
 GRADIENT_BYTES = 4

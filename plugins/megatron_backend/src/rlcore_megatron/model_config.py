@@ -11,8 +11,8 @@ from rlcore.spi import ModelError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_dims import expert_layers
 from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_torchkit.architectures.dims import expert_layers
 
 
 @frozen(kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from rlcore.spi import ModelError, Problem
-from rlcore_megatron.model_dims import ModelDims, expert_layers
+from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
