@@ -20,10 +20,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LoadStateRequest, LogprobsRequest, SaveStateRequest, TokenBatch
-from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_torchkit.architectures.registry import installed_model_types
+
+ARCHITECTURES = installed_model_types()
 
 NUM_STEPS = 3
 SAVE_AFTER = 2

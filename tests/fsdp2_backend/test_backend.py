@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import BoundError, ContractError, ExportWeightsRequest, LossSpec, ModelSpec, NonFiniteError
-from rlcore.testing.models import ARCHITECTURES
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.microbatch import move
+
+ARCHITECTURES = installed_model_types()
 
 CPU = torch.device("cpu")
 NUM_SEQUENCES = 6

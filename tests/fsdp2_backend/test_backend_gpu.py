@@ -24,12 +24,15 @@ from rlcore.spi import (
     SaveStateRequest,
     SetResidencyRequest,
 )
-from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore.testing.models import make_model
 from rlcore_fsdp2.gradients import accumulate
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.policy import make_policy
 from rlcore_torchkit import process_group
+from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.microbatch import move
+
+ARCHITECTURES = installed_model_types()
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -11,7 +11,10 @@ from fsdp2_two_rank_cases import CASES, WORLD_SIZE, run_all
 from rank_launch import launch
 
 from rlcore.spi import CloseRequest, ContractError, LoadStateRequest, SaveStateRequest
-from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore.testing.models import make_model
+from rlcore_torchkit.architectures.registry import installed_model_types
+
+ARCHITECTURES = installed_model_types()
 
 
 @pytest.fixture(scope="module")

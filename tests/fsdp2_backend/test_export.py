@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlcore.spi import ExportWeightsRequest, RefitChannel, SaveStateRequest
-from rlcore.testing.models import ARCHITECTURES
 from rlcore_fsdp2.provider import PROVIDER
+from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.digest import tensor_digest
+
+ARCHITECTURES = installed_model_types()
 
 
 def request(**changes) -> ExportWeightsRequest:

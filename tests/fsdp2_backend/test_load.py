@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ModelError, ModelSpec
-from rlcore.testing.models import ARCHITECTURES
+from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.models import load_model
+
+ARCHITECTURES = installed_model_types()
 
 Tensors = dict[str, Tensor]
 

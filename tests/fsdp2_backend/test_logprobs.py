@@ -6,7 +6,9 @@ import torch
 from fsdp2_support import TEMPERATURE, Reference, make_batch, split, step_request
 
 from rlcore.spi import ContractError, LogprobsRequest
-from rlcore.testing.models import ARCHITECTURES
+from rlcore_torchkit.architectures.registry import installed_model_types
+
+ARCHITECTURES = installed_model_types()
 
 
 def request(microbatches, **changes):

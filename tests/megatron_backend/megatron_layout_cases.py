@@ -34,9 +34,12 @@ from megatron_support import (
 from routing_reference import make_mixed_model
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, TokenBatch
-from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
+from rlcore_torchkit.architectures.registry import installed_model_types
+
+ARCHITECTURES = installed_model_types()
 
 NUM_STEPS = 3
 NUM_SEQUENCES = 8

@@ -27,7 +27,7 @@ from rlcore_megatron.export import Exporter
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
-from rlcore_megatron.model_config import Architecture, transformer_config
+from rlcore_megatron.model_config import transformer_config
 from rlcore_torchkit.models import load_config
 from rlcore_torchkit.safetensors_files import TensorFiles
 
@@ -113,7 +113,7 @@ def opened(directory: Path, layout: ParallelLayout, dtype: str = "float32", voca
         parallel.join(place, layout, 60.0)
         try:
             config = transformer_config(hf, MegatronConfig(), layout, dtype, device)
-            parts = build(config, Architecture.of(hf), layout)
+            parts = build(config, hf, layout)
             for part in parts:
                 for parameter in part.parameters():
                     parameter.data.fill_(torch.nan)

@@ -15,6 +15,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems
 from rlcore_megatron.memory import USABLE, Parameters, Workload, estimate
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.models import standard_config
 
 GIB = 2**30
 SMALL = {  # the shape of Qwen2.5-1.5B
@@ -228,7 +229,7 @@ def test_parameters_are_counted_as_transformers_has_them(tmp_path, architecture:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
-    dims = ModelDims.of(config.to_dict())
+    dims = ModelDims.of(standard_config(config))
     whole = Parameters.of(dims, ONE)
     assert whole.dense + whole.expert == matrices
     assert (whole.expert > 0) == (architecture == "qwen3_moe")

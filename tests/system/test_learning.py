@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcore.testing.models import ARCHITECTURES, Architecture, make_model
+from rlcore.testing.models import make_model
 
 from .system_support import DIGITS, Workplace, checkpoints, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
@@ -24,6 +24,8 @@ SMALL_SUMS = (
     "data.evaluation.path=sums.jsonl",
     "rollout.max_response_tokens=2",
 )
+
+ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", "llama")
 """Answers of one digit; what is measured is what is trained on, since so little is learned by heart."""
 EVALUATION = ("evaluation.samples_per_prompt=16", "evaluation.temperature=1.0")
 
@@ -153,7 +155,7 @@ def test_seeds_decide(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_trains(workplace: Workplace, architecture: Architecture) -> None:
+def test_every_architecture_trains(workplace: Workplace, architecture: str) -> None:
     path = make_model(workplace.folder / "model", architecture, alphabet=DIGITS, max_length=64, hidden_size=16, tied=False)
     options = (
         f"model.path={path}",

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.testing.models import ARCHITECTURES, make_model
+from rlcore.testing.models import make_model
+from rlcore_torchkit.architectures.registry import installed_model_types
+
+ARCHITECTURES = installed_model_types()
 
 
 @pytest.fixture(scope="session", autouse=True)

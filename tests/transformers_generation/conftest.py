@@ -26,14 +26,16 @@ from rlcore.spi import (
     WeightExport,
     tensor_digest,
 )
-from rlcore.testing.models import ARCHITECTURES, Architecture, make_model
+from rlcore.testing.models import make_model
+from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_transformers.backend import TransformersBackend
 from rlcore_transformers.config import TransformersConfig
 
+ARCHITECTURES = installed_model_types()
 MAX_LENGTH = 96
 
 
-def make_checkpoint(directory: Path, architecture: Architecture, *, seed: int = 0, tied: bool = True, **overrides: Any) -> Path:
+def make_checkpoint(directory: Path, architecture: str, *, seed: int = 0, tied: bool = True, **overrides: Any) -> Path:
     """A tiny model directory whose biases and norms are random too, so that leaving one out shows."""
     make_model(directory, architecture, seed=seed, tied=tied, alphabet="abcdefghijklmnopqrstuvwxyz .")
     config = AutoConfig.from_pretrained(directory, **overrides)
@@ -175,7 +177,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """checkpoint(architecture, **options) makes each model directory once."""
     made: dict[str, Path] = {}
 
-    def make(architecture: Architecture = "qwen3", **options: Any) -> Path:
+    def make(architecture: str = "qwen3", **options: Any) -> Path:
         key = f"{architecture}-{sorted(options.items())}"
         if key not in made:
             made[key] = make_checkpoint(tmp_path_factory.mktemp(architecture), architecture, **options)

@@ -7,10 +7,8 @@ from typing import Any
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
+from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.models import architecture_problems
-
-NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of config.json, one of which every mixture-of-experts model has."""
 
 
 def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
@@ -41,7 +39,7 @@ def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Probl
 def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Problem]:
     """Routing that is to be replayed with a model that routes nothing, for generators and trainers alike; `model` is what its
     config.json says, or None."""
-    if model is not None and not any(model.get(key) for key in NUMBERS_OF_EXPERTS):
+    if model is not None and not model.get("num_experts"):
         yield Problem(
             path="rollout.replay_routing",
             found=f"true, with the model {path}, which has no experts",
@@ -55,6 +53,9 @@ def config_file(context: CheckContext) -> Path:
 
 
 def model_config(context: CheckContext) -> dict[str, Any] | None:
-    """What config.json says; None where it cannot be had or read, which the core reports."""
-    content = read_object(config_file(context))
-    return content if isinstance(content, dict) else None
+    """What config.json says, under the keys that most families use; None where it cannot be had or read, which the core
+    reports, and where the family is unknown, which `architecture_problems` does."""
+    file = config_file(context)
+    content = read_object(file)
+    family = content if isinstance(content, Problem) else find_architecture(content, str(file))
+    return None if isinstance(content, Problem) or isinstance(family, Problem) else family.standard(content)

@@ -10,11 +10,12 @@ from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.registry import find_architecture
 
 if TYPE_CHECKING:
     import torch
 
-SUPPORTED_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
 _MAX_NAMED = 3
 
 
@@ -25,13 +26,21 @@ def architecture_problems(path: str) -> list[Problem]:
     """
     file = Path(path).expanduser() / CONFIG_FILE
     config = read_object(file)
-    return [] if isinstance(config, Problem) else list(_config_problems(str(file), config))
+    return [] if isinstance(config, Problem) else _config_problems(str(file), config)
 
 
-def architecture_of(config: Any) -> str:
-    """The supported architecture that a transformers config names; ModelError otherwise."""
-    _raise_problems(list(_config_problems(str(getattr(config, "name_or_path", "")), config.to_dict())))
-    return str(config.architectures[0])
+def architecture_of(config: Any) -> Architecture:
+    """The family of a model, from its transformers config; ModelError where it is none that is installed."""
+    path, content = str(getattr(config, "name_or_path", "")), config.to_dict()
+    _raise_problems(_config_problems(path, content))
+    found = find_architecture(content, path)
+    assert isinstance(found, Architecture)
+    return found
+
+
+def standard_config(config: Any) -> dict[str, Any]:
+    """The content of a transformers config, under the keys that most families use; ModelError as for `architecture_of`."""
+    return architecture_of(config).standard(config.to_dict())
 
 
 def load_config(spec: ModelSpec) -> Any:
@@ -88,19 +97,16 @@ def _raise_problems(problems: list[Problem]) -> None:
         raise ModelError(problems)
 
 
-def _config_problems(path: str, config: dict[str, Any]) -> Iterator[Problem]:
-    architectures = config.get("architectures") or ["none"]
-    expected = "one of " + ", ".join(SUPPORTED_ARCHITECTURES)
-    if not isinstance(architectures, list) or architectures[0] not in SUPPORTED_ARCHITECTURES:
-        found = architectures[0] if isinstance(architectures, list) else architectures
-        yield _problem(path, f"architecture {found}", expected, "Use a model of one of these architectures")
-    elif config.get("use_sliding_window"):
-        yield _problem(path, "use_sliding_window = true", "full causal attention", "Set it to false if all sequences are short")
+def _config_problems(path: str, config: dict[str, Any]) -> list[Problem]:
+    family = find_architecture(config, path)
+    problems = [family] if isinstance(family, Problem) else list(family.problems(config, path))
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         remedy = "Take the model that it was quantised from, or save it dequantised"
-        yield _problem(path, f"weights quantised by {method or 'an unknown method'}", "weights in float32 or bfloat16", remedy)
+        found = f"weights quantised by {method or 'an unknown method'}"
+        problems.append(_problem(path, found, "weights in float32 or bfloat16", remedy))
+    return problems
 
 
 @contextmanager

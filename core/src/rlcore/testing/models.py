@@ -3,12 +3,9 @@
 import json
 import string
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from rlcore.transformers_import import import_transformers
-
-Architecture: TypeAlias = Literal["qwen2", "qwen3", "qwen3_moe", "llama"]
-ARCHITECTURES: tuple[Architecture, ...] = ("qwen2", "qwen3", "qwen3_moe", "llama")
 
 END_OF_TEXT = "<|end|>"
 CHAT_TEMPLATE = (
@@ -49,7 +46,7 @@ def make_tokenizer(directory: Path, alphabet: str = string.printable) -> int:
 
 def make_model(
     directory: Path,
-    architecture: Architecture = "qwen3",
+    architecture: str = "qwen3",
     *,
     seed: int = 0,
     hidden_size: int = 32,
@@ -65,8 +62,8 @@ def make_model(
 ) -> Path:
     """Write config.json, generation_config.json, safetensors and a tokenizer; returns the directory.
 
-    Weights are random, by default drawn wider than usual so that the model's distributions are far from uniform and a wrong
-    log-probability shows.
+    `architecture` is a model_type that transformers knows. Weights are random, by default drawn wider than usual so that the
+    model's distributions are far from uniform and a wrong log-probability shows.
     """
     import torch
 
@@ -89,13 +86,15 @@ def make_model(
         "bos_token_id": None,
         "pad_token_id": None,
     }
-    if architecture == "qwen3_moe":
-        options |= {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": hidden_size,
-            "norm_topk_prob": True,
-        }
+    special = {
+        "sliding_window": None,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": hidden_size,
+        "norm_topk_prob": True,
+    }
+    defaults = AutoConfig.for_model(architecture)
+    options |= {key: value for key, value in special.items() if hasattr(defaults, key)}
     config = AutoConfig.for_model(architecture, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -45,7 +45,7 @@ from rlcore_torchkit.figures import check_bounds, check_finite
 from rlcore_torchkit.hf_directory import write_hf_directory
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
-from rlcore_torchkit.models import load_config
+from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
 
@@ -253,7 +253,7 @@ class Fsdp2Backend:
 
 def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
-    place, model = context.rank_info, load_config(context.model).to_dict()
+    place, model = context.rank_info, standard_config(load_config(context.model))
     problems = list(layout_problems(config, place.world_size, place.device, model))
     if problems:
         raise ConfigError(problems)

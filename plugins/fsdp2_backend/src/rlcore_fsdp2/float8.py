@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from rlcore.spi import ConfigError, Problem
+from rlcore_torchkit.models import architecture_of
 
 FIRST_CAPABILITY = (8, 9)
 """Of the CUDA devices that multiply float8."""
@@ -25,7 +26,8 @@ def use_float8(model: Any, device: torch.device) -> None:
         raise ConfigError([problem])
     # Padding: the products of a weight's gradient run over tokens, of which there is any number.
     config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
-    convert_to_float8_training(model.model.layers, module_filter_fn=_is_linear, config=config)
+    layers = architecture_of(model.config).modules.layers_of(model)
+    convert_to_float8_training(layers, module_filter_fn=_is_linear, config=config)
 
 
 def _is_linear(module: nn.Module, name: str) -> bool:  # noqa: ARG001

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from attrs import frozen
-
 from rlcore.spi import Problem
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.fsdp2"
 SIZES = ("replicate", "context_parallel", "tensor_parallel", "expert_parallel")
@@ -18,14 +17,14 @@ FLOAT8_MULTIPLE = 16
 def layout_problems(
     config: Fsdp2Config, world_size: int, device: str, model: Mapping[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """All that does not divide; `model` is its config, or None where that is not at hand yet."""
+    """All that does not divide; `model` is what config.json says, under Llama's keys, or None."""
     if config.fp8 and find_spec("torchao") is None:
         remedy = "pip install 'rlcore-fsdp2[fp8]', or set it to false"
         yield Problem(path=f"{SECTION}.fp8", found="true without torchao", expected="torchao installed", remedy=remedy)
     yield from _rank_problems(config, world_size)
-    if model is not None:
-        # What the Hub's files call num_experts is num_local_experts in those that transformers 5 writes.
-        yield from _model_problems(config, device, {"num_experts": model.get("num_local_experts"), **model})
+    dims = None if model is None else ModelDims.of(model)
+    if dims is not None:
+        yield from _model_problems(config, device, dims)
 
 
 def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:
@@ -47,28 +46,16 @@ def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:
         )
 
 
-@frozen(kw_only=True)
-class _Quantity:
-    """A count of the model that ranks divide."""
-
-    key: str
-    name: str
-    divisor: int
-    option: str
-
-
-def _model_problems(config: Fsdp2Config, device: str, model: Mapping[str, Any]) -> Iterator[Problem]:
-    num_experts = model.get("num_experts") or 0
-    for quantity in _quantities(config, model):
-        count = model.get(quantity.key)
-        if isinstance(count, int) and count % quantity.divisor:
+def _model_problems(config: Fsdp2Config, device: str, dims: ModelDims) -> Iterator[Problem]:
+    for option, divisor, key, name, count in _quantities(config, dims):
+        if count % divisor:
             yield Problem(
-                path=f"{SECTION}.{quantity.option.split(' ')[0]}",
-                found=f"{quantity.option} = {quantity.divisor} for {count} {quantity.name} ({quantity.key})",
+                path=f"{SECTION}.{option.split(' ')[0]}",
+                found=f"{option} = {divisor} for {count} {name} ({key})",
                 expected=f"a divisor of {count}",
                 remedy=f"Choose one of {', '.join(map(str, _divisors(count)))}",
             )
-    if config.expert_parallel > 1 and not num_experts:
+    if config.expert_parallel > 1 and not dims.num_experts:
         yield Problem(
             path=f"{SECTION}.expert_parallel",
             found=f"{config.expert_parallel} for a model without experts",
@@ -76,37 +63,33 @@ def _model_problems(config: Fsdp2Config, device: str, model: Mapping[str, Any]) 
             remedy="Leave it out: it divides mixture-of-experts layers alone",
         )
     if config.fp8 and device == "cuda":
-        yield from _float8_problems(config, model)
+        yield from _float8_problems(config, dims)
 
 
-def _quantities(config: Fsdp2Config, model: Mapping[str, Any]) -> Iterator[_Quantity]:
+def _quantities(config: Fsdp2Config, dims: ModelDims) -> Iterator[tuple[str, int, str, str, int]]:
+    """What ranks divide: the options, the product of their sizes, the key of config.json, its meaning, its value."""
     tensor, context = config.tensor_parallel, config.context_parallel
     heads_option = "tensor_parallel" if context == 1 else "context_parallel x tensor_parallel"
     heads_option = heads_option if tensor > 1 else "context_parallel"
-    yield _Quantity(key="num_attention_heads", name="attention heads", divisor=tensor * context, option=heads_option)
-    names = {"num_key_value_heads": "key heads", "vocab_size": "tokens of the vocabulary"}
-    if not model.get("num_experts") or model.get("mlp_only_layers"):
-        names["intermediate_size"] = "columns of the MLP"
-    if model.get("num_experts") and config.expert_parallel == 1:
-        names["num_experts"] = "experts"
-    for key, name in names.items():
-        yield _Quantity(key=key, name=name, divisor=tensor, option="tensor_parallel")
-    if model.get("num_experts"):
-        yield _Quantity(key="num_experts", name="experts", divisor=config.expert_parallel, option="expert_parallel")
+    yield heads_option, tensor * context, "num_attention_heads", "attention heads", dims.num_heads
+    yield "tensor_parallel", tensor, "num_key_value_heads", "key heads", dims.num_kv_heads
+    yield "tensor_parallel", tensor, "vocab_size", "tokens of the vocabulary", dims.vocab_size
+    if dims.num_dense_layers:
+        yield "tensor_parallel", tensor, "intermediate_size", "columns of the MLP", dims.intermediate_size
+    if dims.num_experts and config.expert_parallel == 1:
+        yield "tensor_parallel", tensor, "num_experts", "experts", dims.num_experts
+    yield "expert_parallel", config.expert_parallel if dims.num_experts else 1, "num_experts", "experts", dims.num_experts
 
 
-def _float8_problems(config: Fsdp2Config, model: Mapping[str, Any]) -> Iterator[Problem]:
-    hidden, heads = model.get("hidden_size"), model.get("num_attention_heads")
-    sides: dict[str, Any] = {"hidden_size": hidden}
-    if not model.get("num_experts"):
-        sides["intermediate_size / tensor_parallel"] = (model.get("intermediate_size") or 0) // config.tensor_parallel
-    if hidden and heads:
-        width = model.get("head_dim") or hidden // heads
-        sides["num_key_value_heads · head_dim / tensor_parallel"] = (
-            (model.get("num_key_value_heads") or heads) * width // config.tensor_parallel
-        )
+def _float8_problems(config: Fsdp2Config, dims: ModelDims) -> Iterator[Problem]:
+    sides = {
+        "hidden_size": dims.hidden_size,
+        "num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // config.tensor_parallel,
+    }
+    if dims.num_dense_layers:
+        sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // config.tensor_parallel
     for name, size in sides.items():
-        if isinstance(size, int) and size % FLOAT8_MULTIPLE:
+        if size % FLOAT8_MULTIPLE:
             expected = f"a multiple of {FLOAT8_MULTIPLE}, for float8"
             yield Problem(
                 path=f"{SECTION}.fp8", found=f"true with {name} = {size}", expected=expected, remedy="Set it to false"

@@ -11,9 +11,11 @@ from torch import Tensor
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore_fsdp2.part import Part
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.models import architecture_of
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
-_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+_EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 
 
 @torch.no_grad()
@@ -23,32 +25,33 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`. ModelError, the same on every rank, where
     tensors of the architecture are missing or have another shape.
     """
-    _allocate(model, device, parameters_on)
+    modules = architecture_of(model.config).modules
+    is_tied = _allocate(model, modules, device, parameters_on)
     parameters = dict(model.named_parameters())
     with open_tensors(spec) as files:
-        sources = {name: list(_sources(name, tuple(parameter.shape), files)) for name, parameter in parameters.items()}
+        sources = {name: list(_sources(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()}
         files.raise_problems([problem for each in sources.values() for source in each for problem in _problems(source, files)])
         for name, parameter in parameters.items():
             for source in sources[name]:
                 _fill(parameter, source, files)
-        _check_tied(model, files)
+        if is_tied:
+            _check_tied(parameters[f"{modules.embedding}.weight"], f"{modules.head}.weight", files)
 
 
-def _allocate(model: Any, device: torch.device, parameters_on: torch.device) -> None:
-    """Room for this rank's parts, and buffers with their values, which depend on the config alone and are in no file."""
-    others = [name for name, _ in model.named_buffers() if not name.startswith("model.rotary_emb.")]
+def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters_on: torch.device) -> bool:
+    """Room for this rank's parts, and buffers with their values, which depend on the config alone and are in no file; returns
+    whether the head's weight is the embedding's."""
+    others = [name for name, _ in model.named_buffers() if not name.startswith(f"{modules.rotary}.")]
     if others:
         raise ContractError(f"found the buffer {others[0]}; expected those of rotary embeddings alone")
-    head, embedding = model.lm_head, model.model.embed_tokens
-    is_tied = _is_tied(model)
+    head, embedding = model.get_submodule(modules.head), model.get_submodule(modules.embedding)
+    is_tied = head._parameters["weight"] is embedding._parameters["weight"]
     model.to_empty(device=parameters_on)
     if is_tied:  # what to_empty has put into the one module is not what it has put into the other
         head.register_parameter("weight", embedding._parameters["weight"])
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
-
-
-def _is_tied(model: Any) -> bool:
-    return model.lm_head._parameters["weight"] is model.model.embed_tokens._parameters["weight"]
+    rotary = type(model.get_submodule(modules.rotary))(config=model.config)
+    model.set_submodule(modules.rotary, rotary.to(device))
+    return is_tied
 
 
 @frozen(kw_only=True)
@@ -61,7 +64,7 @@ class _Source:
     """Of the tensor's shape, with leading dimensions of 1 where the parameter has more."""
 
 
-def _sources(name: str, shape: tuple[int, ...], files: TensorFiles) -> Iterator[_Source]:
+def _sources(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_Source]:
     """What a parameter of this global shape is made of: a tensor of its own name, or the tensors of a layer's experts."""
     bare = name.removeprefix("model.")  # as a decoder is saved without its head
     match = _EXPERTS.fullmatch(name)
@@ -70,7 +73,7 @@ def _sources(name: str, shape: tuple[int, ...], files: TensorFiles) -> Iterator[
         yield _Source(name=found, shape=shape, place=Part(global_shape=shape, offset=(0,) * len(shape), shape=shape))
         return
     prefix, kind = match.groups()
-    projections = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    projections = (modules.gate, modules.up) if kind == "gate_up_proj" else (modules.down,)
     num_experts, rows, columns = shape
     size = rows // len(projections)
     for expert in range(num_experts):
@@ -94,13 +97,12 @@ def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
         local(parameter)[into].copy_(files.read(source.name, bounds[-len(source.shape) :]))
 
 
-def _check_tied(model: Any, files: TensorFiles) -> None:
+def _check_tied(embedding: Tensor, head: str, files: TensorFiles) -> None:
     """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
-    weight = model.lm_head._parameters["weight"]
-    part = Part.of(weight)
+    part = Part.of(embedding)
     bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
-    if not _is_tied(model) or "lm_head.weight" not in files or part.is_empty:
+    if head not in files or part.is_empty:
         return
-    if not torch.equal(files.read("lm_head.weight", bounds).to(local(weight)), local(weight)):
-        found = "lm_head.weight that is not model.embed_tokens.weight"
+    if not torch.equal(files.read(head, bounds).to(local(embedding)), local(embedding)):
+        found = f"{head} that is not the embedding"
         files.raise_problems([files.problem(found, "one tensor, or tie_word_embeddings = false in config.json")])

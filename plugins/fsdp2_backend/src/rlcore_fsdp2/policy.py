@@ -16,7 +16,7 @@ from rlcore_fsdp2.sharding import shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
 from rlcore_torchkit.logprobs import patch_head
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.models import architecture_of, load_model
 from rlcore_torchkit.onednn import use_onednn
 from rlcore_torchkit.rms_norm import fuse_norms
 
@@ -54,7 +54,7 @@ def _checkpoint(model: Any, config: Fsdp2Config) -> None:
     if not config.activation_checkpointing:
         return
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for layer in model.model.layers:
+    for layer in architecture_of(model.config).modules.layers_of(model):
         # transformers checkpoints layers in training mode only; what is below them stays in eval, without dropout.
         layer.training = True
 
@@ -67,7 +67,7 @@ def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | No
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
     _divide(model, meshes)
     if config.compile_layers:
-        for layer in model.model.layers:
+        for layer in architecture_of(model.config).modules.layers_of(model):
             layer.forward = torch.compile(layer.forward)
     if meshes is None:
         model.to(device)

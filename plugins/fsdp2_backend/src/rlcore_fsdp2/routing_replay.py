@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from rlcore.spi import ROUTED_EXPERTS
 from rlcore_torchkit.context_parallel import ContextPart
 from rlcore_torchkit.microbatch import Microbatch
+from rlcore_torchkit.models import architecture_of
 from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay
 
 
@@ -35,10 +36,12 @@ class ModelReplay(RoutingReplay):
 
 def attach(model: Any, group: dist.ProcessGroup | None) -> ModelReplay:
     """Have the routers of a transformers causal language model ask for their choice."""
-    choices = [ReplayedChoice() for _ in model.model.layers]
-    for layer, choice in zip(model.model.layers, choices, strict=True):
-        if hasattr(layer.mlp, "experts"):
-            layer.mlp.gate.register_forward_hook(partial(_replay, choice))
+    modules = architecture_of(model.config).modules
+    layers = modules.layers_of(model)
+    choices = [ReplayedChoice() for _ in layers]
+    for layer, choice in zip(layers, choices, strict=True):
+        if modules.experts_of(layer) is not None:
+            layer.get_submodule(modules.router).register_forward_hook(partial(_replay, choice))
     return ModelReplay(choices, group)
 
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
+from rlcore_torchkit.models import architecture_of
 
 
 def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.dtype) -> None:
@@ -24,9 +25,11 @@ def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
     }
     reshard_layers = config.reshard_after_forward and meshes.layout.fsdp > 1
-    for layer in model.model.layers:
-        if meshes.experts is not None and hasattr(layer.mlp, "experts"):
-            fully_shard(layer.mlp.experts, mesh=meshes.expert_fsdp, reshard_after_forward=reshard_layers, **options)
+    modules = architecture_of(model.config).modules
+    for layer in modules.layers_of(model):
+        experts = modules.experts_of(layer)
+        if meshes.experts is not None and experts is not None:
+            fully_shard(experts, mesh=meshes.expert_fsdp, reshard_after_forward=reshard_layers, **options)
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_layers, **options)
     # The backward pass begins with the root's group, so it stays gathered.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, **options)

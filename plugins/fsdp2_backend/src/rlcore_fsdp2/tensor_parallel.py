@@ -16,7 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import functional as F
 
+from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs
+from rlcore_torchkit.models import architecture_of
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 TOKENS = 1
@@ -202,33 +204,35 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     over ranks. `experts` says whether experts are divided here; if not, it is left to expert parallelism.
     """
     exchange = Exchange(mesh=mesh, sequence_parallel=sequence_parallel)
-    head, embedding = model.lm_head, model.model.embed_tokens
+    family = architecture_of(model.config)
+    modules = family.modules
+    head, embedding = model.get_submodule(modules.head), model.get_submodule(modules.embedding)
     is_tied = head.weight is embedding.weight
-    for layer in model.model.layers:
-        parallelize_module(layer, mesh, _layer_plan(layer, exchange, experts=experts), src_data_rank=None)
-    plan = {"embed_tokens": Vocabulary(exchange), "norm": Whole(summed=sequence_parallel)}
-    parallelize_module(model.model, mesh, plan, src_data_rank=None)
-    model.model.norm.register_forward_hook(lambda _, __, states: exchange.enter(states))
-    parallelize_module(head, mesh, Columns(), src_data_rank=None)
+    for layer in modules.layers_of(model):
+        parallelize_module(layer, mesh, _layer_plan(layer, family, exchange, experts=experts), src_data_rank=None)
+    plan = {modules.embedding: Vocabulary(exchange), modules.norm: Whole(summed=sequence_parallel), modules.head: Columns()}
+    parallelize_module(model, mesh, plan, src_data_rank=None)
+    model.get_submodule(modules.norm).register_forward_hook(lambda _, __, states: exchange.enter(states))
     if is_tied:
         head.register_parameter("weight", embedding._parameters["weight"])
     return partial(_head_logprobs, head, first_row(head.out_features, mesh), mesh)
 
 
-def _layer_plan(layer: Any, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
-    summed = exchange.sequence_parallel
+def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
+    summed, modules = exchange.sequence_parallel, family.modules
     plan: dict[str, ParallelStyle] = {
-        "input_layernorm": Whole(summed=summed),
-        "self_attn": Together(exchange),
-        **{f"self_attn.{name}_proj": Columns() for name in ("q", "k", "v")},
-        "self_attn.o_proj": Rows(),
-        **{f"self_attn.{name}": Whole(summed=True) for name in ("q_norm", "k_norm") if hasattr(layer.self_attn, name)},
-        "post_attention_layernorm": Whole(summed=summed),
-        "mlp": Together(exchange),
+        modules.input_norm: Whole(summed=summed),
+        modules.attention: Together(exchange),
+        **{name: Columns() for name in (modules.query, modules.key, modules.value)},
+        modules.output: Rows(),
+        **{name: Whole(summed=True) for name in (modules.query_norm, modules.key_norm) if family.has_qk_norms},
+        modules.mlp_norm: Whole(summed=summed),
+        modules.mlp: Together(exchange),
     }
-    if not hasattr(layer.mlp, "experts"):
-        return plan | {"mlp.gate_proj": Columns(), "mlp.up_proj": Columns(), "mlp.down_proj": Rows()}
-    return plan | {"mlp.gate": Whole(summed=True)} | ({"mlp.experts": Experts()} if experts else {})
+    if modules.experts_of(layer) is None:
+        gate, up, down = (f"{modules.mlp}.{name}" for name in (modules.gate, modules.up, modules.down))
+        return plan | {gate: Columns(), up: Columns(), down: Rows()}
+    return plan | {modules.router: Whole(summed=True)} | ({modules.experts: Experts()} if experts else {})
 
 
 def _head_logprobs(

@@ -37,7 +37,7 @@ from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import layout_problems
 from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
-from rlcore_megatron.model_config import Architecture, transformer_config
+from rlcore_megatron.model_config import transformer_config
 from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
@@ -47,7 +47,7 @@ from rlcore_torchkit.figures import Figures, check_bounds, check_finite
 from rlcore_torchkit.hf_directory import write_hf_directory
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
-from rlcore_torchkit.models import load_config
+from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class MegatronBackend:
         self._context, self._config = context, config
         self._device = use_device(place)
         self._hf = load_config(context.model)
-        self._parallel = _layout(context, config, self._hf.to_dict())
+        self._parallel = _layout(context, config, standard_config(self._hf))
         if self._parallel.reason and place.rank == 0:
             logger.info("%s", self._parallel.reason)
         self.layout = self._parallel.data_layout
@@ -76,8 +76,7 @@ class MegatronBackend:
         context, config, layout = self._context, self._config, self._parallel
         groups = parallel.Groups.current()
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-        architecture = Architecture.of(self._hf)
-        policy = build(transformer, architecture, layout)
+        policy = build(transformer, self._hf, layout)
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout)
@@ -89,7 +88,7 @@ class MegatronBackend:
         self._reference: list[PolicyModel] | None = None
         if context.needs_reference:
             frozen = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-            self._reference = build(frozen, architecture, layout)
+            self._reference = build(frozen, self._hf, layout)
             load_initial(self._reference, self._hf, context.model, config, layout)
             for model in self._reference:
                 model.requires_grad_(False)

@@ -133,7 +133,7 @@ def _read(copy: Path, parts: Sequence[Any]) -> bool:
 
 
 def _check_room(hf: Any, spec: ModelSpec) -> None:
-    elements = sum(prod(tensor.shape) for tensor in Names.of(hf.to_dict(), spec.path).order)
+    elements = sum(prod(tensor.shape) for tensor in Names.of(hf).order)
     problems = list(directory_problems(cache_directory(), elements * ITEM_BYTES[spec.dtype]))
     if problems:
         raise ConfigError(problems)

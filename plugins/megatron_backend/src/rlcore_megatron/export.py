@@ -48,7 +48,7 @@ class Exporter:
     def __init__(self, parts: Sequence[Any], hf: Any, layout: ParallelLayout, groups: Groups) -> None:
         """`parts` as `model.build` makes them, also where they are wrapped afterwards; `hf` is the transformers config."""
         self._parts, self._layout, self._groups = parts, layout, groups
-        names = Names.of(hf.to_dict())
+        names = Names.of(hf)
         self._sources = [names.of_part(part, layout.expert_rank, layout.expert) for part in parts]
         self._items = self._make_items(names)
         self._device = next(parameter.device for part in parts for parameter in part.parameters())

@@ -19,7 +19,7 @@ def load_hf(parts: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayo
 
     ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
     """
-    names = Names.of(hf.to_dict(), spec.path)
+    names = Names.of(hf)
     with open_tensors(spec) as files:
         files.raise_problems(list(_problems(names.order, files)))
         for part in parts:

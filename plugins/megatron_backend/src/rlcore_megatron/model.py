@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import Architecture
+from rlcore_megatron.model_config import rotary_frequencies
 from rlcore_megatron.norm import PlainRMSNorm
 from rlcore_megatron.packing import PackedBatch
 from rlcore_torchkit.context_parallel import part_logprobs
@@ -33,20 +33,18 @@ class PolicyModel(GPTModel):
     all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies.
     """
 
-    def __init__(
-        self, config: TransformerConfig, spec: TransformerBlockSubmodules, architecture: Architecture, **place: Any
-    ) -> None:
+    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, **place: Any) -> None:
         super().__init__(
             config,
             spec,
-            vocab_size=architecture.vocab_size,
-            max_sequence_length=architecture.max_length,
-            share_embeddings_and_output_weights=architecture.tied,
+            vocab_size=hf.vocab_size,
+            max_sequence_length=hf.max_position_embeddings,
+            share_embeddings_and_output_weights=hf.tie_word_embeddings,
             position_embedding_type="rope",
             parallel_output=True,
             **place,
         )
-        self.rotary_pos_emb = PackedRotary(architecture.inv_freq.to(torch.cuda.current_device()))
+        self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(torch.cuda.current_device()))
         if self.post_process:
             # Called as a module, so that whatever gathers its weight before it is used goes on doing so.
             self.output_layer.forward = self._logprobs
@@ -105,8 +103,11 @@ def _divided_head(
     )
 
 
-def build(config: TransformerConfig, architecture: Architecture, layout: ParallelLayout) -> list[PolicyModel]:
-    """This rank's parts of the model, in the order that interleaving runs them in, with weights that are not set."""
+def build(config: TransformerConfig, hf: Any, layout: ParallelLayout) -> list[PolicyModel]:
+    """This rank's parts of the model, in the order that interleaving runs them in, with weights that are not set.
+
+    `hf` is the transformers config.
+    """
     parts = []
     for part in range(layout.virtual_pipeline):
         stage = part if layout.virtual_pipeline > 1 else None
@@ -114,7 +115,7 @@ def build(config: TransformerConfig, architecture: Architecture, layout: Paralle
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
         _adapt(spec, fused)
         first, last = layout.is_first_stage and part == 0, layout.is_last_stage and part == layout.virtual_pipeline - 1
-        model = PolicyModel(config, spec, architecture, pre_process=first, post_process=last, vp_stage=stage)
+        model = PolicyModel(config, spec, hf, pre_process=first, post_process=last, vp_stage=stage)
         parts.append(model.to(torch.cuda.current_device()))
     _mark_experts(parts, layout)
     return parts

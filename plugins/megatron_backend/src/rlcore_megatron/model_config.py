@@ -1,9 +1,9 @@
 """Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional as F
 
@@ -12,29 +12,9 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.requirements import uses_transformer_engine
-from rlcore_torchkit.architectures.dims import expert_layers
-
-
-@frozen(kw_only=True)
-class Architecture:
-    """What Megatron has to know of a model besides its TransformerConfig."""
-
-    vocab_size: int
-    max_length: int
-    tied: bool
-    """Whether the output layer's weight is the embedding's."""
-    inv_freq: torch.Tensor
-    """float32 [D/2], the rotary frequencies with the model's own scaling."""
-
-    @classmethod
-    def of(cls, hf: Any) -> "Architecture":
-        """From a transformers config."""
-        return cls(
-            vocab_size=hf.vocab_size,
-            max_length=hf.max_position_embeddings,
-            tied=hf.tie_word_embeddings,
-            inv_freq=_rotary_frequencies(hf),
-        )
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
+from rlcore_torchkit.models import architecture_of, standard_config
 
 
 def transformer_config(
@@ -42,11 +22,11 @@ def transformer_config(
 ) -> TransformerConfig:
     """For a transformers config `hf`; the recipe's table has the last word."""
     fused = uses_transformer_engine(config, device, dtype)
-    params_dtype = getattr(torch, dtype)
+    params_dtype, family, standard = getattr(torch, dtype), architecture_of(hf), standard_config(hf)
     interleaved = layout.virtual_pipeline > 1
     values: dict[str, Any] = {
-        **_shape(hf),
-        **(_experts(hf, layout, fused) if any(expert_layers(hf.to_dict())) else {}),
+        **_shape(family, standard),
+        **(_experts(standard, layout, fused) if any(expert_layers(standard)) else {}),
         **_recompute(config),
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
@@ -86,37 +66,38 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def _shape(hf: Any) -> dict[str, Any]:
-    heads = hf.num_attention_heads
+def _shape(family: Architecture, standard: Mapping[str, Any]) -> dict[str, Any]:
+    dims = ModelDims.of(standard)
+    assert dims is not None
     return {
-        "num_layers": hf.num_hidden_layers,
-        "hidden_size": hf.hidden_size,
-        "ffn_hidden_size": hf.intermediate_size,
-        "num_attention_heads": heads,
-        "num_query_groups": hf.num_key_value_heads or heads,
-        "kv_channels": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+        "num_layers": dims.num_layers,
+        "hidden_size": dims.hidden_size,
+        "ffn_hidden_size": dims.intermediate_size,
+        "num_attention_heads": dims.num_heads,
+        "num_query_groups": dims.num_kv_heads,
+        "kv_channels": dims.head_dim,
         "normalization": "RMSNorm",
-        "layernorm_epsilon": hf.rms_norm_eps,
-        "qk_layernorm": hf.model_type.startswith("qwen3"),
+        "layernorm_epsilon": standard["rms_norm_eps"],
+        "qk_layernorm": family.has_qk_norms,
         "gated_linear_unit": True,
         "activation_func": F.silu,
         "add_bias_linear": False,
-        "add_qkv_bias": hf.model_type == "qwen2",
+        "add_qkv_bias": family.has_qkv_biases,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
 
 
-def _experts(hf: Any, layout: ParallelLayout, fused: bool) -> dict[str, Any]:
-    layers = expert_layers(hf.to_dict())
+def _experts(standard: Mapping[str, Any], layout: ParallelLayout, fused: bool) -> dict[str, Any]:
+    layers = expert_layers(standard)
     return {
-        "num_moe_experts": hf.num_experts,
-        "moe_ffn_hidden_size": hf.moe_intermediate_size,
+        "num_moe_experts": standard["num_experts"],
+        "moe_ffn_hidden_size": standard["moe_intermediate_size"],
         # A list would have Megatron ask for each layer by its number in checkpoints that hold all layers in one tensor.
         "moe_layer_freq": 1 if all(layers) else [int(has_experts) for has_experts in layers],
-        "moe_router_topk": hf.num_experts_per_tok,
+        "moe_router_topk": standard["num_experts_per_tok"],
         # Normalising the chosen experts' shares of one softmax equals a softmax over the chosen experts.
-        "moe_router_pre_softmax": not hf.norm_topk_prob,
+        "moe_router_pre_softmax": not standard["norm_topk_prob"],
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -133,8 +114,8 @@ def _recompute(config: MegatronConfig) -> dict[str, Any]:
     return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
 
 
-def _rotary_frequencies(hf: Any) -> torch.Tensor:
-    """As transformers computes them, scaled for long contexts where the model says so."""
+def rotary_frequencies(hf: Any) -> torch.Tensor:
+    """float32 [D/2] for a transformers config, scaled for long contexts where the model says so."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = hf.rope_parameters

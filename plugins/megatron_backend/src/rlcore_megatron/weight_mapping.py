@@ -1,24 +1,22 @@
 """Which tensors of Hugging Face's files each of Megatron's parameters is made of; imports no torch.
 
-Our own tables rather than a bridge package: four architectures need one form of a layer, loading has to read slices, and what
-such packages demand of transformers' version would bind every other plugin of an installation.
+Our own tables rather than a bridge package: all families have one form of a layer, loading has to read slices, and what such
+packages demand of transformers' version would bind every other plugin of an installation.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 from attrs import field, frozen
 
 from rlcore.spi import ModelError, Problem
-from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.models import architecture_of, standard_config
 
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-}
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -77,15 +75,15 @@ class Names:
     num_experts: int
 
     @classmethod
-    def of(cls, model: Mapping[str, Any], path: str = "config.json") -> "Names":
-        """From the content of config.json; ModelError where an architecture has no mapping. `path` is what errors name."""
-        problems = name_problems(model, path)
+    def of(cls, hf: Any) -> "Names":
+        """For a transformers config; ModelError where Megatron's parameters cannot hold the model."""
+        family, standard = architecture_of(hf), standard_config(hf)
+        dims, problems = ModelDims.of(standard), name_problems(standard, str(hf.name_or_path))
         if problems:
             raise ModelError(problems)
-        dims = ModelDims.of(model)
         assert dims is not None
-        sources = list(_sources(model, dims))
-        order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer))
+        sources = list(_Table(family, dims).sources())
+        order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family.modules))
         return cls(
             sources={source.parameter: source for source in sources},
             order=order,
@@ -117,17 +115,18 @@ class Names:
         return f"decoder.layers.{layers[int(match[1])]}.{within}"
 
 
-def name_problems(model: Mapping[str, Any], path: str) -> list[Problem]:
-    """Why the model with this config cannot be held in Megatron's parameters; empty where it can."""
-    architecture = (model.get("architectures") or ["none"])[0]
-    if architecture not in FAMILIES:
-        return [Problem(path=path, found=f"architecture {architecture}", expected="one of " + ", ".join(FAMILIES))]
+def name_problems(standard: Mapping[str, Any], path: str) -> list[Problem]:
+    """Why Megatron's parameters cannot hold the model whose config.json, at `path`, has this content under Llama's keys."""
     remedy = "Take another trainer for this model"
-    return [
+    activation = standard.get("hidden_act", "silu")
+    problems = [
         Problem(path=path, found=f"{key} = true", expected=f"false: {where} has no bias in Megatron's layers", remedy=remedy)
         for key, where in (("attention_bias", "the output of attention"), ("mlp_bias", "the MLP"))
-        if model.get(key)
+        if standard.get(key)
     ]
+    if activation != "silu":
+        problems.append(Problem(path=path, found=f'hidden_act = "{activation}"', expected='"silu"', remedy=remedy))
+    return problems
 
 
 def _unknown(names: Sequence[str]) -> Problem:
@@ -139,128 +138,114 @@ def _unknown(names: Sequence[str]) -> Problem:
     )
 
 
-def _sources(model: Mapping[str, Any], dims: ModelDims) -> Iterator[Source]:
-    table = (dims.vocab_size, dims.hidden_size)
-    yield _plain(EMBEDDING, "model.embed_tokens.weight", table, 0)
-    family = FAMILIES[model["architectures"][0]]
-    for layer, has_experts in enumerate(expert_layers(model)):
-        yield from _attention(layer, dims, has_bias=family == "qwen2", has_norms=family in ("qwen3", "qwen3_moe"))
-        yield from _experts(layer, dims) if has_experts else _mlp(layer, dims)
-        for ours, theirs in (("input", "input"), ("pre_mlp", "post_attention")):
-            yield _in_layer(layer, f"{ours}_layernorm.weight", f"{theirs}_layernorm.weight", (dims.hidden_size,))
-    yield _plain("decoder.final_layernorm.weight", "model.norm.weight", (dims.hidden_size,))
-    if not dims.tied:
-        yield _plain(OUTPUT, "lm_head.weight", table, 0)
+@frozen
+class _Table:
+    """Makes the sources of all parameters of a model, in the order of its layers."""
 
+    family: Architecture
+    dims: ModelDims
 
-def _attention(layer: int, dims: ModelDims, *, has_bias: bool, has_norms: bool) -> Iterator[Source]:
-    rows = {"q": dims.num_heads * dims.head_dim} | dict.fromkeys("kv", dims.num_kv_heads * dims.head_dim)
-    for kind, columns in (("weight", (dims.hidden_size,)), ("bias", ())) if has_bias else (("weight", (dims.hidden_size,)),):
-        yield Source(
-            parameter=f"decoder.layers.{layer}.self_attention.linear_qkv.{kind}",
+    def sources(self) -> Iterator[Source]:
+        """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""
+        dims, modules = self.dims, self.family.modules
+        table = (dims.vocab_size, dims.hidden_size)
+        yield _source(EMBEDDING, HfTensor(name=f"{modules.embedding}.weight", shape=table, divided=0))
+        for layer, has_experts in enumerate(dims.has_experts):
+            yield from self._attention(layer)
+            yield from self._experts(layer) if has_experts else self._mlp(layer)
+            for ours, theirs in (("input", modules.input_norm), ("pre_mlp", modules.mlp_norm)):
+                yield self._in_layer(layer, f"{ours}_layernorm.weight", theirs, (dims.hidden_size,))
+        yield _source("decoder.final_layernorm.weight", HfTensor(name=f"{modules.norm}.weight", shape=(dims.hidden_size,)))
+        if not dims.tied:
+            yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, divided=0))
+
+    def _attention(self, layer: int) -> Iterator[Source]:
+        dims, modules = self.dims, self.family.modules
+        num_rows, num_kv_rows = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+        rows = {modules.query: num_rows, modules.key: num_kv_rows, modules.value: num_kv_rows}
+        columns = {"weight": (dims.hidden_size,)} | ({"bias": ()} if self.family.has_qkv_biases else {})
+        for kind, width in columns.items():
+            yield Source(
+                parameter=f"decoder.layers.{layer}.self_attention.linear_qkv.{kind}",
+                tensors=tuple(
+                    HfTensor(name=f"{modules.layers}.{layer}.{name}.{kind}", shape=(num, *width), divided=0)
+                    for name, num in rows.items()
+                ),
+                groups=dims.num_kv_heads,
+                layer=layer,
+            )
+        shape = (dims.hidden_size, num_rows)
+        yield self._in_layer(layer, "self_attention.linear_proj.weight", modules.output, shape, divided=1)
+        if self.family.has_qk_norms:
+            for ours, theirs in (("q", modules.query_norm), ("k", modules.key_norm)):
+                yield self._in_layer(layer, f"self_attention.{ours}_layernorm.weight", theirs, (dims.head_dim,))
+
+    def _mlp(self, layer: int) -> Iterator[Source]:
+        name, width = self.family.modules.mlp, self.dims.intermediate_size
+        yield self._gate_and_up(layer, "mlp.linear_fc1.weight", name, width)
+        down, shape = f"{name}.{self.family.modules.down}", (self.dims.hidden_size, width)
+        yield self._in_layer(layer, "mlp.linear_fc2.weight", down, shape, divided=1)
+
+    def _experts(self, layer: int) -> Iterator[Source]:
+        dims, modules = self.dims, self.family.modules
+        for expert in range(dims.num_experts):
+            name, width = f"{modules.experts}.{expert}", dims.moe_intermediate_size
+            yield self._gate_and_up(layer, _expert_name(expert, "linear_fc1"), name, width, expert)
+            down = HfTensor(
+                name=f"{modules.layers}.{layer}.{name}.{modules.down}.weight",
+                shape=(dims.hidden_size, width),
+                divided=1,
+                fused=(f"{modules.layers}.{layer}.{modules.experts}.down_proj", expert, 0),
+            )
+            parameter = f"decoder.layers.{layer}.{_expert_name(expert, 'linear_fc2')}"
+            yield Source(parameter=parameter, tensors=(down,), layer=layer, expert=expert)
+        yield self._in_layer(layer, "mlp.router.weight", modules.router, (dims.num_experts, dims.hidden_size))
+
+    def _gate_and_up(self, layer: int, parameter: str, name: str, width: int, expert: int | None = None) -> Source:
+        modules = self.family.modules
+        fused = f"{modules.layers}.{layer}.{modules.experts}.gate_up_proj"
+        return Source(
+            parameter=f"decoder.layers.{layer}.{parameter}",
             tensors=tuple(
-                HfTensor(name=f"model.layers.{layer}.self_attn.{name}_proj.{kind}", shape=(num, *columns), divided=0)
-                for name, num in rows.items()
+                HfTensor(
+                    name=f"{modules.layers}.{layer}.{name}.{part}.weight",
+                    shape=(width, self.dims.hidden_size),
+                    divided=0,
+                    fused=None if expert is None else (fused, expert, index * width),
+                )
+                for index, part in enumerate((modules.gate, modules.up))
             ),
-            groups=dims.num_kv_heads,
             layer=layer,
-        )
-    yield _in_layer(
-        layer, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", (dims.hidden_size, rows["q"]), divided=1
-    )
-    for name in "qk" if has_norms else "":
-        yield _in_layer(layer, f"self_attention.{name}_layernorm.weight", f"self_attn.{name}_norm.weight", (dims.head_dim,))
-
-
-def _mlp(layer: int, dims: ModelDims) -> Iterator[Source]:
-    yield _gate_and_up(layer, "mlp.linear_fc1.weight", "mlp", (dims.intermediate_size, dims.hidden_size))
-    yield _in_layer(
-        layer, "mlp.linear_fc2.weight", "mlp.down_proj.weight", (dims.hidden_size, dims.intermediate_size), divided=1
-    )
-
-
-def _experts(layer: int, dims: ModelDims) -> Iterator[Source]:
-    for expert in range(dims.num_experts):
-        where = f"mlp.experts.{expert}"
-        yield _gate_and_up(
-            layer, _expert_name(expert, "linear_fc1"), where, (dims.moe_intermediate_size, dims.hidden_size), expert
-        )
-        yield _in_layer(
-            layer,
-            _expert_name(expert, "linear_fc2"),
-            f"{where}.down_proj.weight",
-            (dims.hidden_size, dims.moe_intermediate_size),
-            divided=1,
             expert=expert,
-            fused=(f"model.layers.{layer}.mlp.experts.down_proj", expert, 0),
         )
-    yield _in_layer(layer, "mlp.router.weight", "mlp.gate.weight", (dims.num_experts, dims.hidden_size))
+
+    def _in_layer(
+        self, layer: int, parameter: str, name: str, shape: tuple[int, ...], divided: Literal[0, 1] | None = None
+    ) -> Source:
+        tensor = HfTensor(name=f"{self.family.modules.layers}.{layer}.{name}.weight", shape=shape, divided=divided)
+        return Source(parameter=f"decoder.layers.{layer}.{parameter}", tensors=(tensor,), layer=layer)
+
+
+def _source(parameter: str, tensor: HfTensor) -> Source:
+    return Source(parameter=parameter, tensors=(tensor,))
 
 
 def _expert_name(expert: int, linear: str) -> str:
     return f"mlp.experts.local_experts.{expert}.{linear}.weight"
 
 
-def _gate_and_up(layer: int, parameter: str, where: str, shape: tuple[int, int], expert: int | None = None) -> Source:
-    fused = f"model.layers.{layer}.mlp.experts.gate_up_proj"
-    return Source(
-        parameter=f"decoder.layers.{layer}.{parameter}",
-        tensors=tuple(
-            HfTensor(
-                name=f"model.layers.{layer}.{where}.{name}_proj.weight",
-                shape=shape,
-                divided=0,
-                fused=None if expert is None else (fused, expert, index * shape[0]),
-            )
-            for index, name in enumerate(("gate", "up"))
-        ),
-        layer=layer,
-        expert=expert,
-    )
-
-
-def _in_layer(
-    layer: int,
-    parameter: str,
-    name: str,
-    shape: tuple[int, ...],
-    divided: Literal[0, 1] | None = None,
-    expert: int | None = None,
-    fused: tuple[str, int, int] | None = None,
-) -> Source:
-    tensor = HfTensor(name=f"model.layers.{layer}.{name}", shape=shape, divided=divided, fused=fused)
-    return Source(parameter=f"decoder.layers.{layer}.{parameter}", tensors=(tensor,), layer=layer, expert=expert)
-
-
-def _plain(parameter: str, name: str, shape: tuple[int, ...], divided: Literal[0, 1] | None = None) -> Source:
-    return Source(parameter=parameter, tensors=(HfTensor(name=name, shape=shape, divided=divided),))
-
-
 def _by_layer(sources: Sequence[Source]) -> Iterator[list[Source]]:
-    from itertools import groupby
-
     for _, layer in groupby(sources, key=lambda source: source.layer):
         yield list(layer)
 
 
-_ROLES = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "q_norm",
-    "k_norm",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
-
-
-def _hugging_face_order(layer: Sequence[Source]) -> list[HfTensor]:
+def _hugging_face_order(layer: Sequence[Source], modules: ModuleNames) -> list[HfTensor]:
     """Queries before keys, with their biases; all experts' gates before their other columns."""
+    attention = (modules.query, modules.key, modules.value, modules.output, modules.query_norm, modules.key_norm)
+    roles = [name.rpartition(".")[2] for name in (*attention, modules.gate, modules.up, modules.down)]
 
     def rank(tensor: HfTensor) -> int:
         role = tensor.name.split(".")[-2]
-        return _ROLES.index(role) if role in _ROLES else len(_ROLES)
+        return roles.index(role) if role in roles else len(roles)
 
     return sorted((tensor for source in layer for tensor in source.tensors), key=rank)

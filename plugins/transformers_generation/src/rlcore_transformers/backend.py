@@ -21,7 +21,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.spi.arrays import Int64Array
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.models import architecture_of, load_model, standard_config
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
@@ -46,18 +46,12 @@ class TransformersBackend:
             torch.device("cuda", context.rank_info.local_rank) if context.rank_info.device == "cuda" else torch.device("cpu")
         )
         model = load_model(context.model, dtype=self._dtype, device="meta")
-        problems = [
-            *model_problems(
-                model.config.to_dict(),
-                context.model.path,
-                context.max_sequence_length,
-                routed_experts=context.routed_experts,
-            ),
-        ]
+        standard, path = standard_config(model.config), context.model.path
+        problems = model_problems(standard, path, context.max_sequence_length, routed_experts=context.routed_experts)
         if problems:
             raise ModelError(problems)
         self._config: Any = model.config
-        rotary = type(model.model.rotary_emb)(model.config)
+        rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
         self._weights = HeldWeights(expected_shapes(model), self._dtype, self._device)
         self._version = NO_WEIGHTS
@@ -134,7 +128,7 @@ class TransformersBackend:
         if len(lengths) and lengths.max() >= longest:
             found = f"{lengths.max()} tokens in prompt {lengths.argmax()}"
             raise ContractError(f"generate: found {found}; expected fewer than max_sequence_length = {longest}")
-        tokens, vocabulary = request.prompts.tokens, self._decoder.vocabulary_size
+        tokens, vocabulary = request.prompts.tokens, self._decoder.dims.vocab_size
         if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
             found = f"token ids from {tokens.min()} to {tokens.max()}"
             raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary - 1}")
@@ -146,7 +140,7 @@ class TransformersBackend:
         length = int((np.repeat(request.prompts.lengths, request.num_samples) + limits).max())
         if self._cache is None or self._cache.num_slots < num_slots or self._cache.length < length:
             self._cache = None
-            shape = (self._decoder.num_kv_heads, self._decoder.head_size)
+            shape = (self._decoder.dims.num_kv_heads, self._decoder.dims.head_dim)
             self._cache = SlotCache(self._config, num_slots, length, shape, self._dtype, self._device)
         return self._cache
 

@@ -59,8 +59,8 @@ class Generation:
         self._cache = cache
         self._device = cache.keys[0].device
         self._max_prefill_tokens = max_prefill_tokens
-        self._stops = np.zeros(decoder.vocabulary_size, np.bool_)
-        self._stops[[token for token in request.sampling.stop_token_ids if 0 <= token < decoder.vocabulary_size]] = True
+        self._stops = np.zeros(decoder.dims.vocab_size, np.bool_)
+        self._stops[[token for token in request.sampling.stop_token_ids if 0 <= token < decoder.dims.vocab_size]] = True
         self._texts = None if new_stop_strings is None else [new_stop_strings() for _ in limits]
         self._prompt_lengths = request.prompts.lengths
         self._waiting = np.argsort(-self._prompt_lengths, kind="stable")

@@ -1,4 +1,4 @@
-"""The decoder stack of Qwen2, Qwen3, Qwen3-MoE and Llama over packed rows of tokens, on weights that it does not own.
+"""The decoder stack of a family of models over packed rows of tokens, on weights that it does not own.
 
 It computes what transformers' modules compute, in about a third of their operations: small models on CPU spend their time in
 the number of operations. The modules are the reference that the tests hold it against.
@@ -16,6 +16,9 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from rlcore.spi import ModelError, Problem
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.models import architecture_of
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]
 """Weight [out, in] and bias [out]."""
@@ -56,28 +59,28 @@ class Decoder:
     def __init__(
         self, config: Any, rotary: torch.nn.Module, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.num_layers: int = config.num_hidden_layers
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
-        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.vocabulary_size: int = config.vocab_size
-        self._config = config
-        self._activation = ACT2FN[config.hidden_act]
+        family = architecture_of(config)
+        self._modules, self._config = family.modules, family.standard(config.to_dict())
+        dims = ModelDims.of(self._config)
+        assert dims is not None
+        self.dims = dims
+        self._activation = ACT2FN[self._config.get("hidden_act", "silu")]
         cos, sin = rotary(torch.zeros((), dtype=torch.float32), torch.arange(num_positions)[None])
-        sin = torch.cat((-sin[..., : self.head_size // 2], sin[..., self.head_size // 2 :]), -1)
+        sin = torch.cat((-sin[..., : dims.head_dim // 2], sin[..., dims.head_dim // 2 :]), -1)
         self._cos = cos[0].to(device, dtype)[:, None]
         self._sin = sin[0].to(device, dtype)[:, None]
         """[positions, 1, D]; the sine carries the sign of the rotated half."""
 
     def bind(self, weights: Mapping[str, Tensor]) -> None:
         """Use these tensors, as they are, from now on; ModelError where the model has some that this forward pass lacks."""
-        left = dict(weights)
-        self._embedding = left.pop("model.embed_tokens.weight")
-        self._final_norm = left.pop("model.norm.weight")
-        self._head = left.pop("lm_head.weight", self._embedding)
-        self._layers = [_layer(left, f"model.layers.{index}.", self._config) for index in range(self.num_layers)]
+        left, names = dict(weights), self._modules
+        self._embedding = left.pop(f"{names.embedding}.weight")
+        self._final_norm = left.pop(f"{names.norm}.weight")
+        self._head = left.pop(f"{names.head}.weight", self._embedding)
+        layers = range(self.dims.num_layers)
+        self._layers = [_layer(left, f"{names.layers}.{index}.", names, self.dims.num_experts) for index in layers]
         if left:
-            expected = "only the tensors of a Qwen2, Qwen3, Qwen3-MoE or Llama decoder"
+            expected = f"only the tensors of a decoder of model_type {self._config['model_type']}"
             remedy = "Use another generator for this model."
             raise ModelError([Problem(path=name, found="a tensor", expected=expected, remedy=remedy) for name in sorted(left)])
 
@@ -89,7 +92,7 @@ class Decoder:
     @property
     def routing_shape(self) -> tuple[int, int]:
         """Layers, and experts of a token in each of them."""
-        return self.num_layers, getattr(self._config, "num_experts_per_tok", 0)
+        return self.dims.num_layers, self.dims.num_experts_per_token
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, routed: Tensor | None = None) -> Tensor:
         """Final hidden states [R, H] of tokens int64 [R] at positions int64 [R].
@@ -115,29 +118,28 @@ class Decoder:
         return F.linear(hidden, self._head)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
+        return F.rms_norm(rows, weight.shape, weight, self._config["rms_norm_eps"])
 
     def _heads(self, rows: Tensor, layer: Layer, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query [R, A, D] and key [R, K, D], and value [R, K, D]."""
-        query = F.linear(rows, *layer.query).view(len(rows), self.num_heads, self.head_size)
-        key = F.linear(rows, *layer.key).view(len(rows), self.num_kv_heads, self.head_size)
-        value = F.linear(rows, *layer.value).view(len(rows), self.num_kv_heads, self.head_size)
+        num_heads, width = self.dims.num_heads, self.dims.head_dim
+        query, key, value = (F.linear(rows, *part).view(len(rows), -1, width) for part in (layer.query, layer.key, layer.value))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         both = torch.cat((query, key), 1)
         first, second = both.chunk(2, -1)
         rotated = torch.addcmul(both * cos, torch.cat((second, first), -1), sin)
-        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], value
+        return rotated[:, :num_heads], rotated[:, num_heads:], value
 
     def _gated(self, rows: Tensor, mlp: Mlp) -> Tensor:
         return self._activation(F.linear(rows, *mlp.gate)).mul_(F.linear(rows, *mlp.up))
 
     def _experts(self, rows: Tensor, router: Tensor, experts: tuple[Mlp, ...], routed: Tensor | None) -> Tensor:
         """Sum over each row's chosen experts, weighted; rows are sorted by expert, to wait for the device once."""
-        scores, chosen = F.linear(rows, router).softmax(-1, torch.float32).topk(self._config.num_experts_per_tok)
+        scores, chosen = F.linear(rows, router).softmax(-1, torch.float32).topk(self.dims.num_experts_per_token)
         if routed is not None:
             routed.copy_(chosen)
-        if self._config.norm_topk_prob:
+        if self._config["norm_topk_prob"]:
             scores = scores / scores.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
@@ -154,26 +156,26 @@ def _add_linear(residual: Tensor, rows: Tensor, linear: Linear) -> Tensor:
     return added if bias is None else added + bias
 
 
-def _layer(left: dict[str, Tensor], prefix: str, config: Any) -> Layer:
+def _layer(left: dict[str, Tensor], prefix: str, names: ModuleNames, num_experts: int) -> Layer:
     """The tensors whose names begin with `prefix`, taken out of `left`."""
 
     def linear(name: str) -> Linear:
         return left.pop(f"{prefix}{name}.weight"), left.pop(f"{prefix}{name}.bias", None)
 
     def mlp(name: str) -> Mlp:
-        return Mlp(*(linear(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
+        return Mlp(*(linear(f"{name}.{part}") for part in (names.gate, names.up, names.down)))
 
-    router = left.pop(f"{prefix}mlp.gate.weight", None)
-    names = ["mlp"] if router is None else [f"mlp.experts.{expert}" for expert in range(config.num_experts)]
+    router = left.pop(f"{prefix}{names.router}.weight", None)
+    mlps = [names.mlp] if router is None else [f"{names.experts}.{expert}" for expert in range(num_experts)]
     return Layer(
-        input_norm=left.pop(f"{prefix}input_layernorm.weight"),
-        query=linear("self_attn.q_proj"),
-        key=linear("self_attn.k_proj"),
-        value=linear("self_attn.v_proj"),
-        query_norm=left.pop(f"{prefix}self_attn.q_norm.weight", None),
-        key_norm=left.pop(f"{prefix}self_attn.k_norm.weight", None),
-        output=linear("self_attn.o_proj"),
-        mlp_norm=left.pop(f"{prefix}post_attention_layernorm.weight"),
+        input_norm=left.pop(f"{prefix}{names.input_norm}.weight"),
+        query=linear(names.query),
+        key=linear(names.key),
+        value=linear(names.value),
+        query_norm=left.pop(f"{prefix}{names.query_norm}.weight", None),
+        key_norm=left.pop(f"{prefix}{names.key_norm}.weight", None),
+        output=linear(names.output),
+        mlp_norm=left.pop(f"{prefix}{names.mlp_norm}.weight"),
         router=router,
-        mlps=tuple(mlp(name) for name in names),
+        mlps=tuple(mlp(name) for name in mlps),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.spi import CheckContext, Problem
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB, device_memories, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
 from rlcore_torchkit.models import architecture_problems
@@ -39,12 +40,14 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     if problems or model is None:
         return problems
     problems += length_problems(model, file.parent, context.max_sequence_length)
-    problems += parallel_problems(model, config.tensor_parallel)
+    dims = ModelDims.of(model)
+    if dims is not None:
+        problems += parallel_problems(dims, config.tensor_parallel)
     if context.replays_routing:
         problems += replay_problems(model, context.model.path, config)
-    if context.device == "cpu":
-        problems += head_size_problems(model, file)
-    return problems or list(memory_problems(model, context, config, memories))
+    if context.device == "cpu" and dims is not None:
+        problems += head_size_problems(dims, file)
+    return problems if problems or dims is None else list(memory_problems(dims, context, config, memories))
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:
@@ -123,11 +126,10 @@ def _tokenizer_limit(directory: Path) -> int | None:
     return int(limit) if isinstance(limit, int | float) and limit < 2**31 else None
 
 
-def parallel_problems(model: Mapping[str, Any], tensor_parallel: int) -> Iterator[Problem]:
+def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem]:
     """What cannot be divided among the devices of an engine. Fewer KV heads than devices are repeated, whole times."""
-    heads = int(model.get("num_attention_heads") or 0)
-    kv_heads = int(model.get("num_key_value_heads") or heads)
-    width = int(model.get("moe_intermediate_size") or model.get("intermediate_size") or 0)
+    heads, kv_heads = dims.num_heads, dims.num_kv_heads
+    width = dims.moe_intermediate_size if dims.num_experts else dims.intermediate_size
     found = f"{tensor_parallel}, with a model of "
     if heads % tensor_parallel:
         divisors = [size for size in range(1, heads + 1) if not _undivided(heads, kv_heads, size)]
@@ -148,14 +150,12 @@ def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> 
         yield _problem("prefix_caching", "false, with rollout.replay_routing", "true", remedy)
 
 
-def head_size_problems(model: Mapping[str, Any], file: Path) -> Iterator[Problem]:
+def head_size_problems(dims: ModelDims, file: Path) -> Iterator[Problem]:
     """A head size that vLLM's attention kernel for CPUs lacks, which it notices only when it generates, and then dies."""
-    heads = int(model.get("num_attention_heads") or 1)
-    size = int(model.get("head_dim") or int(model.get("hidden_size") or 0) // heads)
-    if size not in CPU_HEAD_SIZES:
+    if dims.head_dim not in CPU_HEAD_SIZES:
         yield Problem(
             path=str(file),
-            found=f"head_dim = {size}",
+            found=f"head_dim = {dims.head_dim}",
             expected=f"one of {', '.join(map(str, CPU_HEAD_SIZES))}, which vLLM has on CPU",
             remedy="Use another generator for this model.",
         )
@@ -167,13 +167,13 @@ def _undivided(heads: int, kv_heads: int, tensor_parallel: int) -> bool:
 
 
 def memory_problems(
-    model: Mapping[str, Any], context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
+    dims: ModelDims, context: CheckContext, config: VllmConfig, memories: Sequence[int] | None
 ) -> Iterator[Problem]:
     """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
     known here: vLLM measures activations when it starts."""
     if {"kv_cache_dtype", "cpu_offload_gb"} & config.engine.keys():
         return  # the sizes are then others, and the section's keys not what decides
-    size = model_size(model, context.model.dtype, tensor_parallel=config.tensor_parallel, fp8=config.quantization == "fp8")
+    size = model_size(dims, context.model.dtype, tensor_parallel=config.tensor_parallel, fp8=config.quantization == "fp8")
     longest = context.max_sequence_length
     if context.device == "cpu":
         needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB

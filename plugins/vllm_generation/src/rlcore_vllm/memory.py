@@ -1,11 +1,9 @@
-"""How much memory a model needs, worked out from its config.json."""
-
-from collections.abc import Mapping
-from typing import Any
+"""How much memory a model needs, worked out from its sizes."""
 
 from attrs import frozen
 
 from rlcore.spi.weights import ITEM_BYTES
+from rlcore_torchkit.architectures.dims import ModelDims
 
 CUDA_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 128
 """Tokens of one block of the KV cache, vLLM's defaults."""
@@ -23,21 +21,18 @@ class ModelSize:
         return (-(-num_tokens // block_tokens) + 1) * block_tokens * self.kv_per_token
 
 
-def model_size(model: Mapping[str, Any], dtype: str, *, tensor_parallel: int = 1, fp8: bool = False) -> ModelSize:
-    """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts, by its config.json.
+def model_size(dims: ModelDims, dtype: str, *, tensor_parallel: int = 1, fp8: bool = False) -> ModelSize:
+    """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts.
 
     Norms and biases, a thousandth of the whole, are left out. Where there are fewer KV heads than ranks, each rank keeps one.
     """
-    hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
-    heads = int(model["num_attention_heads"])
-    kv_heads = int(model.get("num_key_value_heads") or heads)
-    head_size = int(model.get("head_dim") or hidden // heads)
-    item = ITEM_BYTES[dtype]
-    tables = 1 if model.get("tie_word_embeddings") else 2
-    embeddings = tables * int(model["vocab_size"]) * hidden * item
-    attention = 2 * hidden * head_size * (heads + kv_heads)
-    linear = layers * (attention + _mlp_parameters(model, hidden)) * (1 if fp8 else item)
-    kv_per_token = 2 * layers * max(1, kv_heads // tensor_parallel) * head_size * item
+    item, hidden = ITEM_BYTES[dtype], dims.hidden_size
+    embeddings = (1 if dims.tied else 2) * dims.vocab_size * hidden * item
+    attention = 2 * hidden * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
+    mlps = dims.num_dense_layers * 3 * hidden * dims.intermediate_size
+    experts = dims.num_moe_layers * dims.num_experts * (3 * hidden * dims.moe_intermediate_size + hidden)
+    linear = (dims.num_layers * attention + mlps + experts) * (1 if fp8 else item)
+    kv_per_token = 2 * dims.num_layers * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim * item
     return ModelSize(weights=(embeddings + linear) // tensor_parallel, kv_per_token=kv_per_token)
 
 
@@ -54,12 +49,3 @@ def recorder_bytes(max_num_seqs: int, max_model_len: int) -> int:
 def recorder_ended(max_num_seqs: int) -> int:
     """Samples that may have ended before their log-probabilities are fetched."""
     return max(1, max_num_seqs // 4)
-
-
-def _mlp_parameters(model: Mapping[str, Any], hidden: int) -> int:
-    """Of one layer."""
-    experts = model.get("num_experts") or model.get("num_local_experts")
-    if experts:
-        width = int(model.get("moe_intermediate_size") or model["intermediate_size"])
-        return int(experts) * (3 * hidden * width + hidden)
-    return 3 * hidden * int(model["intermediate_size"])

@@ -26,14 +26,12 @@ class ModelDims:
     """Of a mixture-of-experts layer; 0 without any."""
     num_experts_per_token: int
     moe_intermediate_size: int
-    num_moe_layers: int
-    """Layers with experts; the others have an MLP."""
+    has_experts: tuple[bool, ...]
+    """[num_layers] which layers have experts; the others have an MLP."""
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
-        """From the content of config.json; None where that lacks what every decoder has."""
-        # What the Hub's files call num_experts is num_local_experts in those that transformers 5 writes.
-        model = {"num_experts": model.get("num_local_experts"), **model}
+        """From the content of config.json, under Llama's keys; None where that lacks what every decoder has."""
         if not all(isinstance(model.get(key), int) and model[key] > 0 for key in ESSENTIAL):
             return None
         heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0
@@ -49,8 +47,12 @@ class ModelDims:
             num_experts=experts,
             num_experts_per_token=model.get("num_experts_per_tok") or 0,
             moe_intermediate_size=model.get("moe_intermediate_size") or 0,
-            num_moe_layers=sum(map(bool, expert_layers(model))),
+            has_experts=tuple(expert_layers(model)),
         )
+
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(self.has_experts)
 
     @property
     def num_dense_layers(self) -> int:
@@ -59,8 +61,7 @@ class ModelDims:
 
 def expert_layers(model: Mapping[str, Any]) -> list[bool]:
     """[layers] which of the layers have experts (transformers' `mlp_only_layers` and `decoder_sparse_step`)."""
-    experts = model.get("num_experts") or model.get("num_local_experts")
-    if not experts:
+    if not model.get("num_experts"):
         return [False] * model["num_hidden_layers"]
     dense, step = model.get("mlp_only_layers") or (), model.get("decoder_sparse_step") or 1
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(model["num_hidden_layers"])]

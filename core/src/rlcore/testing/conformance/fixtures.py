@@ -10,7 +10,7 @@ from rlcore.registry.selection import select
 from rlcore.spi import ModelSpec, Provider, Role, capabilities
 from rlcore.testing.conformance.reference import Reference, RoutedPolicy
 from rlcore.testing.conformance.tensors import Values
-from rlcore.testing.models import Architecture, make_model
+from rlcore.testing.models import make_model
 
 Device = Literal["cpu", "cuda"]
 INITIALIZER_RANGE = 0.35
@@ -67,9 +67,7 @@ class BackendFixtures:
         return 1e-4
 
 
-def tiny_model(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: Architecture = "qwen3", **options: Any
-) -> ModelSpec:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: str = "qwen3", **options: Any) -> ModelSpec:
     """A tiny model with random weights in float32, made once a session; `options` are those of `make_model`.
 
     Its weights are drawn so wide that a token is as surprising as it can be, by about 1.5 nats more or less than its

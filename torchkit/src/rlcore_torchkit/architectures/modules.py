@@ -1,0 +1,46 @@
+"""What a family of models calls its modules, in transformers' classes and in the names of its tensors alike."""
+
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class ModuleNames:
+    """Dotted names of the modules of a causal language model; the defaults are Llama's, which most families took over."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    """The list of the layers, below which the names of a layer's modules begin."""
+    norm: str = "model.norm"
+    """The norm after the last layer."""
+    rotary: str = "model.rotary_emb"
+    head: str = "lm_head"
+
+    input_norm: str = "input_layernorm"
+    """From here on the modules of a layer: its norm before attention."""
+    attention: str = "self_attn"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    """The norm before the MLP."""
+    mlp: str = "mlp"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+
+    gate: str = "gate_proj"
+    """From here on the modules of an MLP or of an expert."""
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def layers_of(self, model: Any) -> Any:
+        """The layers of a transformers causal language model, in their order."""
+        return model.get_submodule(self.layers)
+
+    def experts_of(self, layer: Any) -> Any:
+        """The module that holds a layer's experts; None in a layer with an MLP."""
+        return dict(layer.named_modules()).get(self.experts)

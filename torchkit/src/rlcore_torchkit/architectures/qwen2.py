@@ -1,0 +1,5 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
+
+from rlcore_torchkit.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture(model_type="qwen2", class_name="Qwen2ForCausalLM", has_qkv_biases=True)

@@ -1,0 +1,37 @@
+"""Which families of models are installed: the entry points of the group `rlcore.architectures`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlcore.installed import distribution_of, installed_entry_points
+from rlcore.spi.errors import Problem
+from rlcore.spi.provider import ARCHITECTURE_GROUP
+from rlcore_torchkit.architectures.architecture import Architecture
+
+
+def installed_model_types() -> tuple[str, ...]:
+    """The model_type of every family that is installed, in alphabetical order."""
+    return tuple(sorted(installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP).names))
+
+
+def find_architecture(config: Mapping[str, Any], path: str) -> Architecture | Problem:
+    """The family of the model whose config.json has this content and lies at `path`, or why there is none."""
+    model_type = str(config.get("model_type"))
+    entry_points = list(installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP, name=model_type))
+    owners = [f"{point.value} of {distribution_of(point)[0]}" for point in entry_points]
+    found = f"model_type {model_type}"
+    if not entry_points:
+        remedy = f"Use a model of one of these, or install a package with an entry point {model_type} in {ARCHITECTURE_GROUP}"
+        return Problem(path=path, found=found, expected=f"one of {', '.join(installed_model_types())}", remedy=remedy)
+    if len(entry_points) > 1:
+        given = f"{found}, which is described by {' and '.join(sorted(owners))}"
+        return Problem(path=path, found=given, expected="one description", remedy="Uninstall the others")
+    try:
+        architecture = entry_points[0].load()
+    except Exception as error:
+        given = f"{found}, whose description {owners[0]} cannot be imported: {type(error).__name__}: {error}"
+        return Problem(path=path, found=given, expected="an importable Architecture", remedy="Repair or reinstall the package")
+    if not isinstance(architecture, Architecture) or architecture.model_type != model_type:
+        given = f"{found}, for which {owners[0]} is {architecture!r}"
+        return Problem(path=path, found=given, expected=f"an Architecture of model_type {model_type}")
+    return architecture
