@@ -219,7 +219,7 @@ def test_a_kv_cache_too_small_for_one_sequence(problems: Problems) -> None:
 
 
 def test_foreign_models_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["OddForCausalLM"]}')
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
     context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=8)
     (problem,) = check(context, VllmConfig())
-    assert problem.found == "architecture OddForCausalLM"
+    assert problem.found == "model_type odd"

@@ -1,12 +1,14 @@
 """The memory that a model takes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcore.spi import ModelSpec
 from rlcore.testing.models import make_model
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.models import load_config, standard_config
 from rlcore_vllm.memory import model_size
 
 
@@ -16,7 +18,9 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, architecture
     from safetensors.torch import load_file
 
     directory = make_model(tmp_path, architecture, tied=tied, hidden_size=64, num_heads=4, num_kv_heads=2)
-    size = model_size(json.loads((directory / "config.json").read_text()), "float32")
+    dims = ModelDims.of(standard_config(load_config(ModelSpec(path=str(directory)))))
+    assert dims is not None
+    size = model_size(dims, "float32")
     held = sum(tensor.nbytes for tensor in load_file(directory / "model.safetensors").values())
     assert size.weights == pytest.approx(held, rel=0.02)
     assert size.weights <= held

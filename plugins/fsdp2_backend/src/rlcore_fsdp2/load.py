@@ -1,7 +1,7 @@
 """The weights of a model that is divided over ranks: each rank reads its own parts of the files and nothing else of them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
             for source in sources[name]:
                 _fill(parameter, source, files)
         if is_tied:
-            _check_tied(parameters[f"{modules.embedding}.weight"], f"{modules.head}.weight", files)
+            _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files)
 
 
 def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters_on: torch.device) -> bool:
@@ -97,12 +97,13 @@ def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
         local(parameter)[into].copy_(files.read(source.name, bounds[-len(source.shape) :]))
 
 
-def _check_tied(embedding: Tensor, head: str, files: TensorFiles) -> None:
+def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:
     """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
-    part = Part.of(embedding)
+    weight = parameters[embedding]
+    part = Part.of(weight)
     bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
     if head not in files or part.is_empty:
         return
-    if not torch.equal(files.read(head, bounds).to(local(embedding)), local(embedding)):
-        found = f"{head} that is not the embedding"
+    if not torch.equal(files.read(head, bounds).to(local(weight)), local(weight)):
+        found = f"{head} that is not {embedding}"
         files.raise_problems([files.problem(found, "one tensor, or tie_word_embeddings = false in config.json")])
