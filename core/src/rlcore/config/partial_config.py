@@ -1,4 +1,7 @@
-"""What can be kept of a broken section, so that the rest of the recipe can be checked in the same pass."""
+"""What can be kept of a broken section, so that the rest of the recipe can be checked in the same pass.
+
+Without it a recipe with one wrong type would show its impossible combinations only once that type has been corrected.
+"""
 
 import typing
 from collections.abc import Mapping

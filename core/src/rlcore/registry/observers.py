@@ -1,4 +1,8 @@
-"""Observers around a backend's hooks: what the backend itself came to is kept, so that each answers for its own mistakes."""
+"""Observers around a backend's hooks: what the backend itself came to is kept, so that each answers for its own mistakes.
+
+Whether a backend can be used after an error depends on who raised it: an observer's error leaves the backend as its own answer
+said, and an error of its own may not.
+"""
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -3,6 +3,8 @@
 Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, and
 `trainer-rrrrr.json` with each name's global shape and the part's offset and shape. Of a part that several ranks hold the first
 writes it, and the others write an empty one.
+
+torch.distributed.checkpoint would do the same, but its index is a pickle, and reading a pickle runs what it says.
 """
 
 import json

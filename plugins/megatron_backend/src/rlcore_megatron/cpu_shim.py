@@ -1,6 +1,7 @@
 """Megatron-Core without CUDA: it asks for CUDA by name in many places, and each of them can be answered with the CPU.
 
-On CUDA nothing here does anything. What is redirected was found by running every layout on gloo against one process.
+On CUDA nothing here does anything. What is redirected was found by running every layout on gloo against one process. Attributes
+are replaced by `unittest.mock.patch.object`, which puts back what was inherited, or was not there, as it was.
 """
 
 from collections.abc import Iterator, Sequence

@@ -26,7 +26,7 @@ from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.sampling import FinishedSample, check_sampling, join_samples, sample_limits
-from rlcore_vllm.settings import engine_settings, placed, replica_devices, vocabulary_size
+from rlcore_vllm.settings import engine_settings, replica_devices, vocabulary_size, with_devices
 from rlcore_vllm.transfer import Transfer
 
 NO_WEIGHTS = -1
@@ -39,13 +39,13 @@ class VllmBackend:
     """Generates with one or several vLLM engines and the weights of a trainer."""
 
     def __init__(self, context: GeneratorContext, config: VllmConfig) -> None:
-        config = placed(config, context.devices)
+        config = with_devices(config, context.devices)
         self._context = context
         self._config = config
         self._version = NO_WEIGHTS
         self._resident = {"weights": True, "state": True}
         self._changing = threading.Lock()
-        """Held by what changes the engines."""
+        """Held while the engines are refitted, moved or restarted, and while a request is handed to them."""
         self._vocabulary_size = vocabulary_size(context.model)
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)

@@ -15,7 +15,7 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import engines_per_device, placed
+from rlcore_vllm.settings import engines_per_device, with_devices
 
 SECTION = "generator.vllm"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens."
@@ -27,12 +27,12 @@ SCALES_POSITIONS = ("linear", "dynamic")
 
 def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     """The devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
-    own, config = config.devices, placed(config, context.generator_devices)
+    named, config = config.devices, with_devices(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None
     problems = [
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
-        *_placement_problems(own, context),
+        *_placement_problems(named, context),
         *architecture_problems(context.model.path),
     ]
     file = Path(context.model.path).expanduser() / "config.json"
@@ -209,7 +209,7 @@ def memory_problems(
 
 
 def _rounded_up(value: float) -> str:
-    """To two decimal places, upwards."""
+    """The value rounded up to two decimal places."""
     return f"{math.ceil(value * 100) / 100:g}"
 
 

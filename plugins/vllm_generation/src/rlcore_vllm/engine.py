@@ -95,9 +95,9 @@ class Engine:
         """Held while a command is put in, so that none comes after the last was taken out."""
         self._is_over = False
         self._samples: dict[str, _Sample] = {}
-        """In the making, by the name of their request."""
+        """Samples in the making, by the name of their request."""
         self._ended: dict[str, _Sample] = {}
-        """To be handed out."""
+        """Samples that have ended and are not handed out yet, by the name of their request."""
         self._recorder: LogprobRecorder | None = None
         self._num_steps = 0
         self._num_requests = 0

@@ -1,4 +1,9 @@
-"""What vLLM finds and leaves around it: environment variables, and the state of the process that it runs in."""
+"""What vLLM finds and leaves around it: environment variables, and the state of the process that it runs in.
+
+An engine in the trainer's process is what a run on a CPU takes by default, alone and on each rank of a cluster: it starts much
+sooner than in a process of its own. vLLM takes the process that it runs in to be its own, so what it changes there is put back.
+On CUDA the same code serves recipes that name the channel in_process.
+"""
 
 import contextlib
 import gc

@@ -1,6 +1,7 @@
 """Servers that take over every refit of a run, while their own requests go on: paused, updated, resumed, over HTTP.
 
-The run's own refit comes first. While its buckets pass, each is written to a file that the servers then read.
+The run's own refit comes first. While its buckets pass, each is written to a file that the servers then read. The routes and
+the worker that they reach are vLLM's, so this is a part of its plugin and not of the core.
 """
 
 import json

@@ -25,7 +25,7 @@ COLLECT_S = 1.0
 """Most seconds that one call waits for samples to end."""
 CLOSE_TIMEOUT_S = 30.0
 NUM_STARTS = 3
-"""At most, where others disturb an engine that starts."""
+"""How often an engine is started at most, where another process disturbs its start."""
 LONGEST_DIRECTORY = 60
 """Bytes; the system bounds the path of a socket to 107."""
 

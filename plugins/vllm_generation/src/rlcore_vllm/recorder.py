@@ -19,7 +19,7 @@ from rlcore_vllm.memory import recorder_bytes, recorder_ended
 
 @frozen(kw_only=True)
 class Sampled:
-    """Which of a request's tokens are asked for."""
+    """The tokens of one request whose log-probabilities are fetched."""
 
     request: str
     """vLLM's own name of the request in its core."""
@@ -70,7 +70,7 @@ class LogprobRecorder:
 
     @property
     def device_bytes(self) -> int:
-        """Held now."""
+        """Bytes of the device that the recorder holds now."""
         held = [*self._kept.values(), *([] if self._table is None else [self._table])]
         return sum(row.untyped_storage().nbytes() for row in held)
 

@@ -28,7 +28,7 @@ def reported_experts(rows: Sequence[AnyArray], num_tokens: int) -> Int16Array:
 
 
 def join_experts(samples: Sequence[tuple[Int16Array, FinishReason]]) -> RoutedExperts:
-    """Of samples one after another. ContractError where vLLM has said nothing of one that it finished."""
+    """The experts of all samples, one after another. ContractError where vLLM reported none for a sample that finished."""
     shape = max((experts.shape[1:] for experts, _ in samples), default=(0, 0))
     for number, (experts, reason) in enumerate(samples):
         if reason != FinishReason.ABORTED and not (experts[:1] >= 0).any():

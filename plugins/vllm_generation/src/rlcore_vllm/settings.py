@@ -27,7 +27,7 @@ class EngineSettings:
     eager: bool
     """Whether nothing is compiled, the sampler included."""
     arguments: Mapping[str, Any]
-    """Of vLLM's EngineArgs, by its names."""
+    """Arguments of vLLM's EngineArgs, by its names."""
 
     def load_tokenizer(self) -> Any:
         """The model's tokenizer, which only stop strings need."""
@@ -37,7 +37,7 @@ class EngineSettings:
         return AutoTokenizer.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
 
 
-def placed(config: VllmConfig, devices: tuple[int, ...] | None) -> VllmConfig:
+def with_devices(config: VllmConfig, devices: tuple[int, ...] | None) -> VllmConfig:
     """The section with the devices that the run sets aside for generation, where it names none itself."""
     return evolve(config, devices=devices) if config.devices is None else config
 
@@ -112,7 +112,7 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
 
 
 def engines_per_device(config: VllmConfig) -> int:
-    """Most engines that share one CUDA device."""
+    """The number of engines on the CUDA device that most of them share."""
     num_devices = 1 if config.devices is None else len(config.devices)
     return -(-config.replicas * config.tensor_parallel // num_devices)
 

@@ -178,7 +178,7 @@ def import_constants() -> None:
 
 
 _allocators: list[Any] = []
-"""Of engines that are closed."""
+"""Allocators of engines that are closed, kept for what torch frees later."""
 
 
 def keep_allocators() -> None:

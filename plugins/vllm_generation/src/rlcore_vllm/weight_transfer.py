@@ -30,7 +30,7 @@ class ConnectInfo(WeightTransferInitInfo):
 
     channel: str
     options: dict[str, Any]
-    """For the channel's Receiver."""
+    """What the channel's Receiver is made with."""
 
 
 @dataclass

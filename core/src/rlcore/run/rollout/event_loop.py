@@ -78,7 +78,8 @@ class LoopThread:
         self._thread.join(CLOSE_S)
 
     def abandon(self) -> None:
-        """End a thread that is stuck in Python code. One that is stuck in a system call stays behind, asleep."""
+        """End a thread that is stuck in Python code, by the only means that CPython has for it: left running, it would take a
+        core and the interpreter's lock from the rest of the run. One that is stuck in a system call stays behind, asleep."""
         self.loop.set_exception_handler(lambda *_: None)  # what becomes of the tasks left behind is no news
         self._stop()
         if not self._stopped.wait(POLITE_S):

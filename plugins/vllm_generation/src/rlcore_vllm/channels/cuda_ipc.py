@@ -42,7 +42,7 @@ class Sender(channel.Sender):
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         super().__init__(config, device)
         self._shared: dict[int, _Shared] = {}
-        """By address, within one refit."""
+        """The storages shared in this refit, by their address."""
         self._buffers: list[Tensor | None] = [None, None]
         self._persistent = False
 

@@ -73,7 +73,7 @@ class _Broadcasts:
         torch.cuda.current_stream(self._device).wait_event(done)
 
     def buffer(self, slot: int, size: int) -> Tensor:
-        """uint8, at least so large."""
+        """The slot's buffer: uint8 of at least `size` bytes."""
         buffer = self._buffers[slot]
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[slot] = torch.empty(size, dtype=torch.uint8, device=self._device)
@@ -132,7 +132,7 @@ class _Broadcasts:
 
 
 class Sender(channel.Sender):
-    """Rank 0."""
+    """Rank 0 of the communicator, which broadcasts."""
 
     num_slots = _NUM_SLOTS
 
@@ -198,7 +198,7 @@ class Sender(channel.Sender):
 
 
 class Receiver(channel.Receiver):
-    """One rank of one replica."""
+    """One rank of one replica, which takes part in each broadcast."""
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)

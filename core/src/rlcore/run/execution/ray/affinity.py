@@ -1,4 +1,4 @@
-"""Binding a worker to the cores near its GPU."""
+"""Binding a worker to the cores near its GPU, as nvidia-smi and the system name them: no dependency of the core brings NVML."""
 
 import os
 import subprocess
