@@ -164,7 +164,6 @@ def test_no_prompts_give_no_samples(tools, qwen3_backend):
 @pytest.mark.parametrize(
     ("prompts", "sampling", "message"),
     [
-        ([[2] * 96], {}, "max_sequence_length = 96"),
         ([[2, 500]], {}, "expected ids from 0 to"),
         ([[2, -1]], {}, "expected ids from 0 to"),
         ([[2]], {"temperature": -1.0}, "temperature = -1.0"),

@@ -4,21 +4,16 @@ import numpy as np
 import pytest
 
 from rlcore.spi import (
-    ContractError,
     FinishReason,
     SamplingParams,
 )
 from rlcore_vllm.sampling import (
     FinishedSample,
-    check_sampling,
     engine_sampling,
     engine_seeds,
     finish_reason,
     join_samples,
-    sample_limits,
 )
-
-from .conftest import request_of
 
 
 def test_seeds_differ_in_all_their_bits():
@@ -64,29 +59,6 @@ def test_samples_come_back_in_their_order():
     assert result.offsets.tolist() == [0, 3, 3, 4]
     assert result.finish_reasons.tolist() == [FinishReason.LENGTH, FinishReason.ABORTED, FinishReason.LENGTH]
     assert len(join_samples([]).offsets) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({"temperature": -1.0}, "temperature = -1.0"),
-        ({"temperature": float("nan")}, "temperature = nan"),
-        ({"temperature": 1e-7}, "temperature = 1e-07"),
-        ({"top_k": -1}, "top_k = -1"),
-        ({"top_p": 0.0, "stop_strings": ("",)}, r"top_p = 0.0, stop_strings = \('',\)"),
-    ],
-)
-def test_sampling_that_names_no_distribution_is_refused(options, found):
-    with pytest.raises(ContractError, match=f"found {found}; expected a temperature"):
-        check_sampling(SamplingParams(**options))
-
-
-def test_limits_are_those_of_the_sample_and_of_the_sequence():
-    assert sample_limits(request_of([3, 9], 2), 12, 50).tolist() == [8, 8, 3, 3]
-    with pytest.raises(ContractError, match="12 tokens in prompt 1; expected fewer than max_sequence_length = 12"):
-        sample_limits(request_of([3, 12], 1), 12, 50)
-    with pytest.raises(ContractError, match="token ids from 0 to 2; expected ids from 0 to 1"):
-        sample_limits(request_of([1, 1, 1], 1), 12, 2)
 
 
 def test_low_temperatures_are_taken_as_they_are():

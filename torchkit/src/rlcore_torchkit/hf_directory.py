@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore import files
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
+from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, StorageError
+from rlcore.spi.trainer import ExportWeightsRequest
 from rlcore.spi.weights import ITEM_BYTES, DtypeName, TensorSpec, WeightExport
 
 if TYPE_CHECKING:
@@ -31,6 +33,26 @@ COMPANION_FILES = (
     "chat_template.json",
 )
 """What is taken over from the source model as it is, where it has it."""
+
+
+BUCKET_BYTES = 2**28
+
+
+def save_hf(
+    export: Callable[[ExportWeightsRequest], WeightExport], model: ModelSpec, directory: Path, *, rank: int, weight_version: int
+) -> tuple[str, ...]:
+    """Write a trainer's weights, which `export` streams, in the model's dtype as a directory that transformers and vLLM load.
+
+    Every rank calls it and takes part in the export; rank 0 writes. Returns the names of the files that this rank has written.
+    StorageError where a write fails.
+    """
+    request = ExportWeightsRequest(weight_version=weight_version, dtype=model.dtype, max_bucket_bytes=BUCKET_BYTES)
+    weights = export(request)
+    if rank == 0:
+        return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision)
+    for _ in weights.buckets:
+        pass
+    return ()
 
 
 def write_hf_directory(

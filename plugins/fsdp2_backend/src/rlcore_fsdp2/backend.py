@@ -42,14 +42,12 @@ from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.figures import check_bounds, check_finite
-from rlcore_torchkit.hf_directory import write_hf_directory
+from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
-
-HF_BUCKET_BYTES = 2**28
 
 
 class Fsdp2Backend:
@@ -89,7 +87,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        self._check("train_step", request.weight_version)
+        self._require_whole("train_step")
         self._check_routing(request.microbatches)
         try:
             logprobs: list[Tensor] = []
@@ -114,7 +112,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
-        self._check("get_logprobs", request.weight_version)
+        self._require_whole("get_logprobs")
         model = self._computing if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
@@ -124,7 +122,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        self._check("export_weights", request.weight_version)
+        self._require_whole("export_weights")
         return self._export(request)
 
     @hookimpl
@@ -134,7 +132,10 @@ class Fsdp2Backend:
     @hookimpl
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
         with self._resident():
-            files = self._save_hf(request) if request.kind == "hf" else self._save_resume(request)
+            if request.kind == "resume":
+                return SaveStateResult(files=self._save_resume(request))
+            rank, model = self._context.rank_info.rank, self._context.model
+            files = save_hf(self._export, model, request.directory, rank=rank, weight_version=self._weight_version)
         return SaveStateResult(files=files)
 
     @hookimpl
@@ -158,9 +159,7 @@ class Fsdp2Backend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _check(self, hook: str, weight_version: int) -> None:
-        if weight_version != self._weight_version:
-            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
+    def _require_whole(self, hook: str) -> None:
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 
@@ -238,17 +237,6 @@ class Fsdp2Backend:
         place = self._context.rank_info
         writer = checkpoint.Writer(rank=place.rank, world_size=place.world_size)
         return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
-
-    def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
-        model = self._context.model
-        export = self._export(
-            ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
-        )
-        if self._context.rank_info.rank == 0:
-            return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)
-        for _ in export.buckets:
-            pass  # takes part in gathering what rank 0 writes
-        return ()
 
 
 def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:

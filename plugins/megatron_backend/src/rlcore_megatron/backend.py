@@ -44,14 +44,13 @@ from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.figures import Figures, check_bounds, check_finite
-from rlcore_torchkit.hf_directory import write_hf_directory
+from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 
 logger = logging.getLogger(__name__)
-HF_BUCKET_BYTES = 2**28
 
 
 class MegatronBackend:
@@ -100,7 +99,7 @@ class MegatronBackend:
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        self._check("train_step", request.weight_version)
+        self._require_whole("train_step")
         self._check_routing(request.microbatches)
         self._residency.make_gradients()
         with cuda_or_cpu(self._device.type):
@@ -124,7 +123,7 @@ class MegatronBackend:
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
-        self._check("get_logprobs", request.weight_version)
+        self._require_whole("get_logprobs")
         self._check_routing(request.microbatches)
         models = self._models if request.model == "policy" else self._reference
         if models is None:
@@ -135,7 +134,7 @@ class MegatronBackend:
 
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        self._check("export_weights", request.weight_version)
+        self._require_whole("export_weights")
         self._gather_parameters()
         return self._exporter.export(request)
 
@@ -148,7 +147,10 @@ class MegatronBackend:
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
         with self._residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
-            files = self._save_hf(request) if request.kind == "hf" else self._save_resume(request)
+            if request.kind == "resume":
+                return SaveStateResult(files=self._save_resume(request))
+            rank, model = self._context.rank_info.rank, self._context.model
+            files = save_hf(self._exporter.export, model, request.directory, rank=rank, weight_version=self._weight_version)
         return SaveStateResult(files=files)
 
     @hookimpl
@@ -168,9 +170,7 @@ class MegatronBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _check(self, hook: str, weight_version: int) -> None:
-        if weight_version != self._weight_version:
-            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
+    def _require_whole(self, hook: str) -> None:
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 
@@ -228,17 +228,6 @@ class MegatronBackend:
 
     def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
         return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
-
-    def _save_hf(self, request: SaveStateRequest) -> tuple[str, ...]:
-        model = self._context.model
-        export = self._exporter.export(
-            ExportWeightsRequest(weight_version=self._weight_version, dtype=model.dtype, max_bucket_bytes=HF_BUCKET_BYTES)
-        )
-        if self._context.rank_info.rank == 0:
-            return write_hf_directory(export, model.path, request.directory, model.dtype, revision=model.revision)
-        for _ in export.buckets:
-            pass  # takes part in gathering what rank 0 writes
-        return ()
 
 
 def _layout(context: TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:

@@ -15,12 +15,12 @@ from rlcore.spi import (
     ModelError,
     RefitRequest,
     RefitResult,
-    SamplingParams,
     SetResidencyRequest,
     SetResidencyResult,
     hookimpl,
 )
 from rlcore.spi.arrays import Int64Array
+from rlcore_torchkit.generation import check_sampling, sample_limits
 from rlcore_torchkit.models import architecture_of, load_model, standard_config
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
@@ -64,8 +64,8 @@ class TransformersBackend:
         if self._version == NO_WEIGHTS or request.weight_version != self._version:
             held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
             raise ContractError(f"generate: found {held}; expected version {request.weight_version}. Refit first")
-        _check_sampling(request.sampling)
-        limits = self._limits(request)
+        check_sampling(request.sampling)
+        limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
         if not len(limits):
             return _empty_result(request, self._decoder)
         strings = request.sampling.stop_strings
@@ -122,18 +122,6 @@ class TransformersBackend:
         self._weights.drop()
         self._cache = self._tokenizer = None
 
-    def _limits(self, request: GenerateRequest) -> Int64Array:
-        """int64 [S]: most tokens of each sample, by max_tokens and by the longest sequence; ContractError for a bad prompt."""
-        lengths, longest = request.prompts.lengths, self._context.max_sequence_length
-        if len(lengths) and lengths.max() >= longest:
-            found = f"{lengths.max()} tokens in prompt {lengths.argmax()}"
-            raise ContractError(f"generate: found {found}; expected fewer than max_sequence_length = {longest}")
-        tokens, vocabulary = request.prompts.tokens, self._decoder.dims.vocab_size
-        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
-            found = f"token ids from {tokens.min()} to {tokens.max()}"
-            raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary - 1}")
-        return np.minimum(request.max_tokens, longest - np.repeat(lengths, request.num_samples))
-
     def _slots(self, request: GenerateRequest, limits: Int64Array) -> SlotCache:
         """A cache for this request: the last one if it is large enough."""
         num_slots = min(self._options.max_batch_size, len(limits))
@@ -148,23 +136,6 @@ class TransformersBackend:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.model)
         return self._tokenizer
-
-
-def _check_sampling(sampling: SamplingParams) -> None:
-    """ContractError for values that name no distribution."""
-    bad = [
-        f"{name} = {value!r}"
-        for name, value, good in (
-            ("temperature", sampling.temperature, np.isfinite(sampling.temperature) and sampling.temperature >= 0.0),
-            ("top_k", sampling.top_k, sampling.top_k >= 0),
-            ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0),
-            ("stop_strings", sampling.stop_strings, all(sampling.stop_strings)),
-        )
-        if not good
-    ]
-    if bad:
-        expected = "temperature and top_k of at least 0, top_p above 0 and at most 1, no empty stop string"
-        raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
 
 
 def _empty_result(request: GenerateRequest, decoder: Decoder) -> GenerateResult:

@@ -20,12 +20,13 @@ from rlcore.spi import (
     SetResidencyResult,
     hookimpl,
 )
+from rlcore_torchkit.generation import check_sampling, sample_limits
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
-from rlcore_vllm.sampling import FinishedSample, check_sampling, join_samples, sample_limits
+from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, FinishedSample, join_samples
 from rlcore_vllm.settings import engine_settings, replica_devices, vocabulary_size, with_devices
 from rlcore_vllm.transfer import Transfer
 
@@ -64,7 +65,7 @@ class VllmBackend:
             raise ContractError(
                 "generate: found routed_experts asked of engines that were built without; expected it in the context"
             )
-        check_sampling(request.sampling)
+        check_sampling(request.sampling, SMALLEST_TEMPERATURE)
         limits = sample_limits(request, self._context.max_sequence_length, self._vocabulary_size)
         parts = deal(request, limits, len(self._replicas))
         finished: Finished = queue.SimpleQueue()

@@ -5,15 +5,15 @@ import heapq
 import numpy as np
 
 from rlcore.spi import GenerateRequest, RaggedTokens
-from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
+from rlcore.spi.arrays import Int64Array, gather_ragged
 from rlcore_vllm.sampling import Samples
 
 PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
 
-def deal(request: GenerateRequest, limits: Int32Array, num_engines: int) -> list[Samples]:
-    """One part of the samples for each engine; `limits` int32 [S] are the most tokens of each sample.
+def deal(request: GenerateRequest, limits: Int64Array, num_engines: int) -> list[Samples]:
+    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample.
 
     Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least.
     """
@@ -35,7 +35,7 @@ def deal(request: GenerateRequest, limits: Int32Array, num_engines: int) -> list
     return [_select(request, limits, dealt) for _, _, dealt in dealt_by_engine]
 
 
-def _select(request: GenerateRequest, limits: Int32Array, parts: list[Int64Array]) -> Samples:
+def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array]) -> Samples:
     numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
     prompts, prompt_of = np.unique(numbers // request.num_samples, return_inverse=True)
     positions, offsets = gather_ragged(request.prompts.offsets, prompts)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ContractError, FinishReason, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
+from rlcore.spi import FinishReason, GenerateResult, RaggedTokens, SamplingParams
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array
 from rlcore_vllm.routing import join_experts
 
@@ -26,8 +26,8 @@ class Samples:
     """int64 [S]: each sample's number in the whole request."""
     seeds: Int64Array
     """int64 [S], non-negative."""
-    limits: Int32Array
-    """int32 [S]: tokens at which a sample is cut, by max_tokens and the longest sequence."""
+    limits: Int64Array
+    """int64 [S]: tokens at which a sample is cut, by max_tokens and the longest sequence."""
     sampling: SamplingParams
     routed_experts: bool = False
     """Whether to report the experts of each token."""
@@ -67,40 +67,6 @@ def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = Fa
         finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
         routed_experts=join_experts(routed) if routed_experts else None,
     )
-
-
-def check_sampling(sampling: SamplingParams) -> None:
-    """ContractError for values that name no distribution."""
-    temperature = sampling.temperature
-    bad = [
-        f"{name} = {value!r}"
-        for name, value, good in (
-            ("temperature", temperature, temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < np.inf),
-            ("top_k", sampling.top_k, sampling.top_k >= 0),
-            ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0),
-            ("stop_strings", sampling.stop_strings, all(sampling.stop_strings)),
-        )
-        if not good
-    ]
-    if bad:
-        expected = (
-            f"a temperature of 0 or at least {SMALLEST_TEMPERATURE}, top_k of at least 0, top_p above 0 and at most 1, no "
-            "empty stop string"
-        )
-        raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
-
-
-def sample_limits(request: GenerateRequest, max_sequence_length: int, vocabulary_size: int) -> Int32Array:
-    """int32 [S]: most tokens of each sample, by max_tokens and by the longest sequence; ContractError for a bad prompt."""
-    lengths, tokens = request.prompts.lengths, request.prompts.tokens
-    if len(lengths) and lengths.max() >= max_sequence_length:
-        found = f"{lengths.max()} tokens in prompt {lengths.argmax()}"
-        raise ContractError(f"generate: found {found}; expected fewer than max_sequence_length = {max_sequence_length}")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary_size):
-        found = f"token ids from {tokens.min()} to {tokens.max()}"
-        raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary_size - 1}")
-    room = max_sequence_length - np.repeat(lengths, request.num_samples)
-    return np.minimum(request.max_tokens, room).astype(np.int32)
 
 
 def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: bool) -> Any:
