@@ -1,7 +1,7 @@
 """The reference of every option, generated from the config classes and the docstrings beneath their fields."""
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import attrs
@@ -101,7 +101,7 @@ def _row(cls: type, name: str, field: "attrs.Attribute[Any]") -> str:
 def type_name(tp: object) -> str:
     """A type for the reference: `int`, `"a"` or `"b"`, array of `str`, `str` or none, `int` of at least 1."""
     if conditions := types.constraints(tp):
-        return " ".join([type_name(types.plain(tp)), *(condition.words for condition in conditions)])
+        return describe.conditioned(type_name(types.plain(tp)), conditions)
     tp = types.plain(tp)
     if types.is_union(tp):
         branches = [branch for branch in typing.get_args(tp) if branch is not type(None)]
@@ -124,8 +124,6 @@ def _default(field: "attrs.Attribute[Any]") -> str:
         default = default.factory()
     if default is None:
         return "none"
-    if isinstance(default, Mapping):
-        return "`{}`" if not default else f"`{dict(default)}`"
-    if isinstance(default, tuple | list | set | frozenset):
-        return f"`[{', '.join(describe.toml_literal(item) for item in default)}]`"
+    if isinstance(default, set | frozenset):
+        default = sorted(default)
     return f"`{describe.toml_literal(default)}`"

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import tomli_w
 
 from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
+from rlcore.schema.describe import toml_key, toml_literal
 
 
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers: Collection[str] = ()) -> str:
@@ -82,21 +82,12 @@ def _section(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     if path and (values or not table):
         yield f"\n[{_dotted(path)}]"
     for key, value in values.items():
-        yield f"# {_dotted((key,))} = none" if value is None else f"{_dotted((key,))} = {_inline(value)}"
+        yield f"# {toml_key(key)} = none" if value is None else f"{toml_key(key)} = {toml_literal(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _section((*path, key), value)
 
 
 def _dotted(path: tuple[str, ...]) -> str:
-    """A key as TOML writes it, with quotes where it needs them."""
-    return ".".join(tomli_w.dumps({part: 0}).rpartition(" = ")[0] for part in path)
-
-
-def _inline(value: Any) -> str:
-    """A value on one line; tables within arrays become inline tables."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_dotted((key,))} = {_inline(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")
+    """The name of a table as TOML writes it."""
+    return ".".join(map(toml_key, path))

@@ -6,12 +6,14 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+import tomli_w
 
+from rlcore.schema.constraints import Constraint
 from rlcore.schema.types import constraints, is_array, is_table, is_union, item_type, plain
 
 SCALARS: Mapping[object, str] = {
@@ -54,7 +56,7 @@ def docs(cls: type) -> Mapping[str, str]:
 def expectation(tp: object) -> str:
     """What a recipe may write for the type, in words: "an integer of at least 1", 'one of "a", "b"'."""
     if conditions := constraints(tp):
-        return " ".join([expectation(plain(tp)), *(condition.words for condition in conditions)])
+        return conditioned(expectation(plain(tp)), conditions)
     tp = plain(tp)
     if is_union(tp):
         return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
@@ -71,8 +73,12 @@ def expectation(tp: object) -> str:
 
 def _plural(tp: object) -> str:
     """Of an array's items: "numbers", "integers of at least 0"."""
-    words = [condition.words for condition in constraints(tp)]
-    return " ".join([PLURALS.get(plain(tp), expectation(plain(tp))), *words])
+    return conditioned(PLURALS.get(plain(tp), expectation(plain(tp))), constraints(tp))
+
+
+def conditioned(words: str, conditions: Sequence[Constraint]) -> str:
+    """A type in words with what holds besides: after a list of choices, a comma."""
+    return (", " if ", " in words else " ").join([words, *(condition.words for condition in conditions)])
 
 
 def describe_value(value: object) -> str:
@@ -97,18 +103,20 @@ def describe_value(value: object) -> str:
 
 
 def toml_literal(value: object) -> str:
-    """A scalar as TOML writes it."""
+    """A value as TOML writes it on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_literal, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 256:  # Python writes no number of thousands of digits
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, str):
-        import tomli_w
-
         return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
     return str(value)
 
 
-def shown(value: object) -> str:
-    """A value of a recipe as it was written, without its type."""
-    return repr(list(value)) if isinstance(value, tuple | list) else toml_literal(value)
+def toml_key(name: str) -> str:
+    """A key as TOML writes it, with quotes where it needs them."""
+    return tomli_w.dumps({name: 0}).rpartition(" = ")[0]

@@ -210,7 +210,7 @@ def _problems(error: BaseException, path: str, value: object) -> Iterator[Proble
     match error:
         case Mismatch():
             in_range = not isinstance(error, OutOfRange)
-            found = describe.describe_value(error.value) if in_range else describe.shown(error.value)
+            found = describe.describe_value(error.value) if in_range else describe.toml_literal(error.value)
             yield Problem(path=path, found=found, expected=error.expected, remedy=error.remedy)
         case ClassValidationError() | IterableValidationError():
             inside, others = error.group_exceptions()
