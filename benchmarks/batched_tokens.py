@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 from generator_setup import export_of, finish, make_generator, parse_options, refit, run_row, versions
 from model_shapes import SHAPES, make_model, prompts, require_device, write_config
 
-from rlcore.registry.handles import GeneratorHandle
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
 ROWS = ("2048", "8192", "16384")

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import discover
-from rlcore.registry.handles import GeneratorHandle
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankInfo, RefitRequest, TensorSpec, WeightBucket, WeightExport
 

@@ -14,7 +14,8 @@ from attrs import frozen
 
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import ObserverEntry, Registry
-from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     FinishReason,
     GenerateResult,

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.registry.handles import TrainerHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train_step.mismatch import MAX_SAMPLES
 from rlcore.spi import RefitError, capabilities

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from rlcore.registry.handles import GeneratorHandle
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.in_process_group import InProcessGroup
 from rlcore.run.protocols import Responses

@@ -7,7 +7,8 @@ from pathlib import Path
 from attrs import frozen
 
 from rlcore.registry.binding import build_generator, build_trainer
-from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.generator_group import InProcessGenerator
 from rlcore.run.execution.residency import make_room, room_for_generator

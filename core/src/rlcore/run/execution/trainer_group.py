@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from attrs import evolve, frozen
 
-from rlcore.registry.handles import TrainerHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.execution.in_process_group import InProcessGroup
 from rlcore.run.protocols import Minibatch
 from rlcore.run.train_step.microbatches import plan_microbatches

@@ -10,7 +10,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from rlcore.registry.binding import build_generator
-from rlcore.registry.handles import GeneratorHandle
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.spi import (
     GenerateRequest,
     GenerateResult,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from attrs import evolve, frozen
 
 from rlcore.registry.binding import build_trainer
-from rlcore.registry.handles import TrainerHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     BoundError,
     LoadStateRequest,

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.binding import build_trainer
-from rlcore.registry.handles import TrainerHandle
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi import (
     ADVANTAGES,
     PREVIOUS_LOGPROBS,

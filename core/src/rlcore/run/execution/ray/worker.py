@@ -17,10 +17,11 @@ from attrs import evolve
 
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Entry, ObserverEntry, discover
-from rlcore.registry.handles import GeneratorHandle, TrainerHandle
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.observers import build_observers
 from rlcore.registry.plugin_errors import exit_error, is_outside
 from rlcore.registry.selection import load_chosen
+from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.registry.weight_streams import recorded
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.affinity import bind_near
