@@ -8,7 +8,7 @@ from fsdp2_support import assert_same, exported, make_backend, make_batch, split
 from safetensors import safe_open
 
 from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, ScheduleSpec, StorageError
-from rlcore_fsdp2.checkpoint import Part
+from rlcore_fsdp2.shard_slice import ShardSlice
 
 
 def step(trainer, version):
@@ -107,9 +107,9 @@ def test_full_disk_is_a_storage_error(trained, tmp_path):
 
 
 def test_overlap_of_parts():
-    whole = Part(global_shape=(4, 3), offset=(0, 0), shape=(4, 3))
-    lower = Part(global_shape=(4, 3), offset=(2, 1), shape=(2, 2))
-    upper = Part(global_shape=(4, 3), offset=(0, 0), shape=(2, 3))
+    whole = ShardSlice(global_shape=(4, 3), offset=(0, 0), shape=(4, 3))
+    lower = ShardSlice(global_shape=(4, 3), offset=(2, 1), shape=(2, 2))
+    upper = ShardSlice(global_shape=(4, 3), offset=(0, 0), shape=(2, 3))
     assert whole.overlap(lower) == ((slice(2, 4), slice(1, 3)), (slice(0, 2), slice(0, 2)))
     assert lower.overlap(upper) is None
 

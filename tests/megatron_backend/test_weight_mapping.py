@@ -100,7 +100,7 @@ def test_fused_layers_name_the_same_tensors(models: Path, grouped: str, single: 
         def named_parameters(self) -> list[tuple[str, None]]:
             return [(name, None) for name in self.names]
 
-    (fused,), (plain,) = (names.of_part(Part(name), 1, 2).values() for name in (grouped, single))
+    (fused,), (plain,) = (names.of_model_chunk(Part(name), 1, 2).values() for name in (grouped, single))
     assert fused == plain
     assert all(tensor.name.startswith("model.layers.1.") for tensor in fused.tensors)
     if "experts" in grouped:

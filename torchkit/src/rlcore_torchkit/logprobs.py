@@ -138,7 +138,7 @@ class Upstream(NamedTuple):
         return cls(scaled, reached, entropies * reached + scaled)
 
     def select(self, rows: Tensor) -> "Upstream":
-        """Of these rows."""
+        """The gradients of these rows, int64 [rows], alone."""
         scaled, reached, shift = self
         return Upstream(scaled[rows], None if reached is None else reached[rows], None if shift is None else shift[rows])
 

@@ -121,5 +121,5 @@ class Residency:
             self._state.restore()
 
     def restore_scratch(self) -> None:
-        """Allocate it again, filled with zeros."""
+        """Allocate the scratch tensors that `move` has freed, filled with zeros."""
         self._scratch.restore()

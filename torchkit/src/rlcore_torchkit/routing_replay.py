@@ -42,13 +42,15 @@ class RoutingReplay:
     choices: Sequence[ReplayedChoice]
 
     def begin(self) -> None:
-        """Before a step."""
+        """Forget the counts of the step before; called before each step."""
         for choice in self.choices:
             choice.alike = None
 
     def metrics(self, microbatches: Sequence[TokenBatch], device: torch.device, world_size: int) -> dict[str, float]:
-        """After a step whose microbatches carry routing, on every rank: `routing_agreement`, the share of the replayed experts
-        that the trainer's routers would have chosen by themselves."""
+        """The metric `routing_agreement`: the share of the replayed experts that the trainer's routers would have chosen too.
+
+        Called on every rank after a step; empty where its microbatches carry no routing.
+        """
         if not any(ROUTED_EXPERTS in batch.token_columns for batch in microbatches):
             return {}
         seen = [choice.alike for choice in self.choices if choice.alike is not None]

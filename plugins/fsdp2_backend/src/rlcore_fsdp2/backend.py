@@ -41,13 +41,13 @@ from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.device import use_device
-from rlcore_torchkit.figures import check_bounds, check_finite
 from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
+from rlcore_torchkit.step_stats import check_bounds, check_finite
 
 
 class Fsdp2Backend:
@@ -93,20 +93,20 @@ class Fsdp2Backend:
             logprobs: list[Tensor] = []
             totals = self._accumulate(request, logprobs)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
-            figures = reduce(totals, list(gradients.values()), self._parallel)
-            figures = evolve(figures, metrics=figures.metrics | self._routing_metrics(request.microbatches))
-            check_finite(figures, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
-            check_bounds(figures, request.bounds, self._weight_version)
-            rate = self._update(list(gradients.values()), figures.grad_norm, request.schedule_step)
+            stats = reduce(totals, list(gradients.values()), self._parallel)
+            stats = evolve(stats, metrics=stats.metrics | self._routing_metrics(request.microbatches))
+            check_finite(stats, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
+            check_bounds(stats, request.bounds, self._weight_version)
+            rate = self._update(list(gradients.values()), stats.grad_norm, request.schedule_step)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._weight_version += 1
         return TrainStepResult(
             weight_version=self._weight_version,
-            loss=figures.loss,
-            grad_norm=figures.grad_norm,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
             learning_rate=rate,
-            metrics=figures.metrics,
+            metrics=stats.metrics,
             logprobs=tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None,
         )
 

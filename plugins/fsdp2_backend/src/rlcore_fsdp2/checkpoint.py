@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rlcore.schema.listing import listed
 from rlcore.spi import CheckpointError
-from rlcore_fsdp2.part import Part
+from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import is_first_copy, local
 from rlcore_torchkit.hf_directory import storage_errors
 
@@ -49,7 +49,7 @@ def save(
         "format": FORMAT,
         "world_size": writer.world_size,
         "weight_version": weight_version,
-        "parts": {name: asdict(Part.written(parameter)) for name, parameter in parameters.items()},
+        "parts": {name: asdict(ShardSlice.written(parameter)) for name, parameter in parameters.items()},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
     stem = f"trainer-{writer.rank:05d}"
@@ -165,9 +165,9 @@ def _check_complete(directory: Path, files: Mapping[str, Any], indices: Mapping[
 def _fill(key: str, tensor: Tensor, files: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
     """Copy this rank's part of one tensor from the parts that hold it."""
     name = key.split("/", 1)[1]
-    target, mine = local(tensor), Part.of(tensor)
+    target, mine = local(tensor), ShardSlice.of(tensor)
     for stem, file in files.items():
-        theirs = Part(**{field: tuple(values) for field, values in indices[stem]["parts"][name].items()})
+        theirs = ShardSlice(**{field: tuple(values) for field, values in indices[stem]["parts"][name].items()})
         overlap = mine.overlap(theirs)
         if overlap is not None and not mine.is_empty:
             into, source = overlap

@@ -1,4 +1,4 @@
-"""One optimizer step's gradients and figures, over microbatches and ranks, read back from the device once."""
+"""One optimizer step's gradients and statistics, over microbatches and ranks, read back from the device once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,10 +11,10 @@ from rlcore.spi import GlobalCounts, LossOutput, LossSpec
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
 from rlcore_fsdp2.routing_replay import ModelReplay
-from rlcore_torchkit.figures import Figures
 from rlcore_torchkit.logprobs import packed_logprobs
 from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch
+from rlcore_torchkit.step_stats import StepStats
 
 
 def accumulate(
@@ -46,14 +46,14 @@ def accumulate(
     return total(outputs)
 
 
-def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) -> Figures:
+def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) -> StepStats:
     """Add up the data-parallel ranks' totals and all ranks' gradient norms in one collective, and read them back."""
     world_size = layout.world_size
-    figures = torch.stack([totals.loss, *_float64(totals.sums)])
+    losses = torch.stack([totals.loss, *_float64(totals.sums)])
     if not layout.is_first_of_data_rank:
-        figures = torch.zeros_like(figures)
-    norm = squared_norm(gradients).to(figures.device)
-    sums = torch.cat([figures, norm[None]])
+        losses = torch.zeros_like(losses)
+    norm = squared_norm(gradients).to(losses.device)
+    sums = torch.cat([losses, norm[None]])
     maxima = torch.stack([*_float64(totals.maxima)]) if totals.maxima else sums.new_zeros(0)
     packed = torch.cat([sums, maxima])
     if world_size > 1:
@@ -64,7 +64,7 @@ def reduce(totals: Totals, gradients: Sequence[Tensor], layout: ParallelLayout) 
     loss, *values = packed.tolist()
     names = [*totals.sums, "", *totals.maxima]
     metrics = dict(zip(names, values, strict=True))
-    return Figures(loss=loss, grad_norm=metrics.pop("") ** 0.5, metrics=metrics)
+    return StepStats(loss=loss, grad_norm=metrics.pop("") ** 0.5, metrics=metrics)
 
 
 def non_finite_names(named: Mapping[str, Tensor], world_size: int) -> list[str]:

@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
-from rlcore_fsdp2.part import Part
+from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.models import architecture_of
@@ -60,7 +60,7 @@ class _Source:
 
     name: str
     shape: tuple[int, ...]
-    place: Part
+    place: ShardSlice
     """Of the tensor's shape, with leading dimensions of 1 where the parameter has more."""
 
 
@@ -70,7 +70,7 @@ def _sources(name: str, shape: tuple[int, ...], modules: ModuleNames, files: Ten
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:
         found = bare if bare in files and name not in files else name
-        yield _Source(name=found, shape=shape, place=Part(global_shape=shape, offset=(0,) * len(shape), shape=shape))
+        yield _Source(name=found, shape=shape, place=ShardSlice(global_shape=shape, offset=(0,) * len(shape), shape=shape))
         return
     prefix, kind = match.groups()
     projections = (modules.gate, modules.up) if kind == "gate_up_proj" else (modules.down,)
@@ -78,7 +78,7 @@ def _sources(name: str, shape: tuple[int, ...], modules: ModuleNames, files: Ten
     size = rows // len(projections)
     for expert in range(num_experts):
         for number, projection in enumerate(projections):
-            place = Part(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
+            place = ShardSlice(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
             yield _Source(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), place=place)
 
 
@@ -91,7 +91,7 @@ def _problems(source: _Source, files: TensorFiles) -> Iterator[Problem]:
 
 
 def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
-    overlap = Part.of(parameter).overlap(source.place)
+    overlap = ShardSlice.of(parameter).overlap(source.place)
     if overlap is not None:
         into, bounds = overlap
         local(parameter)[into].copy_(files.read(source.name, bounds[-len(source.shape) :]))
@@ -100,7 +100,7 @@ def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
 def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:
     """ModelError where the files have a head of its own for a model whose head is said to be its embedding."""
     weight = parameters[embedding]
-    part = Part.of(weight)
+    part = ShardSlice.of(weight)
     bounds = [slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True)]
     if head not in files or part.is_empty:
         return

@@ -51,7 +51,7 @@ class Exchange:
         return total
 
 
-class HoldPart(ParallelStyle):
+class LocalShards(ParallelStyle):
     """The module's parameters, by name, as DTensors of which it computes with the local part."""
 
     def __init__(self, parameters: Mapping[str, tuple[Placement, Placement]]) -> None:
@@ -86,14 +86,14 @@ def _local_part(name: str, gradient: Placement, module: nn.Module) -> Tensor:
     return part
 
 
-class Columns(HoldPart):
+class Colwise(LocalShards):
     """A linear layer of which each rank computes some outputs."""
 
     def __init__(self) -> None:
         super().__init__({"weight": (Shard(0), Shard(0)), "bias": (Shard(0), Shard(0))})
 
 
-class Rows(HoldPart):
+class Rowwise(LocalShards):
     """A linear layer of which each rank reads some inputs, so that the outputs are summands; the first rank adds the bias."""
 
     def __init__(self) -> None:
@@ -114,14 +114,14 @@ def _bias_summand(factor: float, module: nn.Module) -> Tensor:
     return bias if isinstance(bias, DTensor) else bias * factor
 
 
-class Whole(HoldPart):
+class Replicated(LocalShards):
     """A module that is on every rank; `summed` where a rank's gradient is a summand: of its tokens, its heads, its experts."""
 
     def __init__(self, *, summed: bool) -> None:
         super().__init__({"weight": (Replicate(), Partial() if summed else Replicate())})
 
 
-class Experts(HoldPart):
+class Experts(LocalShards):
     """Each rank holds some experts whole. All ranks see all tokens and choices, and the outputs are summands."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def _renumber(first: int, num_experts: int, module: nn.Module, inputs: tuple[Ten
     return states, local.masked_fill((local < 0) | (local >= num_experts), num_experts), weights
 
 
-class Vocabulary(HoldPart):
+class Vocabulary(LocalShards):
     """An embedding of which each rank holds some rows and returns zeros for the other tokens."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -210,7 +210,11 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     is_tied = head.weight is embedding.weight
     for layer in modules.layers_of(model):
         parallelize_module(layer, mesh, _layer_plan(layer, family, exchange, experts=experts), src_data_rank=None)
-    plan = {modules.embedding: Vocabulary(exchange), modules.norm: Whole(summed=sequence_parallel), modules.head: Columns()}
+    plan = {
+        modules.embedding: Vocabulary(exchange),
+        modules.norm: Replicated(summed=sequence_parallel),
+        modules.head: Colwise(),
+    }
     parallelize_module(model, mesh, plan, src_data_rank=None)
     model.get_submodule(modules.norm).register_forward_hook(lambda _, __, states: exchange.enter(states))
     if is_tied:
@@ -221,18 +225,18 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
 def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
     summed, modules = exchange.sequence_parallel, family.modules
     plan: dict[str, ParallelStyle] = {
-        modules.input_norm: Whole(summed=summed),
+        modules.input_norm: Replicated(summed=summed),
         modules.attention: Together(exchange),
-        **{name: Columns() for name in (modules.query, modules.key, modules.value)},
-        modules.output: Rows(),
-        **{name: Whole(summed=True) for name in (modules.query_norm, modules.key_norm) if family.has_qk_norms},
-        modules.mlp_norm: Whole(summed=summed),
+        **{name: Colwise() for name in (modules.query, modules.key, modules.value)},
+        modules.output: Rowwise(),
+        **{name: Replicated(summed=True) for name in (modules.query_norm, modules.key_norm) if family.has_qk_norms},
+        modules.mlp_norm: Replicated(summed=summed),
         modules.mlp: Together(exchange),
     }
     if modules.experts_of(layer) is None:
         gate, up, down = (f"{modules.mlp}.{name}" for name in (modules.gate, modules.up, modules.down))
-        return plan | {gate: Columns(), up: Columns(), down: Rows()}
-    return plan | {modules.router: Whole(summed=True)} | ({modules.experts: Experts()} if experts else {})
+        return plan | {gate: Colwise(), up: Colwise(), down: Rowwise()}
+    return plan | {modules.router: Replicated(summed=True)} | ({modules.experts: Experts()} if experts else {})
 
 
 def _head_logprobs(

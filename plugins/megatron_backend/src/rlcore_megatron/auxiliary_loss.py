@@ -121,10 +121,12 @@ class AuxiliaryLosses:
     routers: Sequence[PolicyRouter]
 
     @classmethod
-    def of(cls, parts: Sequence[Any], groups: Groups) -> "AuxiliaryLosses":
-        """Of the model whose parts these are, on a rank of these groups."""
-        routers = [module for part in parts for module in part.modules() if isinstance(module, PolicyRouter)]
-        return cls(config=parts[0].config, groups=groups, routers=routers)
+    def of(cls, model_chunks: Sequence[Any], groups: Groups) -> "AuxiliaryLosses":
+        """Of the model whose model chunks these are, on a rank of these groups."""
+        routers = [
+            module for model_chunk in model_chunks for module in model_chunk.modules() if isinstance(module, PolicyRouter)
+        ]
+        return cls(config=model_chunks[0].config, groups=groups, routers=routers)
 
     def begin(self, microbatches: Sequence[Microbatch]) -> None:
         """Before a step of these microbatches; on every rank."""
@@ -157,10 +159,10 @@ class AuxiliaryLosses:
         return sum(layers) if isinstance(layers, list) else int(self.config.num_layers)
 
 
-def watch(parts: Sequence[Any]) -> None:
-    """Let routers know the sequences of the microbatches that a model's parts are called with."""
-    for part in parts:
-        for layer in part.decoder.layers:
+def watch(model_chunks: Sequence[Any]) -> None:
+    """Let routers know the sequences of the microbatches that a model's chunks are called with."""
+    for model_chunk in model_chunks:
+        for layer in model_chunk.decoder.layers:
             router = getattr(layer.mlp, "router", None)
             if router is not None and router.coefficients:
                 layer.register_forward_pre_hook(_setter(router), with_kwargs=True)

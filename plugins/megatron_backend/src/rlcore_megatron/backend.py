@@ -43,12 +43,12 @@ from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
 from rlcore_torchkit.device import use_device
-from rlcore_torchkit.figures import Figures, check_bounds, check_finite
 from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
+from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -105,19 +105,19 @@ class MegatronBackend:
         with cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
             totals = self._accumulate(request, found)
-            figures = self._figures(totals, request.microbatches)
-            check_finite(figures, self._weight_version, self._non_finite_names)
-            check_bounds(figures, request.bounds, self._weight_version)
-            rate = self._update(figures.grad_norm, request.schedule_step)
+            stats = self._step_stats(totals, request.microbatches)
+            check_finite(stats, self._weight_version, self._non_finite_names)
+            check_bounds(stats, request.bounds, self._weight_version)
+            rate = self._update(stats.grad_norm, request.schedule_step)
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
         self._weight_version += 1
         return TrainStepResult(
             weight_version=self._weight_version,
-            loss=figures.loss,
-            grad_norm=figures.grad_norm,
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
             learning_rate=rate,
-            metrics=figures.metrics,
+            metrics=stats.metrics,
             logprobs=logprobs,
         )
 
@@ -191,12 +191,12 @@ class MegatronBackend:
             self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
             raise
 
-    def _figures(self, totals: Totals | None, microbatches: Sequence[TokenBatch]) -> Figures:
+    def _step_stats(self, totals: Totals | None, microbatches: Sequence[TokenBatch]) -> StepStats:
         self._optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
         norm = self._optimizer.get_grad_norm()
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
         routers = self._passes.router_metrics(microbatches)
-        return Figures(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
+        return StepStats(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
 
     def _update(self, norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""

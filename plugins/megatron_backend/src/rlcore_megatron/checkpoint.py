@@ -22,8 +22,8 @@ from rlcore_megatron import optimizer_state
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
 from rlcore_megatron.distributed_format import read, write
+from rlcore_megatron.optimizer_shards import Shard, parts_of, shards_of
 from rlcore_megatron.optimizer_state import MASTER, MOMENTS
-from rlcore_megatron.shards import Shard, parts_of, shards_of
 from rlcore_torchkit.hf_directory import storage_errors
 
 FORMAT = 1

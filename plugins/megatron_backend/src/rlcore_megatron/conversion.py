@@ -40,8 +40,8 @@ ABANDONED_AFTER_S = 24 * 3600.0
 State = Literal["complete", "absent", "damaged"]
 
 
-def load(parts: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
-    """Fill the parts from the copy, or where there is none from the model, and then make it; together with all other ranks.
+def load(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
+    """Fill the model chunks from the copy, or from the model and then make the copy; together with all other ranks.
 
     A damaged copy is made anew. ConfigError where there is no room for it, or where nodes do not share the directory;
     StorageError where writing it fails.
@@ -49,17 +49,17 @@ def load(parts: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout)
     copy, state = first_rank(lambda: _look(spec))
     if state == "complete":
         together(lambda: _check_shared(copy / MARK))
-        if _read(copy, parts):
+        if _read(copy, model_chunks):
             return
         state = "damaged"
     if state == "damaged":
         first_rank(lambda: _remove(copy))
     first_rank(lambda: _check_room(hf, spec))
-    load_hf(parts, hf, spec, layout)
+    load_hf(model_chunks, hf, spec, layout)
     begun = first_rank(lambda: _begin(copy))
     together(lambda: _check_shared(begun))
     try:
-        distributed_weights.write(begun, parts)
+        distributed_weights.write(begun, model_chunks)
     except StorageError:
         shutil.rmtree(begun, ignore_errors=True)
         raise
@@ -119,10 +119,10 @@ def _check_shared(made: Path) -> None:
         time.sleep(0.1)
 
 
-def _read(copy: Path, parts: Sequence[Any]) -> bool:
+def _read(copy: Path, model_chunks: Sequence[Any]) -> bool:
     """Whether the copy could be read, the same on every rank."""
     try:
-        distributed_weights.read(copy, parts)
+        distributed_weights.read(copy, model_chunks)
     except CheckpointError as error:
         if dist.get_rank() == 0:
             logger.warning("%s", error)

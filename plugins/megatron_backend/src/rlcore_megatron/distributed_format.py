@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
 from rlcore.spi import CheckpointError
 from rlcore_megatron.agreement import together
-from rlcore_megatron.shards import CONTENT
+from rlcore_megatron.optimizer_shards import CONTENT
 from rlcore_torchkit.hf_directory import storage_errors
 
 COMMON_FILES = (".metadata", COMMON_STATE_FNAME, "metadata.json")

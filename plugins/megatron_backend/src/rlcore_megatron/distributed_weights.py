@@ -1,4 +1,4 @@
-"""The weights of a model's parts as a checkpoint of Megatron's distributed format (torch_dist), which any layout can read."""
+"""The weights of a model's chunks as a checkpoint of Megatron's distributed format (torch_dist), which any layout can read."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from rlcore.spi import ModelError, Problem
 from rlcore_megatron import distributed_format
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import read_metadata
-from rlcore_megatron.shards import CONTENT
+from rlcore_megatron.optimizer_shards import CONTENT
 from rlcore_megatron.weight_mapping import EMBEDDING
 
 MAX_NAMED = 5
@@ -27,12 +27,12 @@ _OTHER_NAMES = (
 """Names of the same norm, which depend on whether TransformerEngine's layers or Megatron's own wrote it."""
 
 
-def write(directory: Path, parts: Sequence[Any]) -> None:
+def write(directory: Path, model_chunks: Sequence[Any]) -> None:
     """Together with all other ranks, into an empty directory. StorageError on every rank where that fails on one."""
-    distributed_format.write(directory, list(_tensors(parts, "", CONTENT)))
+    distributed_format.write(directory, list(_tensors(model_chunks, "", CONTENT)))
 
 
-def read(directory: Path, parts: Sequence[Any]) -> None:
+def read(directory: Path, model_chunks: Sequence[Any]) -> None:
     """Fill every parameter, together with all other ranks, from what any layout wrote: our own or Megatron-LM.
 
     What else the checkpoint holds (an optimizer, arguments) is not looked at. ModelError on every rank where it lacks
@@ -45,7 +45,7 @@ def read(directory: Path, parts: Sequence[Any]) -> None:
         "singleton_local_shards": any(name.endswith(".linear_fc1.weight_w") for name in stored),
         "non_homogeneous_layers": any(_NUMBERED.search(name) for name in stored),
     }
-    tensors = [_renamed(tensor, stored) for tensor in _tensors(parts, prefix, content)]
+    tensors = [_renamed(tensor, stored) for tensor in _tensors(model_chunks, prefix, content)]
     together(lambda: _check(str(directory), tensors, stored))
     distributed_format.read(directory, tensors)
 
@@ -56,10 +56,10 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def _tensors(parts: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[ShardedTensor]:
-    """All that the parts hold, as views of the parameters."""
-    for part in parts:
-        state, _ = extract_sharded_tensors_and_factories(part.sharded_state_dict(prefix=prefix, metadata=dict(content)))
+def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, bool]) -> Iterator[ShardedTensor]:
+    """All that the model chunks hold, as views of the parameters."""
+    for model_chunk in model_chunks:
+        state, _ = extract_sharded_tensors_and_factories(model_chunk.sharded_state_dict(prefix=prefix, metadata=dict(content)))
         for entry in nested_values(state):
             built = nested_values({"": entry.build()}) if isinstance(entry, ShardedTensorFactory) else [entry]
             for tensor in built:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
-from rlcore_megatron.rows import rows_of, tensor_place
+from rlcore_megatron.parameter_rows import rows_of, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.buckets import make_buckets
 
@@ -31,7 +31,7 @@ class _Item:
     expert_rank: int | None
     """The expert-parallel rank that sends it; None for what is no expert's."""
     place: tuple[int, str] | None
-    """The part and the name of the parameter, on ranks that send a share of it."""
+    """The number of the model chunk and the name of the parameter, on ranks that send a share of it."""
 
     @property
     def sender(self) -> tuple[int, int | None]:
@@ -43,20 +43,20 @@ Collective = Generator[dist.Work | None, None, list[Tensor]]
 
 
 class Exporter:
-    """Streams the weights of a model's parts; every rank of the trainer iterates, and gets every tensor."""
+    """Streams the weights of a rank's model chunks; every rank of the trainer iterates, and gets every tensor."""
 
-    def __init__(self, parts: Sequence[Any], hf: Any, layout: ParallelLayout, groups: Groups) -> None:
-        """`parts` as `model.build` makes them, also where they are wrapped afterwards; `hf` is the transformers config."""
-        self._parts, self._layout, self._groups = parts, layout, groups
+    def __init__(self, model_chunks: Sequence[Any], hf: Any, layout: ParallelLayout, groups: Groups) -> None:
+        """`model_chunks` as `model.build` makes them, wrapped afterwards or not; `hf` is the transformers config."""
+        self._model_chunks, self._layout, self._groups = model_chunks, layout, groups
         names = Names.of(hf)
-        self._sources = [names.of_part(part, layout.expert_rank, layout.expert) for part in parts]
+        self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
-        self._device = next(parameter.device for part in parts for parameter in part.parameters())
+        self._device = next(parameter.device for chunk in model_chunks for parameter in chunk.parameters())
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
-    def names_of(self, part: int) -> Mapping[str, tuple[str, ...]]:
-        """Hugging Face's names of the tensors in each parameter of one of the parts."""
-        return {name: tuple(tensor.name for tensor in source.tensors) for name, source in self._sources[part].items()}
+    def names_of(self, model_chunk: int) -> Mapping[str, tuple[str, ...]]:
+        """Hugging Face's names of the tensors in each parameter of one of the model chunks."""
+        return {name: tuple(tensor.name for tensor in source.tensors) for name, source in self._sources[model_chunk].items()}
 
     def export(self, request: ExportWeightsRequest) -> WeightExport:
         """Tensors are on the trainer's device, valid until the next bucket is asked for.
@@ -74,7 +74,9 @@ class Exporter:
 
     def _make_items(self, names: Names) -> list[_Item]:
         places = {
-            source.parameter: (part, name) for part, sources in enumerate(self._sources) for name, source in sources.items()
+            source.parameter: (model_chunk, name)
+            for model_chunk, sources in enumerate(self._sources)
+            for name, source in sources.items()
         }
         stages = self._stages()
         by_name = {
@@ -123,7 +125,7 @@ class Exporter:
     def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
         """The full tensors of items that one pipeline and expert rank sends, or as many as there are tensor ranks."""
         layout, (stage, expert_rank) = self._layout, sender
-        _, size = tensor_place(items[0].source, layout)
+        _, size = tensor_rank_and_size(items[0].source, layout)
         is_sent = layout.pipeline > 1 or (expert_rank is not None and layout.expert > 1)
         if not is_sent and size == 1:
             return [self._share(item, size).to(self._device, dtype).reshape(item.tensor.shape) for item in items]
@@ -144,7 +146,7 @@ class Exporter:
     def _flat(self, items: Sequence[_Item], dtype: torch.dtype, size: int) -> Tensor:
         """[elements] this rank's shares of the items, one after the other; not set where it has none."""
         layout = self._layout
-        flat = torch.empty(sum(prod(item.tensor.part_shape(size)) for item in items), dtype=dtype, device=self._device)
+        flat = torch.empty(sum(prod(item.tensor.shard_shape(size)) for item in items), dtype=dtype, device=self._device)
         if items[0].stage == layout.pipeline_rank and items[0].expert_rank in (None, layout.expert_rank):
             for item, part in zip(items, _unflattened(flat, items, size), strict=True):
                 share = self._share(item, size)
@@ -154,8 +156,8 @@ class Exporter:
     def _share(self, item: _Item, size: int) -> Tensor:
         """[groups, rows, …] of the parameter, a view."""
         assert item.place is not None
-        part, name = item.place
-        return rows_of(self._parts[part].get_parameter(name).detach(), item.source, size)[item.index]
+        model_chunk, name = item.place
+        return rows_of(self._model_chunks[model_chunk].get_parameter(name).detach(), item.source, size)[item.index]
 
 
 class _Fetch:
@@ -228,7 +230,7 @@ def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[li
 
 def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Tensor]:
     """[elements of all shares] -> each share, a view."""
-    shapes = [item.tensor.part_shape(size) for item in items]
+    shapes = [item.tensor.shard_shape(size) for item in items]
     for part, shape in zip(flat.split([prod(shape) for shape in shapes]), shapes, strict=True):
         yield part.view(shape)
 
@@ -236,11 +238,11 @@ def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Te
 def _joined(everyones: Tensor, items: Sequence[_Item]) -> Iterator[Tensor]:
     """[ranks, elements of all shares] -> each full tensor, a copy, so that nothing keeps the buffer."""
     size = len(everyones)
-    shapes = [item.tensor.part_shape(size) for item in items]
+    shapes = [item.tensor.shard_shape(size) for item in items]
     for item, shape, parts in zip(items, shapes, everyones.split([prod(shape) for shape in shapes], 1), strict=True):
-        if item.tensor.divided is None:
+        if item.tensor.tp_dim is None:
             yield parts[0].view(shape).clone()
-        elif item.tensor.divided == 0:
+        elif item.tensor.tp_dim == 0:
             yield parts.reshape(item.tensor.shape)
         else:
             yield parts.unflatten(1, shape).movedim(0, 1).reshape(item.tensor.shape)

@@ -11,12 +11,15 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.load import load_hf
 
 
-def load_initial(parts: Sequence[Any], hf: Any, spec: ModelSpec, config: MegatronConfig, layout: ParallelLayout) -> None:
-    """Fill the parts, together with all other ranks: from the Megatron checkpoint that the recipe names, else from the model at
-    `spec`, by way of what is kept of it in Megatron's format if the recipe says so."""
+def load_initial(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, config: MegatronConfig, layout: ParallelLayout) -> None:
+    """Fill the model chunks, together with all other ranks.
+
+    They come from the Megatron checkpoint that the recipe names, or else from the model at `spec`, by way of what is kept
+    of it in Megatron's format if the recipe says so.
+    """
     if config.checkpoint is not None:
-        distributed_weights.read(Path(config.checkpoint).expanduser(), parts)
+        distributed_weights.read(Path(config.checkpoint).expanduser(), model_chunks)
     elif config.conversion_cache:
-        conversion.load(parts, hf, spec, layout)
+        conversion.load(model_chunks, hf, spec, layout)
     else:
-        load_hf(parts, hf, spec, layout)
+        load_hf(model_chunks, hf, spec, layout)

@@ -8,28 +8,28 @@ from torch import Tensor
 
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.rows import rows_of, source_shape, tensor_place
+from rlcore_megatron.parameter_rows import rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 
 @torch.no_grad()
-def load_hf(parts: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
-    """Fill every parameter of `parts`, in its own dtype, with its rank's share of the tensors at `spec`.
+def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
+    """Fill every parameter of `model_chunks`, in its own dtype, with its rank's share of the tensors at `spec`.
 
     ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
     """
     names = Names.of(hf)
     with open_tensors(spec) as files:
         files.raise_problems(list(_problems(names.order, files)))
-        for part in parts:
-            sources = names.of_part(part, layout.expert_rank, layout.expert)
-            for name, parameter in part.named_parameters():
+        for model_chunk in model_chunks:
+            sources = names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert)
+            for name, parameter in model_chunk.named_parameters():
                 _fill(parameter, sources[name], files, layout)
 
 
 def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:
-    rank, size = tensor_place(source, layout)
+    rank, size = tensor_rank_and_size(source, layout)
     shape = source_shape(source, size)
     if tuple(parameter.shape) != shape:
         problem = Problem(
@@ -60,7 +60,7 @@ def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Prob
 def _part(files: TensorFiles, tensor: HfTensor, rank: int, size: int) -> Tensor:
     """What rank `rank` of `size` has of the tensor; only that is read."""
     bounds = [
-        slice(rank * (length // size), (rank + 1) * (length // size)) if dim == tensor.divided else slice(0, length)
+        slice(rank * (length // size), (rank + 1) * (length // size)) if dim == tensor.tp_dim else slice(0, length)
         for dim, length in enumerate(tensor.shape)
     ]
     if tensor.name in files:

@@ -19,8 +19,8 @@ from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRot
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import rotary_frequencies
-from rlcore_megatron.norm import PlainRMSNorm
 from rlcore_megatron.packing import PackedBatch
+from rlcore_megatron.rms_norm import PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
@@ -104,24 +104,24 @@ def _divided_head(
 
 
 def build(config: TransformerConfig, hf: Any, layout: ParallelLayout) -> list[PolicyModel]:
-    """This rank's parts of the model, in the order that interleaving runs them in, with weights that are not set.
+    """This rank's model chunks of the model, in the order that interleaving runs them in, with weights that are not set.
 
     `hf` is the transformers config.
     """
-    parts = []
-    for part in range(layout.virtual_pipeline):
-        stage = part if layout.virtual_pipeline > 1 else None
+    model_chunks = []
+    for index in range(layout.virtual_pipeline):
+        stage = index if layout.virtual_pipeline > 1 else None
         fused = config.transformer_impl == "transformer_engine"
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
         _adapt(spec, fused)
-        first, last = layout.is_first_stage and part == 0, layout.is_last_stage and part == layout.virtual_pipeline - 1
+        first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, pre_process=first, post_process=last, vp_stage=stage)
-        parts.append(model.to(torch.cuda.current_device()))
-    _mark_experts(parts, layout)
-    return parts
+        model_chunks.append(model.to(torch.cuda.current_device()))
+    _mark_experts(model_chunks, layout)
+    return model_chunks
 
 
-def _mark_experts(parts: Sequence[PolicyModel], layout: ParallelLayout) -> None:
+def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -> None:
     """Have the experts' gradients added up over all ranks that hold the same experts.
 
     Megatron does so only with expert parallelism; without, it takes the group of the other weights, which leaves out tensor
@@ -129,8 +129,8 @@ def _mark_experts(parts: Sequence[PolicyModel], layout: ParallelLayout) -> None:
     """
     if layout.expert > 1 or layout.expert_tensor == layout.tensor:
         return
-    for part in parts:
-        for name, parameter in part.named_parameters():
+    for model_chunk in model_chunks:
+        for name, parameter in model_chunk.named_parameters():
             if ".experts." in name:
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
@@ -156,5 +156,5 @@ def _is_norm(module: Any) -> bool:
 
 
 def unwrapped(models: Sequence[Any]) -> list[PolicyModel]:
-    """The parts without what wraps them for data parallelism."""
+    """The model chunks without what wraps them for data parallelism."""
     return [getattr(model, "module", model) for model in models]

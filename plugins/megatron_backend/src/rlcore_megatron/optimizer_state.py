@@ -12,7 +12,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
-from rlcore_megatron.shards import Shard, parts_of
+from rlcore_megatron.optimizer_shards import Shard, parts_of
 
 MASTER, MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
 """As the optimizers call them."""

@@ -29,22 +29,22 @@ class RouterReplay(ReplayedChoice):
         return scores.gather(1, chosen), chosen
 
 
-def attach(parts: Sequence[Any]) -> None:
-    """Let the microbatches that a model's parts are called with decide on the routing, where they carry one."""
-    for part in parts:
-        for layer in _expert_layers(part):
+def attach(model_chunks: Sequence[Any]) -> None:
+    """Let the microbatches that a model's chunks are called with decide on the routing, where they carry one."""
+    for model_chunk in model_chunks:
+        for layer in _expert_layers(model_chunk):
             choice = layer.mlp.router.router_replay = RouterReplay()
             layer.register_forward_pre_hook(_setter(choice), with_kwargs=True)
 
 
-def replay_of(parts: Sequence[Any]) -> RoutingReplay:
+def replay_of(model_chunks: Sequence[Any]) -> RoutingReplay:
     """Of the routers that `attach` was given; of none for a model that always routes itself."""
-    found = [layer.mlp.router.router_replay for part in parts for layer in _expert_layers(part)]
+    found = [layer.mlp.router.router_replay for model_chunk in model_chunks for layer in _expert_layers(model_chunk)]
     return RoutingReplay([choice for choice in found if choice is not None])
 
 
-def _expert_layers(part: Any) -> Iterator[Any]:
-    return (layer for layer in part.decoder.layers if hasattr(layer.mlp, "router"))
+def _expert_layers(model_chunk: Any) -> Iterator[Any]:
+    return (layer for layer in model_chunk.decoder.layers if hasattr(layer.mlp, "router"))
 
 
 def _setter(choice: ReplayedChoice) -> Callable[[Any, Any, dict[str, Any]], None]:

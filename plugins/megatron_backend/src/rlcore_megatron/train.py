@@ -24,7 +24,7 @@ from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.routing_replay import RoutingReplay
 
-Figures = tuple[float, dict[str, float], dict[str, float]]
+LossSums = tuple[float, dict[str, float], dict[str, float]]
 
 
 @frozen(kw_only=True, eq=False)
@@ -141,9 +141,9 @@ def _no_tokens() -> Tensor:
     return torch.zeros((), dtype=torch.int, device=torch.cuda.current_device())
 
 
-def reduce_totals(totals: Totals | None, layout: ParallelLayout, groups: Groups) -> Figures:
+def reduce_totals(totals: Totals | None, layout: ParallelLayout, groups: Groups) -> LossSums:
     """Loss, sums and maxima over all data-parallel ranks, on every rank."""
-    figures: list[Any] = [None]
+    reduced: list[Any] = [None]
     if totals is not None:
         names = [*totals.sums]
         sums = torch.stack([totals.loss, *(totals.sums[name].double() for name in names)])
@@ -153,8 +153,8 @@ def reduce_totals(totals: Totals | None, layout: ParallelLayout, groups: Groups)
             if totals.maxima:
                 dist.all_reduce(maxima, dist.ReduceOp.MAX, groups.data)
         loss, *values = sums.tolist()
-        figures = [(loss, dict(zip(names, values, strict=True)), dict(zip(totals.maxima, maxima.tolist(), strict=True)))]
+        reduced = [(loss, dict(zip(names, values, strict=True)), dict(zip(totals.maxima, maxima.tolist(), strict=True)))]
     if layout.pipeline > 1:
-        dist.broadcast_object_list(figures, group=groups.pipeline, group_src=layout.pipeline - 1)
-    result: Figures = figures[0]
+        dist.broadcast_object_list(reduced, group=groups.pipeline, group_src=layout.pipeline - 1)
+    result: LossSums = reduced[0]
     return result

@@ -35,14 +35,14 @@ class HfTensor:
 
     name: str
     shape: tuple[int, ...]
-    divided: Literal[0, 1] | None = None
+    tp_dim: Literal[0, 1] | None = None
     """The dimension that tensor ranks divide; None where each has all of it."""
     fused: tuple[str, int, int] | None = field(default=None, eq=False)
     """Where a file that keeps a layer's experts in one tensor has it: that tensor's name, the expert, and the first row."""
 
-    def part_shape(self, size: int) -> tuple[int, ...]:
+    def shard_shape(self, size: int) -> tuple[int, ...]:
         """What one of `size` ranks has of it."""
-        return tuple(length // size if dim == self.divided else length for dim, length in enumerate(self.shape))
+        return tuple(length // size if dim == self.tp_dim else length for dim, length in enumerate(self.shape))
 
 
 @frozen(kw_only=True)
@@ -91,11 +91,11 @@ class Names:
             num_experts=dims.num_experts,
         )
 
-    def of_part(self, part: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
-        """By the name of each parameter of this part of the model; ModelError for one that files have nothing for."""
+    def of_model_chunk(self, model_chunk: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
+        """By the name of each parameter of this model chunk; ModelError for one that files have nothing for."""
         first_expert = self.num_experts // num_expert_ranks * expert_rank
-        layers = [layer.layer_number - 1 for layer in part.decoder.layers]
-        found = {name: self._global_name(name, layers, first_expert) for name, _ in part.named_parameters()}
+        layers = [layer.layer_number - 1 for layer in model_chunk.decoder.layers]
+        found = {name: self._global_name(name, layers, first_expert) for name, _ in model_chunk.named_parameters()}
         unknown = [name for name, whole in found.items() if whole not in self.sources]
         if unknown:
             raise ModelError([_unknown(unknown)])
@@ -149,7 +149,7 @@ class _Table:
         """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""
         dims, modules = self.dims, self.family.modules
         table = (dims.vocab_size, dims.hidden_size)
-        yield _source(EMBEDDING, HfTensor(name=f"{modules.embedding}.weight", shape=table, divided=0))
+        yield _source(EMBEDDING, HfTensor(name=f"{modules.embedding}.weight", shape=table, tp_dim=0))
         for layer, has_experts in enumerate(dims.has_experts):
             yield from self._attention(layer)
             yield from self._experts(layer) if has_experts else self._mlp(layer)
@@ -157,7 +157,7 @@ class _Table:
                 yield self._in_layer(layer, f"{ours}_layernorm.weight", theirs, (dims.hidden_size,))
         yield _source("decoder.final_layernorm.weight", HfTensor(name=f"{modules.norm}.weight", shape=(dims.hidden_size,)))
         if not dims.tied:
-            yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, divided=0))
+            yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, tp_dim=0))
 
     def _attention(self, layer: int) -> Iterator[Source]:
         dims, modules = self.dims, self.family.modules
@@ -168,14 +168,14 @@ class _Table:
             yield Source(
                 parameter=f"decoder.layers.{layer}.self_attention.linear_qkv.{kind}",
                 tensors=tuple(
-                    HfTensor(name=f"{modules.layers}.{layer}.{name}.{kind}", shape=(num, *width), divided=0)
+                    HfTensor(name=f"{modules.layers}.{layer}.{name}.{kind}", shape=(num, *width), tp_dim=0)
                     for name, num in rows.items()
                 ),
                 groups=dims.num_kv_heads,
                 layer=layer,
             )
         shape = (dims.hidden_size, num_rows)
-        yield self._in_layer(layer, "self_attention.linear_proj.weight", modules.output, shape, divided=1)
+        yield self._in_layer(layer, "self_attention.linear_proj.weight", modules.output, shape, tp_dim=1)
         if self.family.has_qk_norms:
             for ours, theirs in (("q", modules.query_norm), ("k", modules.key_norm)):
                 yield self._in_layer(layer, f"self_attention.{ours}_layernorm.weight", theirs, (dims.head_dim,))
@@ -184,7 +184,7 @@ class _Table:
         name, width = self.family.modules.mlp, self.dims.intermediate_size
         yield self._gate_and_up(layer, "mlp.linear_fc1.weight", name, width)
         down, shape = f"{name}.{self.family.modules.down}", (self.dims.hidden_size, width)
-        yield self._in_layer(layer, "mlp.linear_fc2.weight", down, shape, divided=1)
+        yield self._in_layer(layer, "mlp.linear_fc2.weight", down, shape, tp_dim=1)
 
     def _experts(self, layer: int) -> Iterator[Source]:
         dims, modules = self.dims, self.family.modules
@@ -194,7 +194,7 @@ class _Table:
             down = HfTensor(
                 name=f"{modules.layers}.{layer}.{name}.{modules.down}.weight",
                 shape=(dims.hidden_size, width),
-                divided=1,
+                tp_dim=1,
                 fused=(f"{modules.layers}.{layer}.{modules.experts}.down_proj", expert, 0),
             )
             parameter = f"decoder.layers.{layer}.{_expert_name(expert, 'linear_fc2')}"
@@ -210,7 +210,7 @@ class _Table:
                 HfTensor(
                     name=f"{modules.layers}.{layer}.{name}.{part}.weight",
                     shape=(width, self.dims.hidden_size),
-                    divided=0,
+                    tp_dim=0,
                     fused=None if expert is None else (fused, expert, index * width),
                 )
                 for index, part in enumerate((modules.gate, modules.up))
@@ -220,9 +220,9 @@ class _Table:
         )
 
     def _in_layer(
-        self, layer: int, parameter: str, name: str, shape: tuple[int, ...], divided: Literal[0, 1] | None = None
+        self, layer: int, parameter: str, name: str, shape: tuple[int, ...], tp_dim: Literal[0, 1] | None = None
     ) -> Source:
-        tensor = HfTensor(name=f"{self.family.modules.layers}.{layer}.{name}.weight", shape=shape, divided=divided)
+        tensor = HfTensor(name=f"{self.family.modules.layers}.{layer}.{name}.weight", shape=shape, tp_dim=tp_dim)
         return Source(parameter=f"decoder.layers.{layer}.{parameter}", tensors=(tensor,), layer=layer)
 
 

@@ -20,18 +20,18 @@ class Routing:
         self._experts = np.full((int(self._offsets[-1]), *shape), -1, np.int16)
 
     def read(self, prompts: Int64Array, experts: Int16Array) -> None:
-        """Of prompts, by number, padded on the right: [prompts, length, L, K]."""
+        """Take the experts int16 [prompts, length, L, K] of the prompts with these numbers, padded on the right."""
         for prompt, rows in zip(prompts.tolist(), experts, strict=True):
             length = int(self._prompt_lengths[prompt])
             for start in self._offsets[prompt * self._num_samples : (prompt + 1) * self._num_samples].tolist():
                 self._experts[start : start + length] = rows[:length]
 
     def said(self, samples: Int64Array, positions: Int64Array, experts: Int16Array) -> None:
-        """Of one token of each of some samples, at these positions of its sequence: [samples, L, K]."""
+        """Take the experts of one token of each of `samples`, int16 [samples, L, K], at these positions of their sequences."""
         self._experts[self._offsets[samples] + positions] = experts
 
     def result(self, lengths: Int64Array) -> RoutedExperts:
-        """Of samples with so many tokens after their prompts, int64 [S]."""
+        """The experts of all samples, which have `lengths` int64 [S] tokens after their prompts."""
         whole = np.repeat(self._prompt_lengths, self._num_samples) + lengths
         starts, end = self._offsets[:-1], self._offsets[-1:]
         bounds = np.concatenate([np.stack([starts, starts + whole], 1).reshape(-1), end])

@@ -1,4 +1,4 @@
-"""An optimizer step's figures, and what makes a trainer refuse the step."""
+"""What an optimizer step measured, and what makes a trainer refuse the step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ _REFUSED = "the step is refused and the state before it kept"
 
 
 @frozen(kw_only=True)
-class Figures:
+class StepStats:
     """Totals over all ranks, equal on each, so that all of them raise or none."""
 
     loss: float
@@ -20,23 +20,23 @@ class Figures:
     metrics: Mapping[str, float]
 
 
-def check_finite(figures: Figures, weight_version: int, non_finite_names: Callable[[], Sequence[str]]) -> None:
-    """Raise NonFiniteError where a figure is not finite; `non_finite_names` says which parameters' gradients are not."""
+def check_finite(stats: StepStats, weight_version: int, non_finite_names: Callable[[], Sequence[str]]) -> None:
+    """Raise NonFiniteError where one of them is not finite; `non_finite_names` says which parameters' gradients are not."""
     where = f"train_step at weight version {weight_version}"
-    if not math.isfinite(figures.loss):
-        raise NonFiniteError(f"{where}: the loss is {figures.loss}; {_REFUSED}")
-    if not math.isfinite(figures.grad_norm):
+    if not math.isfinite(stats.loss):
+        raise NonFiniteError(f"{where}: the loss is {stats.loss}; {_REFUSED}")
+    if not math.isfinite(stats.grad_norm):
         names = non_finite_names()
         of = f" in {listed(names)}" if names else ""
-        raise NonFiniteError(f"{where}: the gradient's norm is {figures.grad_norm}, not finite{of}; {_REFUSED}")
-    for name, value in figures.metrics.items():
+        raise NonFiniteError(f"{where}: the gradient's norm is {stats.grad_norm}, not finite{of}; {_REFUSED}")
+    for name, value in stats.metrics.items():
         if not math.isfinite(value):
             raise NonFiniteError(f"{where}: the metric {name} is {value}; {_REFUSED}")
 
 
-def check_bounds(figures: Figures, bounds: Mapping[str, float], weight_version: int) -> None:
+def check_bounds(stats: StepStats, bounds: Mapping[str, float], weight_version: int) -> None:
     """Raise BoundError where a metric exceeds its bound. A metric that the loss does not report has none."""
-    exceeded = {name: value for name, value in figures.metrics.items() if value > bounds.get(name, math.inf)}
+    exceeded = {name: value for name, value in stats.metrics.items() if value > bounds.get(name, math.inf)}
     if exceeded:
         shown = ", ".join(f"the metric {name} is {value:.6g}, above {bounds[name]:.6g}" for name, value in exceeded.items())
         raise BoundError(f"train_step at weight version {weight_version}: {shown}; {_REFUSED}", exceeded)

@@ -6,7 +6,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.weight_mapping import Source
 
 
-def tensor_place(source: Source, layout: ParallelLayout) -> tuple[int, int]:
+def tensor_rank_and_size(source: Source, layout: ParallelLayout) -> tuple[int, int]:
     """This rank's number among those that divide the source's tensors, and how many they are."""
     if source.expert is None:
         return layout.tensor_rank, layout.tensor
@@ -15,7 +15,7 @@ def tensor_place(source: Source, layout: ParallelLayout) -> tuple[int, int]:
 
 def source_shape(source: Source, size: int) -> tuple[int, ...]:
     """What one of `size` tensor ranks has of the parameter."""
-    shapes = [tensor.part_shape(size) for tensor in source.tensors]
+    shapes = [tensor.shard_shape(size) for tensor in source.tensors]
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
@@ -25,5 +25,5 @@ def rows_of(parameter: Tensor, source: Source, size: int) -> tuple[Tensor, ...]:
     With groups and rows flattened, each is what this rank has of the tensor where `size` tensor ranks divide it.
     """
     groups = source.local_groups(size)
-    rows = [tensor.part_shape(size)[0] // groups for tensor in source.tensors]
+    rows = [tensor.shard_shape(size)[0] // groups for tensor in source.tensors]
     return parameter.unflatten(0, (groups, -1)).split(rows, 1)

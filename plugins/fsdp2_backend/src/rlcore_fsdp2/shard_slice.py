@@ -1,4 +1,4 @@
-"""The block of a tensor that a rank holds."""
+"""The slice of a tensor that a rank holds."""
 
 from attrs import evolve, frozen
 from torch import Tensor
@@ -9,7 +9,7 @@ from rlcore_fsdp2.sharding import is_first_copy
 
 
 @frozen(kw_only=True)
-class Part:
+class ShardSlice:
     """A block of a global tensor."""
 
     global_shape: tuple[int, ...]
@@ -17,7 +17,7 @@ class Part:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Part":
+    def of(cls, tensor: Tensor) -> "ShardSlice":
         """This rank's block of `tensor`."""
         if not isinstance(tensor, DTensor):
             return cls(global_shape=tuple(tensor.shape), offset=(0,) * tensor.ndim, shape=tuple(tensor.shape))
@@ -25,7 +25,7 @@ class Part:
         return cls(global_shape=tuple(tensor.shape), offset=tuple(offset), shape=tuple(shape))
 
     @classmethod
-    def written(cls, tensor: Tensor) -> "Part":
+    def written(cls, tensor: Tensor) -> "ShardSlice":
         """This rank's block, empty where another rank writes the same."""
         part = cls.of(tensor)
         return part if is_first_copy(tensor) else evolve(part, shape=(0,) * tensor.ndim)
@@ -34,7 +34,7 @@ class Part:
     def is_empty(self) -> bool:
         return 0 in self.shape
 
-    def overlap(self, other: "Part") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    def overlap(self, other: "ShardSlice") -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
         """Where the two blocks meet: slices into this one and into the other; None where they do not."""
         mine, theirs = [], []
         for begin, size, other_begin, other_size in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
