@@ -13,6 +13,7 @@ from rlcore.schema.structure import structure
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
+    GROUP_IDS,
     REFERENCE_LOGPROBS,
     WEIGHT_VERSIONS,
     AlgorithmContext,
@@ -46,12 +47,11 @@ def make_rollouts(rewards, group_ids, valid=None, prompt=2, response=3):
         offsets=np.arange(0, size * length + 1, length, dtype=np.int64),
         loss_mask=mask,
         token_columns=columns,
-        sequence_columns={"anything": np.arange(size)},
+        sequence_columns={"anything": np.arange(size), GROUP_IDS: np.array(group_ids, np.int32)},
     )
     return RolloutBatch(
         batch=batch,
         rewards=np.array(rewards, np.float32),
-        group_ids=np.array(group_ids, np.int32),
         valid=valid,
         finish_reasons=np.zeros(size, np.uint8),
     )
@@ -104,7 +104,7 @@ def test_each_loss_token_gets_its_samples_advantage_and_other_columns_stay():
     assert training.no_signal is None
     assert training.metrics == pytest.approx({"advantage_max": 2 / 3, "zero_advantage_groups": 0.0})
     assert set(training.batch.token_columns) == {ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS}
-    assert set(training.batch.sequence_columns) == {"anything"}
+    assert set(training.batch.sequence_columns) == {"anything", GROUP_IDS}
     assert ADVANTAGES not in rollouts.batch.token_columns
 
 

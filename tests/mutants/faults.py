@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "every step draws the same samples",
         "rlcore.run.rollout.sources",
-        "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))",
-        "collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS))",
+        "return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))",
+        "return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS))",
         "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
     ),
     Fault(

@@ -5,10 +5,11 @@ import importlib
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import AlgorithmContext, AlgorithmNeeds, LossInputs, RolloutBatch, TokenBatch
+from rlcore.spi import GROUP_IDS, AlgorithmContext, AlgorithmNeeds, LossInputs, RolloutBatch, TokenBatch
 from rlcore_sft.algorithm import Sft
 from rlcore_sft.config import SftConfig
 from rlcore_sft.loss import sft_loss
@@ -45,9 +46,8 @@ def run(batch, logprobs, counts=None):
 def make_rollouts(batch):
     size = batch.num_sequences
     return RolloutBatch(
-        batch=batch,
+        batch=evolve(batch, sequence_columns={GROUP_IDS: np.arange(size, dtype=np.int32)}),
         rewards=np.zeros(size, np.float32),
-        group_ids=np.arange(size, dtype=np.int32),
         valid=np.ones(size, bool),
         finish_reasons=np.zeros(size, np.uint8),
     )
@@ -99,8 +99,9 @@ def test_what_stands_outside_the_mask_reaches_nothing_and_a_nan_inside_is_not_hi
 def test_demonstrations_are_the_training_batch():
     sft, (batch, _) = make_sft(), make_batch(2)
     assert sft.needs == AlgorithmNeeds(source="demonstrations")
-    training = sft.build_batch(make_rollouts(batch))
-    assert training.batch is batch
+    rollouts = make_rollouts(batch)
+    training = sft.build_batch(rollouts)
+    assert training.batch is rollouts.batch
     assert training.no_signal is None
     assert training.loss.token_columns == ()
     assert training.loss.entropy == "none"

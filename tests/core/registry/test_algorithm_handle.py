@@ -30,11 +30,11 @@ BATCH = TokenBatch(
     tokens=np.arange(4, dtype=np.int32),
     offsets=np.asarray([0, 2, 4], np.int64),
     loss_mask=np.asarray([False, True] * 2),
+    sequence_columns={"group_ids": np.zeros(2, np.int32)},
 )
 ROLLOUTS = RolloutBatch(
     batch=BATCH,
     rewards=np.asarray([1.0, 0.0], np.float32),
-    group_ids=np.zeros(2, np.int32),
     valid=np.ones(2, np.bool_),
     finish_reasons=np.zeros(2, np.uint8),
 )
@@ -176,6 +176,6 @@ def test_the_loops_own_names_are_all_known():
     from rlcore.spi import TrainStepResult
 
     step = TrainStepResult(weight_version=1, loss=0.0, grad_norm=0.0, learning_rate=0.0)
-    written = {"step", "weight_version", "updates", *training_metrics([step]), *throughput_metrics(1, None, 1.0)}
+    written = {"step", "weight_version", "updates", *training_metrics([step]), *throughput_metrics(ROLLOUTS, 1.0)}
     assert written <= OWN_METRICS
     assert not any(name.startswith(OWN_PREFIXES) for name in OWN_METRICS)

@@ -13,7 +13,7 @@ from rlcore.registry.losses import check_loss_path
 from rlcore.registry.plugin_errors import attributed
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.arrays import AnyArray, check_array
-from rlcore.spi.batch import TokenBatch
+from rlcore.spi.batch import GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, DataError, RlcoreError
 from rlcore.spi.loss import LossSpec
 
@@ -91,10 +91,10 @@ def _copied_value(name: str, value: object) -> AnyArray | float:
 
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:
     """The same samples; figures that the step's metrics are made of afterwards cannot be written to."""
-    return evolve(
-        rollouts,
+    columns = {**rollouts.batch.sequence_columns, GROUP_IDS: _read_only(rollouts.group_ids)}
+    return RolloutBatch(
+        batch=evolve(rollouts.batch, sequence_columns=columns),
         rewards=_read_only(rollouts.rewards),
-        group_ids=_read_only(rollouts.group_ids),
         valid=_read_only(rollouts.valid),
         finish_reasons=_read_only(rollouts.finish_reasons),
     )

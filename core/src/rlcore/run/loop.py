@@ -48,8 +48,8 @@ ResultT = TypeVar("ResultT")
 class Source(Protocol):
     """Where a step's samples come from: the generator and environment, or demonstrations."""
 
-    def sample(self, step: int, weight_version: int) -> tuple[RolloutBatch, CollectedRollouts | None]:
-        """The samples of one step; with what the rollouts were like, where they were rollouts."""
+    def sample(self, step: int, weight_version: int) -> RolloutBatch:
+        """The samples of one step; CollectedRollouts where they were generated."""
 
 
 class Evaluator(Protocol):
@@ -115,10 +115,10 @@ class Loop:
                 self._end_step(position.unlogged)
         while position.step < recipe.run.num_steps:
             self.clock.begin_step()
-            samples, collected = self._sample(position.step + 1)
+            samples = self._sample(position.step + 1)
             # From the first update to the metrics' line all belongs to one step: an interrupt waits for its end.
             with self.guard.deferred():
-                position.unlogged = self._update(position.step + 1, samples, collected)
+                position.unlogged = self._update(position.step + 1, samples)
                 position.step, position.step_version = position.step + 1, position.weight_version
                 position.algorithm_state = self.algorithm.save_state()
                 self._end_step(position.unlogged)
@@ -145,23 +145,24 @@ class Loop:
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)
 
-    def _sample(self, step: int) -> tuple[RolloutBatch, CollectedRollouts | None]:
+    def _sample(self, step: int) -> RolloutBatch:
         if self.algorithm.needs.source != "rollouts":
             return self.source.sample(step, self.position.weight_version)
         return self._generating(lambda: self.source.sample(step, self.position.weight_version))
 
-    def _update(self, step: int, samples: RolloutBatch, collected: CollectedRollouts | None) -> dict[str, float]:
+    def _update(self, step: int, samples: RolloutBatch) -> dict[str, float]:
         """Train on the samples; the step's metrics."""
         training = self.algorithm.build_batch(samples)
         self._to_training()
         results = self._train(training, step)
+        collected = samples if isinstance(samples, CollectedRollouts) else None
         if collected is not None:
             self._refit()
         times = self.clock.end_step()
-        metrics = rollout_metrics(collected) if collected is not None else {}
+        metrics = {} if collected is None else rollout_metrics(collected)
         metrics |= {**training.metrics, **training_metrics(results)}
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
-        metrics |= throughput_metrics(samples.batch.num_tokens, collected, times["time/total_s"])
+        metrics |= throughput_metrics(samples, times["time/total_s"])
         metrics |= {} if self.residency is None else self.residency.metrics
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:

@@ -7,7 +7,7 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, UInt8Array, check_array
-from rlcore.spi.batch import TokenBatch
+from rlcore.spi.batch import GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
 
@@ -41,18 +41,21 @@ class RolloutBatch:
     completion and the token columns are absent."""
     rewards: Float32Array
     """float32 [N], finite; 0.0 where `valid` is False and for demonstrations."""
-    group_ids: Int32Array
-    """int32 [N]: index of the prompt within the step, non-decreasing."""
     valid: BoolArray
     """bool [N]: False for a sample whose environment failed and that the recipe says to mask: it must get no gradient
     and not enter its group's statistics. Its loss_mask is already False everywhere."""
     finish_reasons: UInt8Array
     """uint8 [N]: FinishReason of the last turn."""
 
+    @property
+    def group_ids(self) -> Int32Array:
+        """int32 [N]: index of the prompt within the step, non-decreasing; the batch's sequence column."""
+        return self.batch.sequence_columns[GROUP_IDS]
+
     def __attrs_post_init__(self) -> None:
         num_sequences = self.batch.num_sequences
         check_array("rewards", self.rewards, np.float32, num_sequences)
-        check_array("group_ids", self.group_ids, np.int32, num_sequences)
+        check_array("group_ids", self.batch.sequence_columns.get(GROUP_IDS), np.int32, num_sequences)
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
         if not np.isfinite(self.rewards).all():

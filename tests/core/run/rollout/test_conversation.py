@@ -145,7 +145,7 @@ def test_every_prompt_is_the_templates_own_of_the_whole_conversation(load, talk,
         conversation.append(says("assistant", said[number]))
         conversation += heard[number : number + 1]
     assert len(script.prompts) == 3
-    batch = collected.rollouts.batch
+    batch = collected.batch
     tokens, mask = batch.tokens[: batch.offsets[1]], batch.loss_mask[: batch.offsets[1]]
     assert tokens[mask].tolist() == [token for text in said for token in tokenizer.encode(text + end)]
     assert tokenizer.backend.decode(tokens).count("<|begin_of_text|>") == (family == "llama3")

@@ -111,11 +111,11 @@ def rollouts(rewards, group_ids, valid):
         tokens=np.ones(sum(lengths), np.int32),
         offsets=np.cumsum([0, *lengths]),
         loss_mask=np.concatenate([np.arange(length) > 0 for length in lengths]),
+        sequence_columns={"group_ids": np.array(group_ids, np.int32)},
     )
     return RolloutBatch(
         batch=batch,
         rewards=np.array(rewards, np.float32),
-        group_ids=np.array(group_ids, np.int32),
         valid=np.array(valid),
         finish_reasons=np.zeros(len(rewards), np.uint8),
     )

@@ -140,17 +140,15 @@ def demonstration_batch(demonstrations: Demonstrations, indices: Int64Array) -> 
     num_sequences = len(indices)
     gather, offsets = gather_ragged(demonstrations.tokens.offsets, indices)
     first_of_completion = demonstrations.tokens.offsets[:-1][indices] + demonstrations.prompt_lengths[indices]
-    group_ids = np.arange(num_sequences, dtype=np.int32)
     batch = TokenBatch(
         tokens=demonstrations.tokens.tokens[gather],
         offsets=offsets,
         loss_mask=gather >= np.repeat(first_of_completion, np.diff(offsets)),
-        sequence_columns={GROUP_IDS: group_ids},
+        sequence_columns={GROUP_IDS: np.arange(num_sequences, dtype=np.int32)},
     )
     return RolloutBatch(
         batch=batch,
         rewards=np.zeros(num_sequences, np.float32),
-        group_ids=group_ids,
         valid=np.ones(num_sequences, np.bool_),
         finish_reasons=np.full(num_sequences, FinishReason.STOP, np.uint8),
     )

@@ -52,10 +52,9 @@ NOT_GENERATED = -1
 
 
 @frozen(kw_only=True, eq=False)
-class CollectedRollouts:
-    """A step's samples, and what the run directory and the metrics tell of them."""
+class CollectedRollouts(RolloutBatch):
+    """A step's samples, with what the run directory and the metrics tell of them besides."""
 
-    rollouts: RolloutBatch
     success: BoolArray
     """bool [N]: whether the environment called the task solved; False where it failed."""
     responses: Sequence[str]
@@ -332,15 +331,11 @@ class _Collection:
             },
             sequence_columns={GROUP_IDS: group_ids},
         )
-        rollouts = RolloutBatch(
+        return CollectedRollouts(
             batch=batch,
             rewards=np.where(self.valid, self.rewards, 0.0).astype(np.float32),
-            group_ids=group_ids,
             valid=self.valid,
             finish_reasons=self.finish_reasons,
-        )
-        return CollectedRollouts(
-            rollouts=rollouts,
             success=self.success & self.valid,
             responses=self.texts,
             num_generated=self.num_generated,

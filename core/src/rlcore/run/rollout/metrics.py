@@ -3,16 +3,16 @@
 import numpy as np
 
 from rlcore.run.rollout.collector import CollectedRollouts
-from rlcore.spi import FinishReason
+from rlcore.spi import FinishReason, RolloutBatch
 
 
 def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
     """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
     those of all, since the policy said what it said, whatever the environment did with it."""
-    rollouts, valid = collected.rollouts, collected.rollouts.valid
-    rewards = rollouts.rewards[valid] if valid.any() else np.zeros(1, np.float32)
+    valid = collected.valid
+    rewards = collected.rewards[valid] if valid.any() else np.zeros(1, np.float32)
     success = collected.success[valid] if valid.any() else np.zeros(1, np.bool_)
-    truncated = rollouts.finish_reasons != FinishReason.STOP
+    truncated = collected.finish_reasons != FinishReason.STOP
     return {
         "reward_mean": float(rewards.mean(dtype=np.float64)),
         "reward_std": float(rewards.std(dtype=np.float64)),
@@ -25,12 +25,12 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
     }
 
 
-def throughput_metrics(num_tokens: int, collected: CollectedRollouts | None, total_s: float) -> dict[str, float]:
+def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float]:
     """Tokens per second of the whole step, prompts included, and mean generated tokens of a sample."""
-    metrics = {"tokens_per_second": num_tokens / total_s}
-    if collected is not None:
-        metrics["generated_tokens_per_second"] = float(collected.num_generated.sum()) / total_s
-        metrics["mean_generated_tokens"] = float(collected.num_generated.mean())
+    metrics = {"tokens_per_second": samples.batch.num_tokens / total_s}
+    if isinstance(samples, CollectedRollouts):
+        metrics["generated_tokens_per_second"] = float(samples.num_generated.sum()) / total_s
+        metrics["mean_generated_tokens"] = float(samples.num_generated.mean())
     return metrics
 
 

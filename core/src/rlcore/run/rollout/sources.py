@@ -24,11 +24,10 @@ class RolloutSource:
     stream: PromptStream
     seed: int
 
-    def sample(self, step: int, weight_version: int) -> tuple[RolloutBatch, CollectedRollouts]:
+    def sample(self, step: int, weight_version: int) -> CollectedRollouts:
         """The samples of step `step`, counted from 1: determined by seed, step and weights."""
         rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]
-        collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))
-        return collected.rollouts, collected
+        return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))
 
 
 @frozen(kw_only=True, eq=False)
@@ -38,9 +37,9 @@ class DemonstrationSource:
     demonstrations: Demonstrations
     stream: PromptStream
 
-    def sample(self, step: int, weight_version: int) -> tuple[RolloutBatch, None]:  # noqa: ARG002 - no policy is asked
+    def sample(self, step: int, weight_version: int) -> RolloutBatch:  # noqa: ARG002 - no policy is asked
         """The demonstrations of step `step`, counted from 1."""
-        return demonstration_batch(self.demonstrations, self.stream.indices(step - 1)), None
+        return demonstration_batch(self.demonstrations, self.stream.indices(step - 1))
 
 
 @frozen(kw_only=True, eq=False)

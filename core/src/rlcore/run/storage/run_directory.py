@@ -177,8 +177,7 @@ class RunDirectory:
 
 def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:
     """A step's samples as a table, one row a sample; `tokens` holds prompt and response."""
-    rollouts = collected.rollouts
-    batch = rollouts.batch
+    batch = collected.batch
     offsets = pa.array(batch.offsets, pa.int64())
     mask = batch.loss_mask
 
@@ -188,13 +187,13 @@ def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str
     return pa.table(
         {
             "step": np.full(batch.num_sequences, step),
-            "group": rollouts.group_ids,
+            "group": collected.group_ids,
             "prompt": list(prompts),
             "response": list(collected.responses),
-            "reward": rollouts.rewards,
+            "reward": collected.rewards,
             "success": collected.success,
-            "valid": rollouts.valid,
-            "finish_reason": [FinishReason(reason).name.lower() for reason in rollouts.finish_reasons.tolist()],
+            "valid": collected.valid,
+            "finish_reason": [FinishReason(reason).name.lower() for reason in collected.finish_reasons.tolist()],
             "num_generated": collected.num_generated,
             "tokens": ragged(batch.tokens),
             "loss_mask": ragged(mask),
@@ -206,7 +205,7 @@ def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str
 
 def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer) -> list[str]:
     """[N]: what each sample had read before its first generated token."""
-    batch = collected.rollouts.batch
+    batch = collected.batch
     generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
     prompts = []
     for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
