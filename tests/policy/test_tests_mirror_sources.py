@@ -1,0 +1,117 @@
+"""Tests mirror the sources: `run/plan/channel.py` of the core is tested by tests/core/run/plan/test_channel.py.
+
+Modules without a test file of their own are named here with the tests that go through them.
+"""
+
+from pathlib import Path
+
+import pytest
+
+DECLARATIONS = {"__init__", "__main__", "config", "provider"}
+"""Names of modules that declare and compute nothing; tests/core/config and `rlcore plugins` read all of them."""
+
+FOLDERS = {
+    "core/spi": "core/spi/test_spi_snapshot.py",
+    "core/testing/conformance": "core/testing/conformance/test_mutants.py",
+    "core/testing/fakes": "core/testing/fakes/test_fakes.py",
+    "torchkit/architectures": "torchkit/architectures/test_registry.py",
+}
+"""Folders whose modules are tested as one."""
+
+THROUGH = {
+    "core/cli/test_main.py": "core/cli/arguments",
+    "core/config/test_convert.py": "core/config/partial_config core/config/recipe core/schema/constraints "
+    "core/schema/listing core/schema/problem",
+    "core/config/test_validate.py": "core/config/rules",
+    "core/registry/test_binding.py": "core/registry/provider_checks core/registry/signatures",
+    "core/registry/test_device.py": "core/gpu",
+    "core/registry/test_discovery.py": "core/installed",
+    "core/registry/test_handle.py": "core/registry/backend_state core/registry/plugin_errors",
+    "core/registry/test_plugins_listing.py": "core/cli/plugins",
+    "core/registry/test_trainer_handle.py": "core/registry/checks core/registry/losses",
+    "core/run/data/test_datasets.py": "core/run/data/jsonl_line",
+    "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement core/run/plan/generator_placement",
+    "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
+    "core/run/execution/test_refit.py": "core/run/execution/generator_group core/run/execution/in_process "
+    "core/run/execution/in_process_group core/run/execution/trainer_group",
+    "core/run/rollout/test_environment_runner.py": "core/run/rollout/event_loop",
+    "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts core/run/rollout/sources",
+    "core/run/storage/test_resuming.py": "core/run/storage/run_directory",
+    "core/run/test_loop.py": "core/run/rollout/collector",
+    "core/run/test_train.py": "core/run/data/seeds core/run/execution/backends core/run/plan/inputs core/run/report/progress "
+    "core/run/report/summary core/run/report/timing core/run/rollout/metrics",
+    "docs/test_run_directory_document.py": "core/run/report/tensorboard",
+    "core/cli/test_check.py": "core/run/plan/preview",
+    "core/cli/test_serve.py": "core/serve/serving",
+    "grpo/test_loss.py": "torchkit/step_stats torchkit/rl/metrics torchkit/rl/normalisation",
+    "sft/test_loss.py": "sft/algorithm",
+    "torchkit/test_digest.py": "torchkit/digest_kernels",
+    "torchkit/test_hf_directory.py": "core/files",
+    "torchkit/test_logprobs.py": "torchkit/softmax_kernels",
+    "torchkit/test_losses.py": "torchkit/microbatch",
+    "torchkit/test_models.py": "core/model_files core/testing/models torchkit/model_check torchkit/safetensors_files",
+    "fsdp2_backend/test_context_parallel.py": "torchkit/context_parallel",
+    "fsdp2_backend/test_routing_replay.py": "torchkit/routing_replay",
+    "fsdp2_backend/test_backend.py": "fsdp2_backend/gradients fsdp2_backend/optimizer fsdp2_backend/policy",
+    "fsdp2_backend/test_backend_residency.py": "fsdp2_backend/working_copy",
+    "fsdp2_backend/test_checkpoint.py": "fsdp2_backend/shard_slice",
+    "fsdp2_backend/test_layout.py": "fsdp2_backend/sharding fsdp2_backend/tensor_parallel",
+    "math_environment/test_answers.py": "math_environment/boxes math_environment/notation math_environment/plain_numbers "
+    "math_environment/units",
+    "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
+    "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
+    "megatron_backend/test_checkpoint.py": "megatron_backend/agreement megatron_backend/checkpoint_check",
+    "megatron_backend/test_conversion.py": "megatron_backend/distributed_format megatron_backend/distributed_weights "
+    "megatron_backend/initial",
+    "megatron_backend/test_forwarded.py": "megatron_backend/forwarded_check megatron_backend/forwarded_owned",
+    "megatron_backend/test_layout.py": "megatron_backend/attention megatron_backend/auxiliary_loss megatron_backend/cpu_shim "
+    "megatron_backend/model megatron_backend/model_config megatron_backend/rms_norm megatron_backend/packing "
+    "megatron_backend/parallel megatron_backend/parameter_rows megatron_backend/train",
+    "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
+    "megatron_backend/test_weight_mapping.py": "megatron_backend/load",
+    "transformers_generation/test_backend.py": "transformers_generation/check",
+    "transformers_generation/test_engine.py": "transformers_generation/cache",
+    "transformers_generation/test_forward.py": "transformers_generation/routing",
+    "vllm_generation/channels/test_channel.py": "vllm_generation/channels/cuda_ipc vllm_generation/channels/directory "
+    "vllm_generation/channels/in_process vllm_generation/channels/nccl vllm_generation/channels/packing "
+    "vllm_generation/channels/shared_memory vllm_generation/manifest",
+    "vllm_generation/test_backend.py": "vllm_generation/engine vllm_generation/residency",
+    "vllm_generation/test_process.py": "vllm_generation/child vllm_generation/host vllm_generation/replica",
+    "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer vllm_generation/worker",
+}
+"""Modules that have no test file of their own, by the one whose tests go through them."""
+
+
+@pytest.fixture(scope="module")
+def modules(root: Path, core_files: list[Path], torchkit_files: list[Path], plugin_files: list[Path]) -> set[str]:
+    """Every module that does something, as the path of its tests without `test_`: "core/run/plan/channel"."""
+    names = set()
+    for path in (*core_files, *torchkit_files, *plugin_files):
+        folder, _, inside = path.relative_to(root).as_posix().partition("/src/")
+        module = Path(folder.removeprefix("plugins/"), *Path(inside).parts[1:]).with_suffix("")
+        if module.name not in DECLARATIONS and module.parent.as_posix() not in FOLDERS:
+            names.add(module.as_posix())
+    assert len(names) > 100
+    return names
+
+
+@pytest.fixture(scope="module")
+def tested(root: Path, modules: set[str]) -> set[str]:
+    """Modules that have a test file of their own."""
+    return {name for name in modules if (root / "tests" / Path(name).parent / f"test_{Path(name).name}.py").is_file()}
+
+
+def test_every_module_has_tests_of_its_name(modules: set[str], tested: set[str]) -> None:
+    missing = modules - tested - set(" ".join(THROUGH.values()).split())
+    assert not missing, "write tests/.../test_<module>.py, or name in THROUGH what tests: " + ", ".join(sorted(missing))
+
+
+def test_the_list_of_others_holds_no_module_that_is_gone_or_has_its_own(modules: set[str], tested: set[str]) -> None:
+    listed = " ".join(THROUGH.values()).split()
+    assert len(listed) == len(set(listed))
+    wrong = set(listed) - (modules - tested)
+    assert not wrong, "take out of THROUGH: " + ", ".join(sorted(wrong))
+
+
+def test_what_tests_them_is_there(root: Path) -> None:
+    assert not [path for path in (*THROUGH, *FOLDERS.values()) if not (root / "tests" / path).is_file()]
