@@ -1,4 +1,4 @@
-"""`python -m rlcore`."""
+"""Runs the command line as `python -m rlcore`."""
 
 from rlcore.cli.main import main
 

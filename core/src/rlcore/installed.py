@@ -19,7 +19,7 @@ CORE_ENTRY_POINTS = (
 
 @frozen(kw_only=True)
 class Installed:
-    """What is installed."""
+    """The entry points that are installed."""
 
     entry_points: EntryPoints
     warnings: tuple[str, ...] = ()

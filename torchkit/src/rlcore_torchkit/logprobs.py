@@ -118,7 +118,7 @@ class Upstream(NamedTuple):
     """Gradients of a chunk's log-probabilities and entropies, divided by -temperature: [C] each."""
 
     scaled: Tensor
-    """Of the log-probabilities."""
+    """Return the gradient scaled by that of the log-probabilities."""
     reached: Tensor | None
     """Of the entropies H; None where they have none."""
     shift: Tensor | None

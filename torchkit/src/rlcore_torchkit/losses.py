@@ -17,7 +17,7 @@ from rlcore_torchkit.rl.metrics import MaskedMean, mismatch
 
 
 class LossFunction(Protocol):
-    """What LossSpec.path names."""
+    """The function that LossSpec.path names."""
 
     def __call__(self, inputs: LossInputs, config: object) -> LossOutput: ...
 

@@ -27,7 +27,7 @@ class Microbatch:
     token_columns: Mapping[str, Tensor]
     """[T] each, as a rule."""
     sequence_columns: Mapping[str, Tensor]
-    """[N] each."""
+    """One array [N] for each name that the loss asked for."""
 
 
 def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) -> Microbatch:

@@ -20,10 +20,10 @@ MAX_NAMED = 20
 
 @frozen(kw_only=True, eq=False)
 class TensorFiles:
-    """A model's open files."""
+    """The open safetensors files of a model."""
 
     path: str
-    """What errors name."""
+    """The path that errors name."""
     tensors: Mapping[str, Any]
     """The open file of each tensor, by name."""
 

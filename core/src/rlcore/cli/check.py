@@ -50,7 +50,7 @@ def check_command(recipe: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _shortened(text: str) -> Iterator[str]:
-    """A prompt's first lines."""
+    """Return a prompt's first lines, to be shown."""
     lines = text[:MAX_CHARACTERS].split("\n")
     yield from lines[:MAX_LINES]
     if len(text) > MAX_CHARACTERS or len(lines) > MAX_LINES:
@@ -97,7 +97,7 @@ def _plugin(prepared: "RunPlan", role: str) -> str:
 
 
 def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
-    """Who uses which devices."""
+    """Describe which devices trainer and generator use."""
     ranks = f"{cluster.nodes} x {cluster.ranks_per_node} {'GPU' if prepared.device == 'cuda' else 'process'}(s) train"
     if "generator" not in prepared.chosen:
         return ranks

@@ -55,7 +55,7 @@ class _Noted:
         self.finished = inner.finished
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
-        """The run begins."""
+        """Announce that the run begins."""
         self._meta[RUN_DIRECTORY] = run_directory
         self._inner.started(run_directory, start_step, num_steps)
 

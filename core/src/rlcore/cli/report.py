@@ -43,7 +43,7 @@ def _curve(panel: Panel, width: int) -> Text:
 
 
 def _times(medians: Mapping[str, float], sums: Mapping[str, float]) -> Table:
-    """The step-time breakdown."""
+    """Return the table of where a step's time goes."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("step time")
     for name in ("median (s)", "whole run (s)", "share"):

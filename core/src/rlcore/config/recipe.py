@@ -272,9 +272,9 @@ class EvaluationConfig:
     temperature: Annotated[float, at_least(0)] = 0.0
     """0.0 takes the most probable token."""
     top_k: TopK = 0
-    """As in [rollout]."""
+    """The same as `top_k` of [rollout], for evaluation."""
     top_p: TopP = 1.0
-    """As in [rollout]."""
+    """The same as `top_p` of [rollout], for evaluation."""
 
 
 @frozen(kw_only=True)

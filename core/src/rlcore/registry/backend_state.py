@@ -68,6 +68,6 @@ class BackendState:
             raise ContractError(f"{self.owner}: {hook} at weight version {requested}; it holds {self.weight_version}")
 
     def fail(self, hook: str) -> None:
-        """From now on only close is legal."""
+        """Record a failure: from now on only close is legal."""
         self.phase = "failed"
         self.failure = hook

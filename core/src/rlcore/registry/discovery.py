@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name that messages use for it."""
         return f"{self.role} {self.name!r} ({self.distribution} {self.version})"
 
 
@@ -69,13 +69,13 @@ class ObserverEntry:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name that messages use for it."""
         return f"{_OBSERVER} {self.name!r} ({self.distribution} {self.version})"
 
 
 @frozen(kw_only=True)
 class Registry:
-    """What is installed."""
+    """Every plugin that is installed."""
 
     entries: tuple[Entry, ...]
     """Ordered by role, name and distribution."""

@@ -53,12 +53,12 @@ class CallRecord(threading.local):
         self.clear()
 
     def clear(self) -> None:
-        """Begin a call."""
+        """Forget the previous call's error, since another call begins."""
         self.answered = False
         self.result: object = None
         """What the backend returned, where it answered."""
         self.error: BaseException | None = None
-        """What the backend raised."""
+        """The error that the backend raised, or None."""
         self.culprit: str | None = None
         """The observer that last raised an error of its own, or put another result in place of the one that it was given."""
 

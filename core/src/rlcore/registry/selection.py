@@ -26,11 +26,11 @@ class Row:
 
     entry: Entry
     usable: bool
-    """Whether naming it works."""
+    """Whether a recipe may name it."""
     reason: str | None
     """Why it is not usable, or why "auto" passes it over."""
     auto: bool
-    """Whether "auto" takes it."""
+    """Whether "auto" considers it."""
 
 
 @frozen(kw_only=True)

@@ -44,7 +44,7 @@ class InterruptGuard:
         self._requested = False
         self._depth = 0
         self.pressed = False
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         self.torn = False
         """Whether a second signal ended a deferred part in its middle, so that the state is not whole."""
 

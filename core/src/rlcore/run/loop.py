@@ -56,7 +56,7 @@ class Evaluator(Protocol):
     """Measures the policy on the held-out set."""
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
-        """`evaluation/…` metrics."""
+        """Return the metrics of an evaluation, named `evaluation/…`."""
 
 
 class Saver(DisagreementWriter, Protocol):
@@ -81,7 +81,7 @@ class Loop:
     trainer: TrainerGroup
     source: Source
     refitter: Refitter | None
-    """None where nothing generates."""
+    """None where no generator runs."""
     residency: Residency | None
     """None where trainer and generator share no device's memory."""
     evaluator: Evaluator | None
@@ -105,7 +105,7 @@ class Loop:
         )
 
     def run(self) -> None:
-        """From the present position to the last step."""
+        """Run the steps from the present position to the last one."""
         recipe, position = self.recipe, self.position
         position.algorithm_state = self.algorithm.save_state()
         if position.step == 0 and recipe.evaluation.at_start and self.evaluator is not None:
@@ -275,7 +275,7 @@ class Loop:
         self.position.generator_version = self.position.weight_version
 
     def _to_training(self) -> None:
-        """Let the trainer work."""
+        """Move trainer and generator to where the trainer can work."""
         if self.residency is not None and self.residency.to_training():
             self._forget_generator()
 

@@ -40,11 +40,11 @@ class Minibatch:
     """Sequences by number: their tokens are copied once, where they are cut for the workers."""
 
     batch: TokenBatch
-    """The step's."""
+    """The whole batch of the step."""
     sequences: Int64Array
     """int64 [M], ascending."""
     counts: GlobalCounts
-    """Of these sequences."""
+    """The global counts of these sequences."""
     schedule_step: int
     """Its place among the updates that the run plans, counted from 0."""
 
@@ -66,13 +66,13 @@ class Responses:
 
     @classmethod
     def of(cls, result: GenerateResult, tokenizer: Tokenizer) -> "Responses":
-        """With the text of each sample."""
+        """Return the samples of a result with the text of each."""
         bounds = result.offsets.tolist()
         tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
         return cls(result=result, texts=tokenizer.decode_batch(tokens))
 
     def turns(self, samples: Int64Array) -> list[Turn]:
-        """Of some samples."""
+        """Return the turns of the samples with these numbers."""
         result, texts = self.result, self.texts
         tokens = result.tokens.view()
         tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
@@ -121,10 +121,10 @@ class TrainerGroup(Group, Protocol):
 
 
 class GeneratorGroup(Group, Protocol):
-    """All generators."""
+    """All generators of a run, as the loop sees them."""
 
     def generate(self, request: GenerateRequest) -> Responses:
-        """Sample responses, wherever."""
+        """Sample responses, on whichever generators there are."""
 
 
 class WeightRoute(Protocol):
@@ -155,15 +155,15 @@ class Backends:
     trainer: TrainerGroup
     generator: GeneratorGroup | None
     route: WeightRoute | None
-    """None where nothing generates."""
+    """None where no generator runs."""
 
 
 @define(kw_only=True, eq=False)
 class LoopPosition:
-    """Where the loop stands."""
+    """The position of the loop."""
 
     step: int = 0
-    """Steps done."""
+    """The number of steps that are done."""
     weight_version: int = 0
     """Optimizer steps done: the version the trainer holds."""
     generator_version: int = -1

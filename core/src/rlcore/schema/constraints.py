@@ -27,7 +27,7 @@ def above(bound: float, remedy: str = "") -> Constraint:
 
 
 def between(least: float, most: float, remedy: str = "") -> Constraint:
-    """From `least` to `most`, both included."""
+    """Accept numbers from `least` to `most`, both included."""
     return Constraint(f"from {least:g} to {most:g}", lambda value: least <= value <= most, remedy)
 
 

@@ -47,7 +47,7 @@ Note = Callable[[str], None]
 
 @frozen(kw_only=True)
 class Target:
-    """What the user named."""
+    """The run, checkpoint or model directory that the user named."""
 
     model: str | None
     """A model's directory or Hub name; None where a checkpoint has to be exported first."""

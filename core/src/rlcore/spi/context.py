@@ -37,7 +37,7 @@ class RankInfo:
 
 @frozen(kw_only=True)
 class TrainerContext:
-    """For a trainer backend."""
+    """What a trainer backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -51,7 +51,7 @@ class TrainerContext:
     max_microbatch_tokens: int | None = None
     """Most tokens of one microbatch, unless a single sequence is longer; None where nothing bounds them."""
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
-    """What train_step optimizes with."""
+    """The optimizer that every train_step uses."""
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
     """How the learning rate changes over the run."""
 
@@ -62,7 +62,7 @@ class TrainerContext:
 
 @frozen(kw_only=True)
 class GeneratorContext:
-    """For a generator backend."""
+    """What a generator backend is built with."""
 
     model: ModelSpec
     rank_info: RankInfo
@@ -97,7 +97,7 @@ class AlgorithmContext:
 
 @frozen(kw_only=True)
 class EnvironmentContext:
-    """For an environment."""
+    """What an environment is built with."""
 
     seed: int
 

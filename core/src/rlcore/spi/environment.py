@@ -34,10 +34,10 @@ class Observation:
 
 @frozen(kw_only=True, eq=False)
 class Turn:
-    """What the policy answered."""
+    """One answer of the policy."""
 
     text: str
-    """Decoded, without special tokens."""
+    """The answer decoded, without special tokens."""
     tokens: Int32Array
     """int32 [length], the stop token included; read-only."""
     finish_reason: FinishReason
@@ -45,7 +45,7 @@ class Turn:
 
 @frozen(kw_only=True, eq=False)
 class ResetResult:
-    """An episode's beginning."""
+    """The beginning of an episode."""
 
     observation: Observation
     """The prompt."""
@@ -76,7 +76,7 @@ class Environment(Protocol):
         """Begin an episode on one record of the data set."""
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
-        """Answer a turn."""
+        """Answer one turn of the policy."""
 
     def rows(self, split: str) -> Sequence[Row] | None:
         """Records that the environment makes itself ("train", "evaluation", disjoint); None where it brings none."""

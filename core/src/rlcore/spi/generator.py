@@ -122,7 +122,7 @@ class GenerateResult:
     finish_reasons: UInt8Array
     """uint8 [S]: FinishReason."""
     routed_experts: RoutedExperts | None = None
-    """None unless asked for."""
+    """None unless the request asks for routed experts."""
 
     def __attrs_post_init__(self) -> None:
         check_array("tokens", self.tokens, np.int32)

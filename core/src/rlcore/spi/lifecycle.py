@@ -44,7 +44,7 @@ class SaveStateRequest:
 
 @frozen(kw_only=True)
 class SaveStateResult:
-    """What this rank wrote."""
+    """Which files this rank wrote."""
 
     files: tuple[str, ...]
     """Paths relative to the directory."""
@@ -59,7 +59,7 @@ class LoadStateRequest:
 
 @frozen(kw_only=True)
 class LoadStateResult:
-    """The state now held."""
+    """Which state the backend holds now."""
 
     weight_version: int
 

@@ -70,9 +70,9 @@ class LossInputs:
     offsets: "Tensor"
     """int64 [N+1]"""
     token_columns: "Mapping[str, Tensor]"
-    """[T] each."""
+    """One array [T] for each name that the loss asked for."""
     sequence_columns: "Mapping[str, Tensor]"
-    """[N] each."""
+    """One array [N] for each name that the loss asked for."""
     counts: GlobalCounts
     """Global counts of the optimizer step."""
     previous_logprobs: "Tensor | None" = None

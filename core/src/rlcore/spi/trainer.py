@@ -32,7 +32,7 @@ class TrainerLayout:
 
 @frozen(kw_only=True, eq=False)
 class TrainStepRequest:
-    """One optimizer step."""
+    """The request for one optimizer step."""
 
     microbatches: tuple[TokenBatch, ...]
     """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all. A token

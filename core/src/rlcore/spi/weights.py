@@ -11,7 +11,7 @@ from rlcore.spi.arrays import AnyArray
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one number of each DtypeName."""
+"""Bytes of one number of each DtypeName."""
 
 
 @frozen(kw_only=True)
@@ -32,7 +32,7 @@ class NamedTensor:
     tensor: Any
     """A torch tensor, or a numpy array in tests; never written to by the receiver."""
     digest: int
-    """`tensor_digest` of its bytes."""
+    """The `tensor_digest` of the tensor's bytes."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -13,7 +13,7 @@ COMPILERS = ("g++", "clang++", "c++")
 
 
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
-    """All problems at once."""
+    """Return all problems of the configuration at once."""
     return [
         *trained_model_problems(context),
         *layout_problems(config, context.world_size, context.device, model_config(context)),

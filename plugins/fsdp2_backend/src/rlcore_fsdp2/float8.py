@@ -9,7 +9,7 @@ from rlcore.spi import ConfigError, Problem
 from rlcore_torchkit.models import architecture_of
 
 FIRST_CAPABILITY = (8, 9)
-"""Of the CUDA devices that multiply float8."""
+"""The lowest compute capability of CUDA devices that multiply float8."""
 
 
 def use_float8(model: Any, device: torch.device) -> None:

@@ -52,7 +52,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def num_copies(tensor: Tensor) -> int:
-    """On how many ranks each element is."""
+    """Return the number of ranks that hold each element."""
     if not isinstance(tensor, DTensor):
         return 1
     mesh = tensor.device_mesh

@@ -7,7 +7,7 @@ from rlcore_grpo.config import GrpoConfig
 
 
 def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
-    """Impossible combinations of options."""
+    """Return the impossible combinations of options."""
     del context
     if (config.loss_normalisation == "constant") == (config.constant_length is not None):
         return ()

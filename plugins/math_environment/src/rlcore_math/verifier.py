@@ -47,7 +47,7 @@ class Verifier:
 
 
 class _Worker:
-    """One process."""
+    """One process that verifies answers."""
 
     def __init__(self, arguments: list[str]) -> None:
         command = [sys.executable, "-m", "rlcore_math.worker", *arguments]

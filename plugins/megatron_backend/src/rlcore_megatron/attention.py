@@ -59,7 +59,7 @@ class CoreAttention(nn.Module, ABC):
 
 
 class PackedAttention(CoreAttention):
-    """With torch's kernels."""
+    """Attention over packed sequences with torch's kernels."""
 
     def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads = (states.transpose(0, 1)[None] for states in (query, key, value))

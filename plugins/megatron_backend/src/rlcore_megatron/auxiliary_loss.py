@@ -183,7 +183,7 @@ def _setter(router: PolicyRouter) -> Callable[[Any, Any, dict[str, Any]], None]:
 
 
 def _added_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """In place, over the group's ranks."""
+    """Add a tensor up over the group's ranks, in place."""
     if group.size() > 1:
         dist.all_reduce(values, group=group)
     return values

@@ -48,7 +48,7 @@ def directory_problems(directory: Path, needed_bytes: int | None) -> Iterator[Pr
 
 
 def _source(directory: Path) -> str:
-    """What named the directory."""
+    """Return which setting named the directory."""
     if os.environ.get(OWN):
         return OWN
     return HUB if os.environ.get(HUB) else str(directory)

@@ -32,7 +32,7 @@ INDEX, STATE = "trainer.json", "state"
 
 @frozen(kw_only=True)
 class Index:
-    """What trainer.json says."""
+    """The content of a checkpoint's trainer.json."""
 
     weight_version: int
     optimizer_steps: int
@@ -105,7 +105,7 @@ def _held(shards: Sequence[Shard], num_steps: int) -> list[tuple[Shard, str, Ten
 
 
 def _tensors(held: Sequence[tuple[Shard, str, Tensor]]) -> list[ShardedTensor]:
-    """Views of it."""
+    """Return views of the parts of one buffer."""
     return [view for shard, name, run in held for view in shard.divided("" if name == MASTER else _prefix(name), run)]
 
 
@@ -114,7 +114,7 @@ def _prefix(moment: str) -> str:
 
 
 def _all_shapes(shards: Sequence[Shard]) -> dict[str, tuple[int, ...]]:
-    """Of the whole model, by Megatron's names."""
+    """Return the shapes of the whole model's tensors, by Megatron's names."""
     mine = {piece.name: piece.global_shape for shard in shards for piece in shard.pieces}
     everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)

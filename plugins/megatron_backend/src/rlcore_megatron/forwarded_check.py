@@ -152,7 +152,7 @@ def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
 
 
 def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
-    """What concerns mixture-of-experts layers."""
+    """Return problems of options of mixture-of-experts layers."""
     if dims is not None and not dims.num_experts:
         for key in sorted(table):
             if key.startswith("moe_"):

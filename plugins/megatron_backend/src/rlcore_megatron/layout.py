@@ -27,7 +27,7 @@ class ParallelLayout:
     data: int = 1
     """Ranks that take microbatches of their own."""
     pipeline: int = 1
-    """Stages."""
+    """The number of pipeline stages."""
     virtual_pipeline: int = 1
     """Parts of the model on each stage."""
     expert: int = 1

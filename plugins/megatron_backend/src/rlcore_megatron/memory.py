@@ -50,7 +50,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of the largest microbatch."""
+        """The number of tokens of the largest microbatch."""
         return max(self.max_sequence_length, self.max_microbatch_tokens or 0)
 
     @property
@@ -69,7 +69,7 @@ class Estimate:
     optimizer: int
     """Its moments, and float32 masters of weights in less, divided among the ranks that hold the same weights."""
     activations: int
-    """Of the microbatches in flight."""
+    """Bytes of the activations of the microbatches in flight."""
     logits: int
     step: int
     """Float32 copies that the optimizer's step makes of gradients and moments in less, when there are no activations."""

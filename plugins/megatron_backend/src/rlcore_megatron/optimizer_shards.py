@@ -32,7 +32,7 @@ class Piece:
     name: str
     global_shape: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of what this rank's model has."""
+    """The shape of the tensor that this rank's model has."""
     offset: tuple[int, ...]
     """Of that in the whole."""
     first: int

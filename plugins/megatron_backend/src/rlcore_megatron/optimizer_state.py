@@ -15,7 +15,7 @@ from torch import Tensor
 from rlcore_megatron.optimizer_shards import Shard, parts_of
 
 MASTER, MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
-"""As the optimizers call them."""
+"""Names of state tensors, as the optimizers call them."""
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
@@ -98,7 +98,7 @@ def joined(weights: Tensor, remainders: Tensor) -> Tensor:
 
 
 def divided(masters: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of `joined`."""
+    """Undo `joined`: return the parts of a joined tensor."""
     bits = masters.view(torch.int32)
     remainders = bits.to(torch.int16)  # keeps the lower half
     upper = (bits >> 16) + (remainders < 0).int()

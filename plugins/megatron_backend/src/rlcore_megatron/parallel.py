@@ -69,7 +69,7 @@ class Groups:
 
     @classmethod
     def current(cls) -> "Groups":
-        """After `join`."""
+        """Return the parallel state that `join` made."""
         state: Any = parallel_state
         return cls(
             tensor=state.get_tensor_model_parallel_group(),
@@ -87,7 +87,7 @@ def is_last_stage() -> bool:
 
 
 def broadcast_from_last_stage(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """In place, to all stages."""
+    """Broadcast a tensor from the last stage to all stages, in place."""
     if group.size() > 1:
         dist.broadcast(tensor, group=group, group_src=group.size() - 1)
     return tensor

@@ -12,7 +12,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_torchkit.requirements import missing_requirement as missing_torch
 
 SUPPORTED = SpecifierSet(">=0.16.1,<0.17")
-"""Of megatron-core, as in this package's dependencies."""
+"""The versions of megatron-core that this package's dependencies allow."""
 NEEDS_NEWER_CUBLAS = SpecifierSet(">=2.13,<2.15")
 """TransformerEngine that cannot be imported with the cuBLAS of torch 2.11, and takes the import of Megatron with it."""
 NEEDS_NEWER_CUDNN = SpecifierSet(">=2.17,<2.18")

@@ -28,7 +28,7 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @frozen(eq=False)
 class Mlp:
-    """A gated feed-forward block."""
+    """The weights of a gated feed-forward block."""
 
     gate: Linear
     up: Linear
@@ -37,7 +37,7 @@ class Mlp:
 
 @frozen(eq=False)
 class Layer:
-    """One layer's weights."""
+    """The weights of one layer."""
 
     input_norm: Tensor
     query: Linear

@@ -36,7 +36,7 @@ class _Job:
         self.done: Future[None] = Future()
 
     def hand_out(self, finished: Sequence[FinishedSample]) -> None:
-        """Deliver what ended."""
+        """Deliver the samples that have ended."""
         self.num_left -= len(finished)
         self.deliver(finished)
         if not self.num_left:

@@ -54,7 +54,7 @@ _TYPES: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": 
 
 @frozen(kw_only=True)
 class Argument:
-    """A field of EngineArgs."""
+    """One field of vLLM's EngineArgs."""
 
     name: str
     annotation: str

@@ -96,7 +96,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
 
 
 def _overrides(config: VllmConfig) -> dict[str, Any]:
-    """The section's own hf_overrides."""
+    """Return the hf_overrides that the section names."""
     table = config.engine.get("hf_overrides", {})
     assert isinstance(table, Mapping)  # checked before the run
     return dict(table)

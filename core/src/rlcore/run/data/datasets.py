@@ -295,7 +295,7 @@ class PromptStream:
     """
 
     num_rows: int
-    """At least 1."""
+    """The number of rows, at least 1."""
     batch_size: int
     """Rows of a step; may exceed num_rows."""
     seed: int

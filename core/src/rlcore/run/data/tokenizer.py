@@ -34,13 +34,13 @@ class Tokenizer(Protocol):
         """Tokens of exactly this text, no special tokens added."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each."""
+        """Apply `encode` to each text."""
 
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
-        """Text without special tokens."""
+        """Return the text of tokens, without special tokens."""
 
     def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
-        """`decode` of each."""
+        """Apply `decode` to each list of tokens."""
 
     def show(self, tokens: Sequence[int] | Int32Array) -> str:
         """Text with special tokens, as the model sees it."""
@@ -57,7 +57,7 @@ class PretrainedTokenizer:
     stop_token_ids: tuple[int, ...]
     prompt_prefix: tuple[int, ...]
     model: ModelConfig
-    """Where it comes from."""
+    """The model that the tokenizer belongs to."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process reads the model's files itself: code that they bring cannot be pickled."""

@@ -21,13 +21,13 @@ from rlcore.spi import RankInfo, RefitRequest
 
 @frozen(kw_only=True, eq=False)
 class InProcessRoute:
-    """From the one trainer to the one generator."""
+    """Carries weights from the one trainer to the one generator of this process."""
 
     trainer: TrainerHandle
     generator: GeneratorHandle
 
     def sync_weights(self, order: RefitCommand) -> None:
-        """Export and refit."""
+        """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
         # The loop refits after every update and before it generates again, so the generator may share the trainer's tensors.
         version = order.export.weight_version

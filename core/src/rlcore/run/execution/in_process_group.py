@@ -19,7 +19,7 @@ HandleT = TypeVar("HandleT", bound=BackendHandle)
 
 @frozen(kw_only=True, eq=False)
 class InProcessGroup(Generic[HandleT]):
-    """A group of one."""
+    """A group of one backend in this process."""
 
     handle: HandleT
 
@@ -33,13 +33,13 @@ class InProcessGroup(Generic[HandleT]):
         return self.handle.has(capability)
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        """Move what it holds."""
+        """Move what the backend holds to the host or to the device."""
         return self.handle.set_residency(request)
 
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
-        """Write the state."""
+        """Write the backend's state."""
         return self.handle.save_state(request)
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
-        """Restore a state."""
+        """Restore a state that save_state wrote."""
         return self.handle.load_state(request)

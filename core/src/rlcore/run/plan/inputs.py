@@ -24,7 +24,7 @@ from rlcore.spi.arrays import Int64Array
 
 @frozen(kw_only=True, eq=False)
 class Inputs:
-    """Everything a run reads."""
+    """Everything that a run reads before its first step."""
 
     tokenizer: Tokenizer
     episodes: EpisodeRunner | None
@@ -32,7 +32,7 @@ class Inputs:
     train_kept: Int64Array
     """int64 [P]: the rows within the limits."""
     stream: PromptStream
-    """Over the kept rows."""
+    """The stream of prompts over the rows that were kept."""
     demonstrations: Demonstrations | None
     """Where the algorithm trains on them; its sequences are the kept rows'."""
     evaluation_rows: Sequence[Row] | None

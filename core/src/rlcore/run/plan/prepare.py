@@ -76,7 +76,7 @@ class RunPlan:
 
     @property
     def observers(self) -> tuple[ObserverEntry, ...]:
-        """Those in use."""
+        """The observers in use."""
         return self.registry.observers(self.recipe.observers.names)
 
     @property
@@ -269,7 +269,7 @@ def evaluates(recipe: Recipe) -> bool:
 
 
 def dtype_of(recipe: Recipe, device: Device) -> DtypeName:
-    """The compute dtype."""
+    """Return the compute dtype of a section."""
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
     return "bfloat16" if device == "cuda" else "float32"

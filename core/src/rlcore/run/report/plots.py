@@ -28,7 +28,7 @@ class Series:
 
     label: str
     points: tuple[Point, ...] = field(converter=_finite)
-    """(step, value), by step."""
+    """Pairs (step, value), ordered by step."""
 
 
 @frozen(kw_only=True)

@@ -270,7 +270,7 @@ class _Collection:
         return RaggedTokens(tokens=take_rows(tokens, offsets, active), offsets=offsets_of(np.diff(offsets)[active]))
 
     def _append_read(self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array) -> None:
-        """What the environment said."""
+        """Append the tokens of the environment's observation."""
         number = len(tokens)
         self._append(episodes, offsets, tokens, np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32))
 

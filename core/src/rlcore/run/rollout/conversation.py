@@ -28,11 +28,11 @@ class Conversation:
 
     @classmethod
     def begin(cls, messages: Sequence[Message], tokenizer: Tokenizer) -> "Conversation":
-        """With the prompt's messages."""
+        """Start a conversation with the prompt's messages."""
         return cls(messages=tuple(messages), shown=tokenizer.render_chat(messages))
 
     def said(self, text: str) -> "Conversation":
-        """With more of the present turn."""
+        """Return the conversation with more text of the present turn."""
         return evolve(self, turn=self.turn + text)
 
     def answered(self, messages: Sequence[Message], tokenizer: Tokenizer) -> "tuple[Conversation, str]":

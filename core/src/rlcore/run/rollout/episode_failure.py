@@ -44,7 +44,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """By what the environment raised."""
+        """Return the failure that an environment's exception stands for."""
         found = list(_members(error))
         cause = next((one for one in found if isinstance(one, (KeyboardInterrupt, *FINAL))), found[0])
         if isinstance(cause, (RewardError, *FINAL)) and cause.__cause__ is None:

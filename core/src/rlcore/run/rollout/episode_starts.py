@@ -29,7 +29,7 @@ class EpisodeStarts:
 
     rows: Sequence[Row]
     resets: Sequence[ResetResult | Failure]
-    """[P]"""
+    """The reset of each of the P prompts."""
     prompts: RaggedTokens
     """P prompts; of an episode that failed, one token in place of it."""
     kept: Int64Array

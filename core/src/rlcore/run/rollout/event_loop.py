@@ -38,7 +38,7 @@ class _DaemonExecutor(ThreadPoolExecutor):
 
 
 class LoopThread:
-    """A running event loop."""
+    """A thread that runs an event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -20,7 +20,7 @@ class MaskedFailures:
     max_fraction: float
     """rollout.max_failed_fraction"""
     reasons: dict[int, str] = field(factory=dict)
-    """Why, by sample."""
+    """The reason of each failure, by the sample's number."""
 
     def add(self, sample: int, reason: str) -> None:
         """Note a sample's failure; the first one counts."""

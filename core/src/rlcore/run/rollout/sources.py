@@ -32,7 +32,7 @@ class RolloutSource:
 
 @frozen(kw_only=True, eq=False)
 class DemonstrationSource:
-    """Prompt/completion pairs."""
+    """Source of batches from prompt/completion pairs."""
 
     demonstrations: Demonstrations
     stream: PromptStream
@@ -53,7 +53,7 @@ class HeldOutEvaluator:
     seed: int
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
-        """`evaluation/…` metrics."""
+        """Return the metrics of an evaluation, named `evaluation/…`."""
         rows = [self.rows[int(index)] for index in self.kept]
         collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.EVALUATION))
         return evaluation_metrics(collected)

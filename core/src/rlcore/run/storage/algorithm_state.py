@@ -20,7 +20,7 @@ FOLDER, DESCRIPTION, ARRAYS = "algorithm", "state.json", "arrays.npz"
 
 @frozen(kw_only=True)
 class SavedState:
-    """As read from a checkpoint."""
+    """An algorithm's state as it was read from a checkpoint."""
 
     algorithm: str
     """The plugin's name."""

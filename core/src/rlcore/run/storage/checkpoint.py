@@ -31,9 +31,9 @@ class LoopState:
     """Where the loop stands between two steps; everything else follows from the recipe's seed."""
 
     step: int
-    """Steps done."""
+    """The number of steps that are done."""
     weight_version: int
-    """Optimizer steps done."""
+    """The number of optimizer steps that are done."""
     model: str
     """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
     trainer: str

@@ -9,7 +9,7 @@ from rlcore.spi.arrays import Float32Array, Int64Array
 
 MAX_SAMPLES = 16
 LARGEST_EXPONENT = 700.0
-"""Of a float64."""
+"""The largest exponent whose power of e is a finite float64."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -61,7 +61,7 @@ def without_loss(batch: TokenBatch) -> TokenBatch:
 
 
 def counts_of(batches: Sequence[TokenBatch]) -> GlobalCounts:
-    """Of all together."""
+    """Return the global counts of all microbatches together."""
     found = [batch.counts() for batch in batches]
     return GlobalCounts(
         num_loss_tokens=sum(part.num_loss_tokens for part in found),

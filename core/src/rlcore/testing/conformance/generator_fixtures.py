@@ -106,7 +106,7 @@ class GeneratorUnderTest:
         sampling: SamplingParams | None = None,
         on_finished: OnFinished | None = None,
     ) -> GenerateResult:
-        """Ask."""
+        """Let the generator sample for a request."""
         return self.handle.generate(question.request(sampling or SamplingParams(), weight_version, on_finished))
 
 
@@ -167,7 +167,7 @@ class GeneratorFixtures(BackendFixtures):
 
     @pytest.fixture
     def channel(self) -> str:
-        """How weights reach it."""
+        """The refit channel by which weights reach the generator."""
         return "in_process"
 
     @pytest.fixture

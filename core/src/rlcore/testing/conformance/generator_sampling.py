@@ -68,7 +68,7 @@ class GeneratorSampling(GeneratorFixtures):
     def test_greedy_takes_the_most_probable_token(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
     ) -> None:
-        """Whatever the seed."""
+        """Greedy sampling takes the most probable token, whatever the seed."""
         result = generator.generate(question, 0, GREEDY)
         for index, response in enumerate(samples_of(result)):
             prompt = question.prompts.sequence(index // question.num_samples)
@@ -117,7 +117,7 @@ class GeneratorSampling(GeneratorFixtures):
     def test_same_seeds_give_the_same_samples(
         self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
     ) -> None:
-        """And other seeds others."""
+        """Equal seeds give equal samples, and other seeds give others."""
         require(provider, capabilities.PER_SAMPLE_SEEDS)
         order = range(len(question.seeds))
         first = generator.generate(question)

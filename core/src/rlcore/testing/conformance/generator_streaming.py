@@ -33,7 +33,7 @@ class GeneratorStreaming(GeneratorFixtures):
     def test_each_sample_is_handed_out_once(
         self, provider: Provider, generator: GeneratorUnderTest, question: Question
     ) -> None:
-        """As the whole result holds it."""
+        """Each sample is delivered once, equal to its part of the whole result."""
         require(provider, capabilities.STREAMING)
         handed: list[tuple[int, GenerateResult]] = []
         result = generator.generate(question, on_finished=lambda sample, one: handed.append((sample, one)))

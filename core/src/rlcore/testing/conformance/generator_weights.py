@@ -54,7 +54,7 @@ class GeneratorWeights(GeneratorFixtures):
                 fresh.generate(question, version)
 
     def test_another_version_is_refused(self, generator: GeneratorUnderTest, question: Question) -> None:
-        """And leaves the generator as it was."""
+        """A request for another weight version is refused and leaves the generator as it was."""
         for version in (1, -1):
             with pytest.raises(ContractError):
                 generator.generate(question, version)

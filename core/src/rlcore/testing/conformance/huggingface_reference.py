@@ -36,7 +36,7 @@ class HuggingFaceReference:
 
 
 class HuggingFacePolicy:
-    """A loaded model."""
+    """A model that transformers loaded, as a reference."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()

@@ -61,7 +61,7 @@ class RankJob:
 
 @frozen(kw_only=True, eq=False)
 class RankReport:
-    """What a rank saw."""
+    """What one rank computed and received."""
 
     layout: TrainerLayout
     logprobs: tuple[Float32Array, ...]

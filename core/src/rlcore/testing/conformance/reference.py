@@ -45,7 +45,7 @@ class Reference(Protocol):
 
 
 def log_softmax(logits: Float64Array) -> Float64Array:
-    """Over the last axis."""
+    """Return the log-softmax over the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 

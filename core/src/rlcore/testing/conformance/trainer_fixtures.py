@@ -265,7 +265,7 @@ def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values, 
 
 
 def assert_same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Of figures or tensors."""
+    """Assert that two mappings of metrics or tensors have the same names."""
     assert found.keys() == expected.keys(), f"{what}: found {sorted(found)}; expected {sorted(expected)}"
 
 

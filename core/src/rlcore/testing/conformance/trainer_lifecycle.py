@@ -136,7 +136,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_reference_is_the_initial_policy_after_loading(
         self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch, tmp_path: Path
     ) -> None:
-        """And not the loaded one."""
+        """After a state is loaded, the reference is still the initial policy and not the loaded one."""
         require(provider, capabilities.REFERENCE_POLICY)
         with open_trainer() as trainer:
             (initial,) = trainer.logprobs((batch,), 0, model="reference")
@@ -187,7 +187,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_reference_stays_through_sleep_and_steps(
         self, provider: Provider, trainer: TrainerUnderTest, batch: TokenBatch
     ) -> None:
-        """In whatever order it sleeps, wakes and trains."""
+        """The reference stays the same in whatever order the trainer sleeps, wakes and trains."""
         require(provider, capabilities.REFERENCE_POLICY)
         require(provider, capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")

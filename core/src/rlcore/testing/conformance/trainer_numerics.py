@@ -58,7 +58,7 @@ class TrainerNumerics(TrainerFixtures):
         temperature: float,
         tolerance: float,
     ) -> None:
-        """In nats, of the tempered distribution."""
+        """Entropies, in nats and of the tempered distribution, equal the reference's."""
         require(provider, capabilities.ENTROPY)
         _, expected = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
         np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=tolerance)
@@ -223,7 +223,7 @@ class TrainerNumerics(TrainerFixtures):
         assert_close("grad_norm", found.grad_norm, expected.grad_norm / 3, 1e-4)
 
     def test_steps_go_downhill(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
-        """On the same batch the loss falls."""
+        """The loss falls from step to step on the same batch."""
         losses = [trainer.step((batch,), weight_version=version).loss for version in range(6)]
         assert losses[-1] < losses[0], f"the loss went from {losses[0]} to {losses[-1]} in five steps on one batch"
 

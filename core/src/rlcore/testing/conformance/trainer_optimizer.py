@@ -217,7 +217,7 @@ def updates(trainer: TrainerUnderTest, *batches: TokenBatch) -> list[Values]:
 
 
 def difference_of(after: Values, before: Values) -> Values:
-    """By name."""
+    """Return the difference of two sets of tensors, by name."""
     return {name: value - before[name] for name, value in after.items()}
 
 

@@ -53,9 +53,9 @@ class Alone:
     """What one rank with all the data makes of the steps."""
 
     logprobs: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
-    """Of the first step's shares, before it."""
+    """Log-probabilities of the first step's shares, before that step."""
     steps: tuple[tuple[StepOutcome, Values], ...]
-    """With the weights before each."""
+    """The results of the steps, each with the weights before it."""
 
 
 class TrainerRanks(TrainerFixtures):
@@ -165,7 +165,7 @@ def shared(trainer: TrainerUnderTest, shares: Shares, weight_version: int, **opt
 
 
 def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
-    """One rank's."""
+    """Return what one rank computes without the others."""
     first, second = (trainer.logprobs(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
     steps, before = [], trainer.weights(0)
     for version, step in enumerate(job.steps):
@@ -211,6 +211,6 @@ def assert_agreement(who: str, found: StepOutcome, first: StepOutcome) -> None:
 def assert_same_logprobs(
     what: str, found: tuple[Float32Array, ...], expected: tuple[Float32Array, ...], tolerance: float
 ) -> None:
-    """Of the same microbatches."""
+    """Assert that two ranks' log-probabilities of the same microbatches are equal."""
     for own, array in zip(found, expected, strict=True):
         np.testing.assert_allclose(own, array, rtol=0, atol=tolerance, err_msg=what)

@@ -23,7 +23,7 @@ class FakeAlgorithmConfig:
     """Options of the fake algorithm."""
 
     source: Literal["rollouts", "demonstrations"] = "rollouts"
-    """What it learns from."""
+    """Whether it learns from samples or from demonstrations."""
     previous_logprobs: bool = False
     """Whether updates after a step's first use an importance ratio."""
     kl_coefficient: float = 0.0

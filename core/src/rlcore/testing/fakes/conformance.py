@@ -112,7 +112,7 @@ class FakeTrainerConformance(TrainerConformance):
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
-        """The naive one."""
+        """The naive reference that results are compared with."""
         return TableReference(NUM_TOKENS)
 
 
@@ -131,7 +131,7 @@ class FakeGeneratorConformance(GeneratorConformance):
 
     @pytest.fixture
     def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
-        """Tables of two seeds."""
+        """Two sets of weights, of two seeds."""
         return make_weights(VOCABULARY_SIZE, 0, 1.2), make_weights(VOCABULARY_SIZE, 1, 1.2)
 
     @pytest.fixture

@@ -25,7 +25,7 @@ class FakeLoss:
 
 @frozen(kw_only=True)
 class FakeLikelihoodConfig:
-    """Nothing to choose."""
+    """The loss fake_likelihood has no options."""
 
 
 def fake_likelihood(inputs: LossInputs, config: FakeLikelihoodConfig) -> LossOutput:  # noqa: ARG001

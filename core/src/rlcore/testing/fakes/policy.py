@@ -39,7 +39,7 @@ def logits(weights: Weights, first: Int64Array, previous: Int64Array, position: 
 
 
 def log_softmax(values: Float64Array) -> Float64Array:
-    """Over the last axis."""
+    """Return the log-softmax over the last axis."""
     shifted = values - values.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 

@@ -10,7 +10,7 @@ from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 
 DTYPES = frozenset({"float32", "float16"})
-"""Those that numpy has."""
+"""The dtypes that numpy has."""
 FAKE_TRAINER = Provider(
     name="fake",
     dtypes=DTYPES,

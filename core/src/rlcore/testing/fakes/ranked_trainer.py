@@ -56,7 +56,7 @@ class RankedFakeTrainer(FakeTrainer):
         return dict(zip(sorted(figures), values.tolist(), strict=True))
 
     def added(self, array: Float64Array) -> Float64Array:
-        """The ranks' sum."""
+        """Return the sum of an array over all ranks."""
         values = torch.from_numpy(array.copy())
         if self.place.world_size > 1:
             dist.all_reduce(values)

@@ -30,7 +30,7 @@ class FakeTokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each."""
+        """Apply `encode` to each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
@@ -39,7 +39,7 @@ class FakeTokenizer:
         return str(self._characters[ids[ids != END_TOKEN_ID]].tobytes(), "ascii")
 
     def decode_batch(self, sequences: Sequence[Sequence[int] | Int32Array]) -> list[str]:
-        """`decode` of each."""
+        """Apply `decode` to each list of tokens."""
         return [self.decode(tokens) for tokens in sequences]
 
     def show(self, tokens: Sequence[int] | Int32Array) -> str:

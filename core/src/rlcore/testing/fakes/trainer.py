@@ -275,7 +275,7 @@ class FakeTrainer:
         return tuple(logprobs.astype(np.float32) for logprobs, _ in both)
 
     def learning_rate(self) -> float:
-        """Of the step under way."""
+        """The learning rate of the step under way."""
         return self.context.learning_rate(self.schedule_step)
 
     def apply_gradients(self, grads: dict[str, Float64Array], norm: float) -> None:

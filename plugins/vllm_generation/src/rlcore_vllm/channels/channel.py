@@ -29,7 +29,7 @@ class EngineRank:
     device: str
     """"cpu" or "cuda"."""
     uuid: str | None = None
-    """The CUDA device's."""
+    """The UUID of the CUDA device."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,7 +62,7 @@ class Sender(ABC):
         """Called while the receivers connect."""
 
     def begin(self, manifest: Manifest) -> None:
-        """A refit begins."""
+        """Prepare for a refit that begins."""
 
     @abstractmethod
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Receiver(ABC):
         """What the last `receive` gave has been loaded, on CUDA in the order of the current stream."""
 
     def end(self) -> None:
-        """The refit is over."""
+        """Release what the refit that has ended needed."""
 
     def close(self) -> None:
         """Free everything."""

@@ -23,7 +23,7 @@ from rlcore_vllm.config import VllmConfig
 
 @define(eq=False)
 class _Segment:
-    """One mapped segment."""
+    """One segment of shared memory that is mapped here."""
 
     descriptor: int
     buffer: Tensor

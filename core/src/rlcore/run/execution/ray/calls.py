@@ -33,7 +33,7 @@ Outcome: TypeAlias = Any
 
 @frozen(kw_only=True, eq=False)
 class Rank:
-    """One worker."""
+    """One worker and the rank that it has."""
 
     place: WorkerInfo
     actor: Any
@@ -41,7 +41,7 @@ class Rank:
 
 @define(kw_only=True, eq=False)
 class _Wait:
-    """A call under way."""
+    """A call that is under way."""
 
     name: str
     began: float = field(factory=time.monotonic)
@@ -69,7 +69,7 @@ class Calls:
 
     @property
     def places(self) -> list[WorkerInfo]:
-        """Where each rank lives."""
+        """The node and process of each rank."""
         return [rank.place for rank in self.ranks]
 
     @property
@@ -155,7 +155,7 @@ class Calls:
                 self.all("close", limit_s=CLOSE_S)
 
     def kill(self) -> None:
-        """End every worker."""
+        """Kill every worker."""
         import ray
 
         for rank in self.ranks:

@@ -31,7 +31,7 @@ class Software:
 
     @classmethod
     def here(cls) -> "Software":
-        """Of this process."""
+        """Return the versions of this process."""
         found = [("python", ".".join(map(str, sys.version_info[:2]))), ("rlcore", __version__), ("numpy", np.__version__)]
         for name in ("torch", "transformers"):
             try:
@@ -57,7 +57,7 @@ class Plugins:
 
     @classmethod
     def of(cls, prepared: RunPlan) -> "Plugins":
-        """The recipe's."""
+        """Return the plugins that a plan has chosen."""
         generator = prepared.chosen.get("generator")
         elsewhere = os.environ.get(DISABLE_VARIABLE, "").split(",")
         return cls(

@@ -50,7 +50,7 @@ class RankPart:
         )
 
     def microbatches(self) -> tuple[TokenBatch, ...]:
-        """Views."""
+        """Return the microbatches of one rank as views, without a copy."""
         return tuple(self._microbatch(start, end) for start, end in pairwise(self.bounds.tolist()))
 
     def _microbatch(self, start: int, end: int) -> TokenBatch:

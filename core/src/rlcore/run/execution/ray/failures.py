@@ -72,7 +72,7 @@ class WorkerInfo:
 
     rank: int
     node: str = "?"
-    """Address of its machine."""
+    """The address of the worker's machine."""
     node_id: str = ""
     pid: int = 0
     log_file: Path

@@ -235,7 +235,7 @@ class Worker:
         return self._generator_handle().load_state(request)
 
     def close(self) -> None:
-        """Close both."""
+        """Close the trainer and the generator."""
         with ExitStack() as stack:
             for handle in (self._trainer, self._generator):
                 if handle is not None:
