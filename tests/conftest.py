@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,6 +17,30 @@ settings.load_profile("rlcore")
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 # A shell without job control has what it starts in the background ignore Ctrl-C, and everything that this starts too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def count_calls() -> Callable[[Callable[[], object]], int]:
+    """A function that calls another and returns how many calls of Python and C functions that made, here and in threads that it
+    started: a measure of work that no busy machine changes."""
+
+    def count(function: Callable[[], object]) -> int:
+        number = 0
+
+        def add(_frame: object, event: str, _argument: object) -> None:
+            nonlocal number
+            number += event in ("call", "c_call")
+
+        threading.setprofile(add)
+        sys.setprofile(add)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        return number
+
+    return count
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -133,8 +133,10 @@ def test_bfloat16_computes_close_to_float32_with_float32_masters(model_directory
     assert_same(weights, exported(wide, 1), tolerance=2.5e-3)
 
 
-def test_a_missing_column_is_a_contract_error(backend):
+def test_wrong_version_and_missing_column_are_contract_errors(backend):
     trainer, batch = backend(), make_batch()
+    with pytest.raises(ContractError):
+        trainer.train_step(step_request([batch], batch.counts(), 3))
     bare = split(batch, [range(NUM_SEQUENCES)])[0]
     bare.token_columns.pop("advantages")
     with pytest.raises(ContractError, match=r"expected \['advantages'\] too"):

@@ -28,7 +28,7 @@ from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
 
 NUM_RANKS = 4
-LIMIT_S = 270
+LIMIT_S = 500
 """After which a rank that hangs says where, and ends."""
 SPEC = evolve(OPTIMIZER, learning_rate=1e-2)
 

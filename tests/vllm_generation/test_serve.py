@@ -53,7 +53,7 @@ PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-3
 MAX_LENGTH = 16384  # a stream that nobody stops outlasts any refit
 NUM_AFTER = 32
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 400.0
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        self._require_whole("train_step")
+        self._check("train_step", request.weight_version)
         self._check_routing(request.microbatches)
         try:
             logprobs: list[Tensor] = []
@@ -112,7 +112,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
-        self._require_whole("get_logprobs")
+        self._check("get_logprobs", request.weight_version)
         model = self._computing if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
@@ -122,7 +122,7 @@ class Fsdp2Backend:
 
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        self._require_whole("export_weights")
+        self._check("export_weights", request.weight_version)
         return self._export(request)
 
     @hookimpl
@@ -159,7 +159,10 @@ class Fsdp2Backend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _require_whole(self, hook: str) -> None:
+    def _check(self, hook: str, weight_version: int) -> None:
+        """A handle does not know yet which version a fresh trainer holds."""
+        if weight_version != self._weight_version:
+            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 

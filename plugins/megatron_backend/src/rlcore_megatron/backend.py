@@ -99,7 +99,7 @@ class MegatronBackend:
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
-        self._require_whole("train_step")
+        self._check("train_step", request.weight_version)
         self._check_routing(request.microbatches)
         self._residency.make_gradients()
         with cuda_or_cpu(self._device.type):
@@ -123,7 +123,7 @@ class MegatronBackend:
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
-        self._require_whole("get_logprobs")
+        self._check("get_logprobs", request.weight_version)
         self._check_routing(request.microbatches)
         models = self._models if request.model == "policy" else self._reference
         if models is None:
@@ -134,7 +134,7 @@ class MegatronBackend:
 
     @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        self._require_whole("export_weights")
+        self._check("export_weights", request.weight_version)
         self._gather_parameters()
         return self._exporter.export(request)
 
@@ -170,7 +170,10 @@ class MegatronBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _require_whole(self, hook: str) -> None:
+    def _check(self, hook: str, weight_version: int) -> None:
+        """A handle does not know yet which version a fresh trainer holds."""
+        if weight_version != self._weight_version:
+            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
         if self._failed_midway:
             raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 

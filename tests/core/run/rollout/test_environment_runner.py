@@ -262,14 +262,19 @@ def test_nothing_to_do_is_nothing_done():
 
 
 def test_calls_wait_for_each_other_at_most_in_turns(run):
+    """None of them ends before as many have begun as run at a time."""
+    begun = []
+    all_there = asyncio.Event()
+
     async def slow(state):
-        await asyncio.sleep(0.1)
+        begun.append(state)
+        if len(begun) == 256:  # as many as run at a time
+            all_there.set()
+        await all_there.wait()
         return done(float(state))
 
-    start = time.monotonic()
-    outcomes = run(slow, number=500, timeout_s=5.0)
+    outcomes = run(slow, number=500, timeout_s=60.0)
     assert rewards(outcomes) == [float(index) for index in range(500)]
-    assert time.monotonic() - start < 2.0
 
 
 def test_time_begins_when_a_call_does(run, monkeypatch):
@@ -378,31 +383,24 @@ def test_ctrl_c_interrupts_at_once_and_cancels_what_runs():
 
     async def step(_state):
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    runner = EpisodeRunner(StepEnvironment(step), 60.0)
+    runner = EpisodeRunner(StepEnvironment(step), 3600.0)
     timer = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         runner.step_all([0], [turn()])
-    assert time.monotonic() - start < 2.0
-    assert cancelled.wait(2.0)
+    assert cancelled.wait(60.0)
     runner.close()
 
 
-def test_overhead_is_linear():
-    runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 60.0)
+def test_overhead_is_linear(count_calls):
+    def calls(number):
+        runner = EpisodeRunner(StepEnvironment(lambda _: done(1.0)), 60.0)
+        counted = count_calls(lambda: runner.step_all(list(range(number)), [turn()] * number))
+        runner.close()
+        return counted
 
-    def seconds(number):
-        states, turns = list(range(number)), [turn()] * number
-        start = time.perf_counter()
-        runner.step_all(states, turns)
-        return time.perf_counter() - start
-
-    small = min(seconds(8192) for _ in range(3))
-    large = min(seconds(65536) for _ in range(2))
-    runner.close()
-    assert large < 3 * 8 * small
+    assert calls(8192) < 1.5 * 8 * calls(1024)

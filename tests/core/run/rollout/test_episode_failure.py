@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -113,20 +112,19 @@ INTERRUPTS = [
 @pytest.mark.parametrize("on_error", ["error", "mask"])
 @pytest.mark.parametrize("bad", INTERRUPTS)
 def test_an_interrupt_of_the_environments_own_is_one(run, bad, on_error):
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run(at(3, bad), on_error)
-    assert time.monotonic() - start < 10.0
 
 
 def test_the_runner_goes_on_after_an_interrupt():
+    before = set(threading.enumerate())
     runner = EpisodeRunner(Stepping(lambda state: in_a_task() if state else 1.0), 60.0)
     answer = Turn(text="", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
     with pytest.raises(KeyboardInterrupt):
         runner.step_all([1], [answer])
     assert [outcome.reward for outcome in runner.step_all([0, 0], [answer] * 2)] == [1.0, 1.0]
     runner.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "environment-loop"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "environment-loop"]
 
 
 # What is no Exception
@@ -198,11 +196,9 @@ def test_nor_is_passed_over_what_is_wrong_with_the_recipe(run, kind, on_error):
 
 
 def test_it_ends_at_once(run):
-    """The other calls, which would take a minute, are cancelled."""
-    start = time.monotonic()
+    """The other calls, which would never end, are cancelled."""
     with pytest.raises(DataError):
-        run(lambda state: raises(DataError("wrong"))() if state == 3 else asyncio.sleep(60), timeout_s=60.0)
-    assert time.monotonic() - start < 10.0
+        run(lambda state: raises(DataError("wrong"))() if state == 3 else asyncio.Event().wait(), timeout_s=3600.0)
 
 
 class OddError(DataError):

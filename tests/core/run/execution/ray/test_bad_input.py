@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,10 +126,8 @@ print(sorted({{"ray", "torch"}} & sys.modules.keys()))
 
 @pytest.mark.usefixtures("local_ray")
 def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
-    began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         start(prepared("cluster.gpus_per_node=1000"))
-    assert time.monotonic() - began < 5
     assert "cluster.gpus_per_node: found 1 node(s) with 1000 CPUs each" in str(caught.value)
     assert "expected no more than the cluster has: node 127.0.0.1 with 4 CPUs" in str(caught.value)
     with pytest.raises(ConfigError, match=r"cluster.nodes: found 2 node\(s\) with 1 CPU each; .* has, also after 1 s: "):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,11 +84,9 @@ def test_what_all_ranks_raise_is_raised_as_it_is(run: Run, kind: str) -> None:
 
 
 def test_a_rank_that_is_late_is_named_with_the_line_where_it_is(run: Run) -> None:
-    started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         options = ("cluster.call_timeout_s=2", "cluster.max_restarts=0")
         run(*POOL, *options, *fault("hang", "train_step"))
-    assert time.monotonic() - started < 30
     message = str(caught.value)
     assert message.startswith("train_step: no answer within 2 s from rank 0 ")
     assert "; rank 1 (node 127.0.0.1, process " in message
