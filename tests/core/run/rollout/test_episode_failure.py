@@ -154,7 +154,7 @@ def test_what_is_no_exception_is_a_failure_of_its_episode(run, bad, reason):
     outcomes = run(at(3, bad))
     assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure)] == [3]
     assert outcomes[3].reason == reason
-    with pytest.raises(RewardError, match=rf"environment 'acme'\.step, episode 3 of 6 .*, {reason}\. Mend") as raised:
+    with pytest.raises(RewardError, match=rf"environment 'acme'\.step, episode 3 of 6 .*, {reason}\. Correct") as raised:
         run(at(3, bad), "error")
     assert raised.value.__cause__ is not None
 

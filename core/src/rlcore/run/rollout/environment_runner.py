@@ -123,7 +123,7 @@ class EpisodeRunner:
             self._raise_first(calls, outcomes)
             if len(stuck) > MAX_STUCK:
                 what = self._said(calls, *min(stuck.items()))
-                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: mend the environment")
+                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")
         return [outcomes[index] for index in range(calls.number)]
 
     def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]") -> None:
@@ -136,7 +136,7 @@ class EpisodeRunner:
             if failure.is_final:
                 raise failure.final_error(self._where(calls, index)) from failure.error
             if self._on_error == "error":
-                remedy = 'Mend the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
+                remedy = 'Correct the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
                 raise RewardError(f"{self._said(calls, index, failure)}. {remedy}") from failure.error
 
     def _said(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
