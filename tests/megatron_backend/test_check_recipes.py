@@ -123,13 +123,13 @@ def test_layouts_that_do_not_divide(check, number: int, sizes: dict[str, int], p
     assert problem in message
 
 
-def test_an_architecture_without_a_mapping_lists_those_that_have_one(check, model: Path, tmp_path: Path) -> None:
+def test_an_architecture_that_does_not_fit_its_model_type_is_refused(check, model: Path, tmp_path: Path) -> None:
     other = shutil.copytree(model, tmp_path / "other")
     config = json.loads((other / "config.json").read_text()) | {"architectures": ["MixtralForCausalLM"]}
     (other / "config.json").write_text(json.dumps(config))
     assert refused(check, ModelError, path=other) == (
-        f"1 problem(s) with the model:\n  - {other / 'config.json'}: found architecture MixtralForCausalLM; expected one of "
-        "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM. Use a model of one of these architectures"
+        f"1 problem(s) with the model:\n  - {other / 'config.json'}: found architecture MixtralForCausalLM; expected "
+        "Qwen3MoeForCausalLM, the language model of model_type qwen3_moe"
     )
 
 
