@@ -1,12 +1,18 @@
 """A worker replies whatever a plugin does in it."""
 
+import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import ray
+from torch.distributed import TCPStore
 
 from rlcore.run.execution.ray.worker import Worker
 from rlcore.spi import PluginError
+from rlcore_torchkit.process_group import listening_store
 
 
 def test_a_worker_that_a_plugin_would_end_replies_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,3 +50,22 @@ def test_but_ray_may_end_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(worker, "rendezvous", lambda: raise_sys_exit_with_custom_error_message("SIGTERM"))
     with pytest.raises(SystemExit):
         worker.call("rendezvous")
+
+
+@pytest.mark.parametrize("kind", ["torchkit", "torch"])
+def test_the_port_where_ranks_meet_is_kept_until_a_store_listens_there(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    worker = Worker(0, tmp_path / "log")
+    port = urlsplit(worker.rendezvous()).port
+    assert port is not None
+    with socket.socket() as other, pytest.raises(OSError):
+        other.bind(("127.0.0.1", port))
+    timeout = timedelta(seconds=30)
+    if kind == "torchkit":
+        store = listening_store("127.0.0.1", port, 1, timeout)
+    else:
+        store = TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timeout)
+    store.set("here", "1")
+    assert store.get("here") == b"1"

@@ -67,6 +67,7 @@ class Worker:
         self._generator: GeneratorHandle | None = None
         self._tokenizer: Tokenizer | None = None
         self._plugins: tuple[Entry, Entry | None, tuple[ObserverEntry, ...]] | None = None
+        self._reserved: socket.socket | None = None
         self._thread: int | None = None
         self._doing = ""
         self._num_finished = 0
@@ -143,20 +144,28 @@ class Worker:
         self._plugins = load_chosen(plugins.trainer), generator, built
 
     def rendezvous(self) -> str:
-        """An address at which the ranks can meet, with a port that is free on this node."""
+        """Return an address at which the ranks can meet.
+
+        Its port is kept from others until the trainer, in this process, listens there with SO_REUSEADDR, as torch's store does.
+        """
         import ray
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            port = probe.getsockname()[1]
+        self._reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((host, 0))
+        port = self._reserved.getsockname()[1]
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def build(self, order: BuildCommand) -> Built:
         """Build the trainer, together with all other ranks, and make room for generators."""
         assert self._plugins is not None
         trainer, _, observers = self._plugins
-        self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
+        try:
+            self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
+        finally:
+            if self._reserved is not None:
+                self._reserved.close()
         make_room(self._trainer, order.room_for_generator)
         return Built(layout=self._trainer.layout)
 
