@@ -26,16 +26,16 @@ def architecture_problems(path: str) -> list[Problem]:
     """
     file = Path(path).expanduser() / CONFIG_FILE
     config = read_object(file)
-    return [] if isinstance(config, Problem) else _config_problems(str(file), config)
+    return [] if isinstance(config, Problem) else _config_problems(str(file), config, find_architecture(config, str(file)))
 
 
 def architecture_of(config: Any) -> Architecture:
     """The family of a model, from its transformers config; ModelError where it is none that is installed."""
     path, content = str(getattr(config, "name_or_path", "")), config.to_dict()
-    _raise_problems(_config_problems(path, content))
-    found = find_architecture(content, path)
-    assert isinstance(found, Architecture)
-    return found
+    family = find_architecture(content, path)
+    _raise_problems(_config_problems(path, content, family))
+    assert isinstance(family, Architecture)
+    return family
 
 
 def standard_config(config: Any) -> dict[str, Any]:
@@ -97,8 +97,7 @@ def _raise_problems(problems: list[Problem]) -> None:
         raise ModelError(problems)
 
 
-def _config_problems(path: str, config: dict[str, Any]) -> list[Problem]:
-    family = find_architecture(config, path)
+def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem) -> list[Problem]:
     problems = [family] if isinstance(family, Problem) else list(family.problems(config, path))
     quantization = config.get("quantization_config")
     if quantization:

@@ -1,6 +1,9 @@
 """Which families of models are installed: the entry points of the group `rlcore.architectures`."""
 
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoints
 from typing import Any
 
 from rlcore.installed import distribution_of, installed_entry_points
@@ -11,13 +14,13 @@ from rlcore_torchkit.architectures.architecture import Architecture
 
 def installed_model_types() -> tuple[str, ...]:
     """The model_type of every family that is installed, in alphabetical order."""
-    return tuple(sorted(installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP).names))
+    return tuple(sorted(_entry_points(tuple(sys.path)).names))
 
 
 def find_architecture(config: Mapping[str, Any], path: str) -> Architecture | Problem:
     """The family of the model whose config.json has this content and lies at `path`, or why there is none."""
     model_type = str(config.get("model_type"))
-    entry_points = list(installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP, name=model_type))
+    entry_points = list(_entry_points(tuple(sys.path)).select(name=model_type))
     owners = [f"{point.value} of {distribution_of(point)[0]}" for point in entry_points]
     found = f"model_type {model_type}"
     if not entry_points:
@@ -35,3 +38,9 @@ def find_architecture(config: Mapping[str, Any], path: str) -> Architecture | Pr
         given = f"{found}, for which {owners[0]} is {architecture!r}"
         return Problem(path=path, found=given, expected=f"an Architecture of model_type {model_type}")
     return architecture
+
+
+@lru_cache(maxsize=1)
+def _entry_points(_path: tuple[str, ...]) -> EntryPoints:
+    """The group's entry points on this sys.path; kept, since a look goes through all distributions and a build takes ten."""
+    return installed_entry_points().entry_points.select(group=ARCHITECTURE_GROUP)
