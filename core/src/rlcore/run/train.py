@@ -76,12 +76,12 @@ def train(
         checkpoint = _find_checkpoint(run, resume, progress)
         run = evolve(run, prepared=prepared.observed(directory.path))
         _say_notes(prepared, inputs, progress)
+        if not resume:
+            _begin(prepared, directory, 0)
         with (
             _open_sinks(prepared, directory.path, progress) as sinks,
             execution(run.prepared, inputs.tokenizer, directory.logs, progress) as opened,
         ):
-            if not resume:
-                _begin(prepared, directory, 0)
             summary = sinks.summary = _run_with_restarts(run, inputs, sinks, opened, resume, checkpoint)
     progress.finished(summary)
     return summary
@@ -90,10 +90,11 @@ def train(
 @contextmanager
 def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Iterator[Sinks]:
     """The recipe's sinks, closed however the run ends. What one raises while it is built passes through."""
-    context = SinkContext(run_directory=directory.absolute(), run_name=prepared.recipe.run.name)
-    built = {entry.label: build_sink(entry, context, plugin_config(prepared.recipe, entry)) for entry in prepared.sinks}
-    sinks = Sinks(built, progress)
+    sinks, recipe = Sinks(progress), resolved_recipe(prepared)
+    context = SinkContext(run_directory=directory.absolute(), run_name=prepared.recipe.run.name, recipe=recipe)
     try:
+        for entry in prepared.sinks:
+            sinks.add(entry.label, build_sink(entry, context, plugin_config(prepared.recipe, entry)))
         yield sinks
     finally:
         sinks.close()

@@ -12,10 +12,12 @@ class SinkContext:
     """What a sink is built with, as Class(context, config), in the driver."""
 
     run_directory: Path
-    """Absolute path of the run's folder, which exists and holds what docs/run-directory.md lists; a sink's files have names of
-    their own."""
+    """Absolute path of the run's folder, which exists; a sink's files have other names than docs/run-directory.md lists. While
+    a sink of a resumed run is built, recipe.toml is still the one that the run had before."""
     run_name: str
     """The recipe's `run.name`."""
+    recipe: str
+    """The recipe as it runs, with every default, as TOML."""
 
 
 class Sink(Protocol):

@@ -30,11 +30,16 @@ from rlcore.spi import Provider
 class LinesConfig:
     prefix: str = ""
     fails_in: str = ""
+    recipes: str = ""
 
 class Lines:
     def __init__(self, context, config):
         self.name, self.options, self.file = context.run_name, config, context.run_directory / "lines.jsonl"
         self.fail("building")
+        if config.recipes:
+            found = (context.run_directory / "recipe.toml").read_text(), context.recipe
+            with open(config.recipes, "a") as file:
+                file.write(json.dumps(found) + chr(10))
 
     def fail(self, where):
         if self.options.fails_in == where:
@@ -122,6 +127,17 @@ def test_a_sink_that_fails_is_noted_once_and_the_run_ends_well(
     assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3]
 
 
+def test_a_sink_is_built_where_the_run_is_described_and_knows_the_recipe_of_a_resumed_one(
+    run: Run, tmp_path: Path, installed: Registry
+) -> None:
+    seen, written = tmp_path / "recipes.jsonl", tmp_path / "runs" / "run" / "recipe.toml"
+    run('sinks.names=["lines"]', f"sinks.lines.recipes={seen}", "run.num_steps=2", registry=installed)
+    first = written.read_text()
+    run('sinks.names=["lines"]', f"sinks.lines.recipes={seen}", "run.num_steps=3", resume=True, registry=installed)
+    found = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert found == [[first, first], [first, written.read_text().removeprefix("# From step 3 on.\n")]]
+
+
 def refuse(self, request):
     raise ValueError("no more")
 
@@ -143,6 +159,12 @@ def test_a_sink_that_cannot_be_built_is_an_error_before_the_run(run: Run, tmp_pa
     with pytest.raises(PluginError, match=r"Silent\.log: missing; expected log\(step, metrics\)"):
         run('sinks.names=["silent"]', registry=installed)
     assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
+
+
+def test_sinks_that_were_built_are_closed_where_a_later_one_cannot_be(run: Run, tmp_path: Path, installed: Registry) -> None:
+    with pytest.raises(PluginError):
+        run('sinks.names=["lines", "silent"]', registry=installed)
+    assert json.loads((tmp_path / "runs" / "run" / "lines.jsonl").read_text()) == {"run": "run", "summary": None}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,15 @@ from rlcore.spi import Sink
 class Sinks:
     """Those in use, by how messages call them. One that raises is noted, and called no more."""
 
-    def __init__(self, sinks: Mapping[str, Sink], progress: Progress) -> None:
-        self._sinks = dict(sinks)
+    def __init__(self, progress: Progress) -> None:
+        self._sinks: dict[str, Sink] = {}
         self._progress = progress
         self.summary: Mapping[str, object] | None = None
         """What summary.json holds, once the run is complete."""
+
+    def add(self, label: str, sink: Sink) -> None:
+        """Use one more."""
+        self._sinks[label] = sink
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the figures of a step to each sink."""
