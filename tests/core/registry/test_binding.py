@@ -324,6 +324,18 @@ def test_an_observer_without_hooks_is_refused(entry, backends):
     assert "no hooks" in problem
 
 
+def test_an_observer_that_waits_for_metrics_is_refused(entry, backends):
+    class Waits(Recorder):
+        def after_step(self, metrics):
+            raise AssertionError
+
+    (problem,) = problems_of(entry, backends.Trainer, [Waits()])
+    assert (
+        problem
+        == "observer 'Waits' (acme-watch 1.0): after_step: never called, since observers receive no metrics; write a sink"
+    )
+
+
 @pytest.mark.parametrize("layout", [None, "rank 0", TrainerLayout(data_parallel_rank=2, data_parallel_size=2)])
 def test_a_trainer_has_a_layout(entry, backends, layout):
     class Backend(backends.Trainer):

@@ -60,6 +60,8 @@ def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
     names = marked_names(observer)
     if not names:
         yield "no hooks; expected methods decorated with rlcore.spi.hookimpl(wrapper=True)"
+    if _static(observer, "after_step") is not None:  # which the interface's first version called
+        yield "after_step: never called, since observers receive no metrics; write a sink"
     for name in names:
         found = getattr(observer, name)
         if name not in hooks:
