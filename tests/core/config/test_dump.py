@@ -149,6 +149,32 @@ def test_options_of_observers_in_use_are_kept_and_others_where_they_were_set(loa
     assert convert(read_raw(path, ()), sections) == recipe
 
 
+@attrs.frozen(kw_only=True)
+class Part:
+    name: str
+    limit: int | None = None
+    inner: "tuple[Part, ...]" = ()
+
+
+@attrs.frozen(kw_only=True)
+class Whole:
+    parts: tuple[Part, ...] = ()
+
+
+def test_none_is_left_out_of_the_tables_of_an_array(load, sections, tmp_path: Path) -> None:
+    whole = Whole(parts=(Part(name="a", inner=(Part(name="b"),)), Part(name="c", limit=3)))
+    recipe = attrs.evolve(load(), trainer=PluginChoice(name="whole", options={"whole": whole}))
+    path = tmp_path / "dumped.toml"
+    path.write_text(dump_toml(recipe, {"trainer": "whole"}))
+    assert convert(read_raw(path, ()), {**sections, "trainer": {"whole": Whole}}).trainer == recipe.trainer
+
+
+def test_none_in_an_array_is_an_error(load) -> None:
+    recipe = attrs.evolve(load(), trainer=PluginChoice(options={"odd": {"sizes": (1, None)}}))
+    with pytest.raises(ValueError, match="found None, which TOML cannot say"):
+        dump_toml(recipe)
+
+
 def test_what_toml_cannot_say_is_an_error(load) -> None:
     @attrs.frozen(kw_only=True)
     class Odd:

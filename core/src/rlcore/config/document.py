@@ -108,7 +108,7 @@ def type_name(tp: object) -> str:
         comma = "," if any(types.is_constrained(branch) for branch in branches) else ""
         return " or ".join(type_name(branch) for branch in branches) + (f"{comma} or none" if types.is_optional(tp) else "")
     if typing.get_origin(tp) is Literal:
-        return ", ".join(f"`{describe.toml_literal(choice)}`" for choice in typing.get_args(tp))
+        return ", ".join(f"`{describe.toml_literal(choice)}`" for choice in typing.get_args(tp) if choice is not None)
     if types.is_array(tp):
         return f"array of {type_name(types.item_type(tp))}"
     if types.is_table(tp):

@@ -11,7 +11,8 @@ from rlcore.schema.describe import toml_key, toml_literal
 
 
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers: Collection[str] = ()) -> str:
-    """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments.
+    """The recipe as TOML. Keys that are None, which TOML cannot say, appear as comments; in the tables of an array they are
+    left out. ValueError where an item of an array is None, or a key whose default is another value.
 
     [evaluation] is left out where there is no held-out set. `chosen` maps roles to the plugin that fills each; the sections of
     the others are left out where they hold nothing but defaults. So are those of sinks that the recipe does not name, and of

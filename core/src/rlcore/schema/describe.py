@@ -61,7 +61,7 @@ def expectation(tp: object) -> str:
     if is_union(tp):
         return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
     if typing.get_origin(tp) is Literal:
-        choices = [toml_literal(choice) for choice in typing.get_args(tp)]
+        choices = [toml_literal(choice) for choice in typing.get_args(tp) if choice is not None]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if is_array(tp):
         item = item_type(tp)
@@ -86,6 +86,8 @@ def describe_value(value: object) -> str:
     match value:
         case bool():
             return toml_literal(value)
+        case None:
+            return "None"
         case int():
             kind = "an integer"
         case float():
@@ -103,9 +105,12 @@ def describe_value(value: object) -> str:
 
 
 def toml_literal(value: object) -> str:
-    """A value as TOML writes it on one line."""
+    """A value as TOML writes it on one line; keys of a table that are None are left out. ValueError for any other None."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{toml_key(key)} = {toml_literal(item)}" for key, item in value.items()) + "}"
+        pairs = (f"{toml_key(key)} = {toml_literal(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(pairs) + "}"
+    if value is None:
+        raise ValueError("found None, which TOML cannot say; expected a value, or a key of a table left out")
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_literal, value))}]"
     if isinstance(value, bool):
