@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.spi import (
     ADVANTAGES,
+    CHANNELS,
     CloseRequest,
     ContractError,
     ExportWeightsRequest,
@@ -32,8 +33,9 @@ from rlcore.testing.conformance.batches import make_batch
 from rlcore.testing.conformance.probe import ProbeConfig
 from rlcore_fsdp2.backend import Fsdp2Backend
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_vllm.backend import VllmBackend
+from rlcore_vllm.backend import VllmBackend, make_replicas
 from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.replica import LocalReplica
 
 PROMPTS = ([5, 6, 7], [9] * 20, [30, 31])
 
@@ -283,6 +285,14 @@ def test_an_in_process_engine_is_alone(backend, two_models):
     with pytest.raises(ContractError, match="in_process with replicas = 2 and tensor_parallel = 1; expected 1 of both"):
         VllmBackend(two_models.context(), VllmConfig(replicas=2))
     backend.generate(request_of())
+
+
+def test_every_channel_that_reaches_the_trainers_process_has_the_engine_there(two_models, monkeypatch):
+    monkeypatch.setitem(CHANNELS, "handover", evolve(CHANNELS["in_process"], name="handover"))
+    (replica,) = make_replicas(two_models.context("handover"), VllmConfig())
+    assert isinstance(replica, LocalReplica)
+    with pytest.raises(ContractError, match="refit.channel: found handover "):
+        make_replicas(two_models.context("handover"), VllmConfig(replicas=2))
 
 
 def test_an_engine_that_fails_is_started_anew(backend, two_models):

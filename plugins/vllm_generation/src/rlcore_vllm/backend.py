@@ -157,20 +157,20 @@ def make_replicas(context: GeneratorContext, config: VllmConfig) -> list[Replica
     devices = (
         replica_devices(config, context.rank_info.local_rank) if context.rank_info.device == "cuda" else [()] * config.replicas
     )
-    if context.channel != "in_process":
+    if not settings.in_process:
         return [
             ProcessReplica(f"vllm-{index}", settings, places, config, context.log_directory)
             for index, places in enumerate(devices)
         ]
     if config.replicas > 1 or config.tensor_parallel > 1:
         raise ContractError(
-            f"refit.channel: found in_process with replicas = {config.replicas} and tensor_parallel = "
+            f"refit.channel: found {context.channel} with replicas = {config.replicas} and tensor_parallel = "
             f"{config.tensor_parallel}; expected 1 of both. Choose another channel"
         )
     if devices[0] not in ((), (0,)):
         raise ContractError(
-            f"refit.channel: found in_process on CUDA device {devices[0][0]}; expected device 0, the one that vLLM takes in a "
-            "process. Set CUDA_VISIBLE_DEVICES, or choose another channel"
+            f"refit.channel: found {context.channel} on CUDA device {devices[0][0]}; expected device 0, which vLLM takes "
+            "in a process. Set CUDA_VISIBLE_DEVICES, or choose another channel"
         )
     return [LocalReplica("vllm-0", settings, devices[0])]
 
