@@ -1,4 +1,4 @@
-"""A family that another distribution adds with one file: trainers and generators serve it as they serve ours."""
+"""The family that docs/plugins.md adds with one file: trainers and generators serve it as they serve ours."""
 
 import json
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fsdp2_support import Reference, assert_same, exported, make_backend, make_batch, make_config, split, step_request
+from markdown_blocks import ROOT, blocks
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,29 +20,8 @@ from rlcore_torchkit.models import load_model
 from rlcore_transformers.forward import Decoder
 from rlcore_transformers.weights import expected_shapes
 
-FAMILY = """
-from rlcore_torchkit.architectures.architecture import Architecture
-from rlcore_torchkit.architectures.modules import ModuleNames
-
-ARCHITECTURE = Architecture(
-    model_type="lfm2",
-    class_name="Lfm2ForCausalLM",
-    aliases={"rms_norm_eps": "norm_eps"},
-    has_qk_norms=True,
-    modules=ModuleNames(
-        norm="model.embedding_norm",
-        input_norm="operator_norm",
-        output="self_attn.out_proj",
-        query_norm="self_attn.q_layernorm",
-        key_norm="self_attn.k_layernorm",
-        mlp_norm="ffn_norm",
-        mlp="feed_forward",
-        gate="w1",
-        up="w3",
-        down="w2",
-    ),
-)
-"""
+PLUGINS = ROOT / "docs" / "plugins.md"
+FAMILY = next(block.text for block in blocks(PLUGINS) if "ARCHITECTURE = Architecture(" in block.text)
 ENTRY_POINTS = "[rlcore.architectures]\nlfm2 = acme_lfm2:ARCHITECTURE\n"
 
 
