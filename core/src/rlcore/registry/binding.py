@@ -18,7 +18,7 @@ from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.observers import CallRecord, guarded, recorded
 from rlcore.registry.plugin_errors import attributed, is_outside
-from rlcore.registry.signatures import backend_problems, hooks_of, marked_names, method_problems, observer_problems
+from rlcore.registry.hooks import backend_problems, hooks_of, marked_names, method_problems, observer_problems
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext

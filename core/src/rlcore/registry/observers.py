@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import ObserverEntry
 from rlcore.registry.plugin_errors import attributed
-from rlcore.registry.signatures import observer_problems
+from rlcore.registry.hooks import observer_problems
 from rlcore.spi.errors import PluginError
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import hookimpl

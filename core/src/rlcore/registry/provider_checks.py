@@ -8,7 +8,7 @@ from typing import get_args
 import attrs
 
 from rlcore.registry.config_fields import field_problems
-from rlcore.registry.signatures import observer_problems
+from rlcore.registry.hooks import observer_problems
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.capabilities import KNOWN
 from rlcore.spi.generator import GeneratorSpec
