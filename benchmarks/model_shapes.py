@@ -87,7 +87,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 def require_device(device: str) -> None:
     """End the script where there is no such device, before it has done anything."""
-    from rlcore.registry.device import detect_device  # TRL's own environment has no rlcore
+    from rlcore.gpu import detect_device  # TRL's own environment has no rlcore
 
     if device == "cuda" and detect_device() != "cuda":
         sys.exit("found no CUDA device; expected one. On a CPU, `--quick --device cpu` tries the script with a tiny shape")

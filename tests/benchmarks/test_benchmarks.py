@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.registry.device import detect_device
+from rlcore.gpu import detect_device
 
 from .conftest import BENCHMARKS, Script  # type: ignore[import-not-found]
 

@@ -1,16 +1,16 @@
-"""The default device, decided from driver files and the environment."""
+"""Whether there is a GPU, and the default device, decided from driver files and the environment."""
 
 import pytest
 
-from rlcore.registry import device
-from rlcore.registry.device import detect_device
+from rlcore import gpu
+from rlcore.gpu import detect_device
 
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     """A root below which a driver shows one GPU, and a torch that can use it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device.metadata, "version", lambda _: "2.12.0")
+    monkeypatch.setattr(gpu.metadata, "version", lambda _: "2.12.0")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     return tmp_path
@@ -35,13 +35,13 @@ def test_visible_devices_decide(driver, monkeypatch, visible, expected):
 
 
 def test_a_torch_built_without_cuda_runs_on_the_cpu(driver, monkeypatch):
-    monkeypatch.setattr(device.metadata, "version", lambda _: "2.12.0+cpu")
+    monkeypatch.setattr(gpu.metadata, "version", lambda _: "2.12.0+cpu")
     assert detect_device(driver) == "cpu"
 
 
 def test_without_torch_the_driver_decides(driver, monkeypatch):
     def absent(name):
-        raise device.metadata.PackageNotFoundError(name)
+        raise gpu.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(device.metadata, "version", absent)
+    monkeypatch.setattr(gpu.metadata, "version", absent)
     assert detect_device(driver) == "cuda"

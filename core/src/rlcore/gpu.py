@@ -1,8 +1,11 @@
-"""Whether this machine has a GPU that CUDA would show, found out from the driver's files; imports no torch."""
+"""Whether this machine has a GPU, and which device a run uses by default, from the driver's files; imports no torch."""
 
 import os
+from importlib import metadata
 from pathlib import Path
+from typing import Literal, TypeAlias
 
+Device: TypeAlias = Literal["cpu", "cuda"]
 _DRIVER_FILES = ("dev/nvidia[0-9]*", "proc/driver/nvidia/gpus/*", "dev/dxg")
 """What an NVIDIA driver shows: device nodes, its list of GPUs, and the GPU of a Windows Subsystem for Linux."""
 
@@ -19,3 +22,16 @@ def _hides_all(visible: str | None) -> bool:
         return False
     first = visible.split(",")[0].strip()
     return first == "" or first.startswith("-") or first.lower() == "nodevfiles"
+
+
+def detect_device(root: Path = Path("/")) -> Device:
+    """ "cuda" where a driver shows a GPU below `root`, CUDA_VISIBLE_DEVICES hides it not, and torch can use it."""
+    return "cuda" if has_gpu(root) and not _torch_is_cpu_only() else "cpu"
+
+
+def _torch_is_cpu_only() -> bool:
+    """Whether the installed torch says in its version that it was built without CUDA."""
+    try:
+        return "+cpu" in metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False

@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from rlcore.registry.backend_state import BackendState
+from rlcore.registry.handle import BackendState
 from rlcore.spi import (
     ContractError,
     FinishReason,

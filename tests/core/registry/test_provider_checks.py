@@ -10,8 +10,8 @@ import attrs
 import pytest
 from attrs import frozen
 
-from rlcore.registry.config_fields import field_problems
 from rlcore.registry.discovery import Registry
+from rlcore.registry.provider_checks import field_problems
 from rlcore.schema.structure import structure
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
+from rlcore.registry.binding import build_observers
 from rlcore.registry.discovery import ObserverEntry, Registry
-from rlcore.registry.observers import build_observers
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import ConfigError, ObserverContext, PluginError, hookimpl
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER

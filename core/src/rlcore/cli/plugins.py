@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import click
 from attrs import frozen
 
-from rlcore.registry.device import detect_device
+from rlcore.gpu import detect_device
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.spi.provider import ROLES

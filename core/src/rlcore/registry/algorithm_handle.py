@@ -7,9 +7,8 @@ from typing import TypeAlias, get_args, get_type_hints
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.checks import check_figures, check_int, check_own_names, check_range, check_record
+from rlcore.registry.checks import check_figures, check_int, check_loss_path, check_own_names, check_range, check_record
 from rlcore.registry.discovery import Entry
-from rlcore.registry.losses import check_loss_path
 from rlcore.registry.plugin_errors import attributed
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.arrays import AnyArray, check_array

@@ -12,13 +12,22 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import pluggy
+from attrs import evolve
 
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.registry.generator_handle import GeneratorHandle
-from rlcore.registry.observers import CallRecord, guarded, recorded
+from rlcore.registry.hooks import (
+    CallRecord,
+    backend_problems,
+    guarded,
+    hooks_of,
+    marked_names,
+    method_problems,
+    observer_problems,
+    recorded,
+)
 from rlcore.registry.plugin_errors import attributed, is_outside
-from rlcore.registry.hooks import backend_problems, hooks_of, marked_names, method_problems, observer_problems
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
@@ -26,6 +35,7 @@ from rlcore.spi.environment import Environment
 from rlcore.spi.errors import ContractError, PluginError, Problem
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
+from rlcore.spi.observer import ObserverContext
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
@@ -124,6 +134,29 @@ def build_sink(entry: Entry, context: SinkContext, config: object) -> Sink:
     """Build a sink, a plain object whose methods are called directly."""
     problems = list(method_problems(_import_backend(entry), Sink, ["log", "close"]))
     return cast("Sink", _build(entry, "sink", context, config, problems))
+
+
+def build_observers(
+    entries: Sequence[ObserverEntry], context: ObserverContext, options: Mapping[str, object]
+) -> tuple[ObserverEntry, ...]:
+    """The observers of this process: those whose entry point names a class are built with the context, and with the options of
+    their name. PluginError where one does not fit; what a constructor raises passes through, with a note that names it."""
+    return tuple(_built(entry, context, options) for entry in entries)
+
+
+def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str, object]) -> ObserverEntry:
+    if not isinstance(entry.observer, type):
+        return entry
+    if entry.config is not None and not isinstance(options.get(entry.name), entry.config):
+        found = "found no options for it" if entry.name not in options else "found another class's options for it"
+        raise PluginError(f"{entry.label}: {found}; expected the packages of the driver's machine on every machine")
+    with attributed("raised while building", entry.label):
+        observer = entry.observer(evolve(context, options=options.get(entry.name)))
+    problems = list(observer_problems(observer, (TrainerSpec, GeneratorSpec)))
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise PluginError(f"{entry.label} does not fit its role, {len(problems)} problem(s):{lines}")
+    return evolve(entry, observer=observer)
 
 
 def max_concurrent(entry: Entry, config: object) -> int | None:

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.checks import TOLERANCE, check_int, check_range
+from rlcore.registry.checks import TOLERANCE, check_int, check_range, compare_digests, recorded_export
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
-from rlcore.registry.observers import CallRecord
-from rlcore.registry.weight_streams import compare_digests, recorded
+from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.arrays import AnyArray, BoolArray
 from rlcore.spi.errors import ContractError, RefitError, WorkerError
@@ -60,7 +59,7 @@ class GeneratorHandle(BackendHandle):
             found = f"{request.weights.weight_version}, the request {request.weight_version}"
             raise ContractError(f"{self.entry.label}: refit: the export has weight version {found}")
         sent: dict[str, int] = {}
-        watched = evolve(request, weights=recorded(request.weights, sent))
+        watched = evolve(request, weights=recorded_export(request.weights, sent))
         self._state.weight_version = None
         # What is generated meanwhile may carry the new version, and end, before the backend has answered.
         self._newest_version = max(self._newest_version, request.weight_version)

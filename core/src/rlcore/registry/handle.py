@@ -1,13 +1,29 @@
-"""What the handles of trainers and generators share: calls with legality and attribution, and the lifecycle."""
+"""What the handles of trainers and generators share: calls with legality and attribution, and the lifecycle.
+
+| Call | weights | state | else |
+|---|---|---|---|
+| train_step | device | device | |
+| get_logprobs, export_weights | device | any | |
+| refit | device | any | |
+| generate | device | device | the last refit was accepted |
+| set_residency, save_state, load_state | any | any | |
+| close | any | any | legal in a failed backend too, and again |
+
+A failed backend allows only close. It fails when train_step, set_residency or load_state raises (its state is then unknown)
+or returns what it must not; a NonFiniteError, BoundError or ContractError that train_step raises itself means that nothing was
+changed. A refit that fails leaves a generator without weights that count, until the next one is accepted. The other calls read
+only, and leave a backend usable whatever they raise.
+"""
 
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from rlcore.registry.backend_state import BackendState
+from attrs import define
+
 from rlcore.registry.checks import check_int, check_record
 from rlcore.registry.discovery import Entry
-from rlcore.registry.observers import CallRecord
+from rlcore.registry.hooks import CallRecord
 from rlcore.registry.plugin_errors import blame, exit_error, is_ordered
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RlcoreError
@@ -15,6 +31,7 @@ from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
     LoadStateResult,
+    Place,
     SaveStateRequest,
     SaveStateResult,
     SetResidencyRequest,
@@ -24,10 +41,60 @@ from rlcore.spi.lifecycle import (
 ResultT = TypeVar("ResultT")
 
 
+_NEEDS: dict[str, tuple[bool, bool]] = {
+    "train_step": (True, True),
+    "get_logprobs": (True, False),
+    "export_weights": (True, False),
+    "generate": (True, True),
+    "refit": (True, False),
+}
+"""Whether weights, and other state, must be on the device."""
+
+
+@define
+class BackendState:
+    """Where a backend is in its life; kept by its handle."""
+
+    owner: str
+    """How messages call the backend."""
+    phase: Literal["open", "failed", "closed"] = "open"
+    weights: Place = "device"
+    state: Place = "device"
+    weight_version: int | None = None
+    """The version held: a fresh trainer's is what its first call names, a generator's is None until a refit is accepted."""
+    failure: str = ""
+    """What made the backend fail."""
+
+    def require(self, hook: str) -> None:
+        """Raise ContractError unless `hook` is legal now."""
+        if self.phase == "closed":
+            raise ContractError(f"{self.owner}: {hook} after close; build the backend anew")
+        if self.phase == "failed":
+            raise ContractError(f"{self.owner}: {hook} after it failed in {self.failure}; only close is legal now")
+        weights, state = _NEEDS.get(hook, (False, False))
+        absent = [
+            name
+            for name, needed, place in (("weights", weights, self.weights), ("state", state, self.state))
+            if needed and place != "device"
+        ]
+        if absent:
+            raise ContractError(f"{self.owner}: {hook} needs on the device: {' and '.join(absent)}; call set_residency first")
+
+    def require_version(self, hook: str, requested: int) -> None:
+        """Raise ContractError unless the version asked for is the one held."""
+        if self.weight_version is not None and requested != self.weight_version:
+            raise ContractError(f"{self.owner}: {hook} at weight version {requested}; it holds {self.weight_version}")
+
+    def fail(self, hook: str) -> None:
+        """Record a failure: from now on only close is legal."""
+        self.phase = "failed"
+        self.failure = hook
+
+
 class BackendHandle:
     """One backend, bound. Each hook is a method: legality first, then the call, then the checks of what came back.
 
-    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.backend_state`
+    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.handle`
     says what is legal when, and which failures end a backend.
     """
 

@@ -1,20 +1,29 @@
-"""Exact-signature checks: a plugin's methods against the interface's, before any of them is called.
+"""Hooks of backends and observers: their exact signatures, and what the backend itself came to inside its observers.
 
-pluggy accepts hooks that are missing, asynchronous, or that drop arguments, and then answers None or fails at the call.
+pluggy accepts hooks that are missing, asynchronous, or that drop arguments, and then answers None or fails at the call. So each
+is measured by the interface's before any is called.
+
+Whether a backend can be used after an error depends on who raised it: an observer's error leaves the backend as its own answer
+said, and an error of its own may not. So the backend's outcome is kept apart from the observers'.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from inspect import Parameter
 from typing import Any
 
+from rlcore.spi.errors import PluginError
 from rlcore.spi.generator import OPTIONAL_HOOKS, GeneratorSpec
+from rlcore.spi.hooks import hookimpl
 
+Hook = Callable[..., Any]
 _IMPL = "rlcore_impl"
 _SPEC = "rlcore_spec"
 
 
-def hooks_of(spec: type) -> dict[str, Callable[..., Any]]:
+def hooks_of(spec: type) -> dict[str, Hook]:
     """The hooks that a specification class declares."""
     return {name: function for name, function in vars(spec).items() if hasattr(function, _SPEC)}
 
@@ -74,7 +83,7 @@ def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
         yield from (f"{name}: {problem}" for problem in _parameter_problem(name, _parameters(found), hooks[name]))
 
 
-def _method_problem(name: str, found: object, expected: Callable[..., Any]) -> Iterator[str]:
+def _method_problem(name: str, found: object, expected: Hook) -> Iterator[str]:
     if isinstance(found, staticmethod | classmethod):
         yield f"a {type(found).__name__}; expected a plain method"
         return
@@ -91,7 +100,7 @@ def _method_problem(name: str, found: object, expected: Callable[..., Any]) -> I
     yield from _parameter_problem(name, parameters[1:] if parameters else None, expected)
 
 
-def _parameter_problem(name: str, found: list[Parameter] | None, expected: Callable[..., Any]) -> Iterator[str]:
+def _parameter_problem(name: str, found: list[Parameter] | None, expected: Hook) -> Iterator[str]:
     """Names, kinds and the absence of defaults; annotations are free."""
     if found is None:
         yield f"its signature cannot be read; expected {_shown(name, expected)}"
@@ -103,7 +112,7 @@ def _parameter_problem(name: str, found: list[Parameter] | None, expected: Calla
         yield f"found {name}({shown}){keyword_only}; expected {_shown(name, expected)}"
 
 
-def _parameters(function: Callable[..., Any]) -> list[Parameter] | None:
+def _parameters(function: Hook) -> list[Parameter] | None:
     """Parameters, a bound first one left out; None where Python cannot tell."""
     try:
         return list(inspect.signature(function).parameters.values())
@@ -119,7 +128,7 @@ def _flavour(function: object) -> str:
     return "a plain def"
 
 
-def _shown(name: str, expected: Callable[..., Any]) -> str:
+def _shown(name: str, expected: Hook) -> str:
     parameters = ", ".join(parameter.name for parameter in (_parameters(expected) or [])[1:])
     return f"{'async ' if inspect.iscoroutinefunction(expected) else ''}{name}({parameters})"
 
@@ -127,3 +136,80 @@ def _shown(name: str, expected: Callable[..., Any]) -> str:
 def _static(owner: object, name: str) -> Any:
     """The attribute as it is defined, descriptors not evaluated; None where there is none."""
     return inspect.getattr_static(owner, name, None)
+
+
+class CallRecord(threading.local):
+    """The call under way in a thread; generators may be called from several at once."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the previous call's error, since another call begins."""
+        self.answered = False
+        self.result: object = None
+        """What the backend returned, where it answered."""
+        self.error: BaseException | None = None
+        """The error that the backend raised, or None."""
+        self.culprit: str | None = None
+        """The observer that last raised an error of its own, or put another result in place of the one that it was given."""
+
+
+def recorded(method: Hook, record: CallRecord) -> Hook:
+    """A backend's hook that leaves its outcome in the record, inside all observers."""
+
+    @hookimpl
+    def answer(request: object) -> object:
+        try:
+            result = method(request=request)
+        except BaseException as error:
+            record.error = error
+            raise
+        record.answered, record.result = True, result
+        return result
+
+    return answer
+
+
+def guarded(observer: str, name: str, wrapper: Hook, record: CallRecord) -> Hook:
+    """An observer's hook that names the observer for what it does wrong; `observer` is how messages call it."""
+
+    def malformed(found: str) -> PluginError:
+        record.culprit = observer
+        return PluginError(f"{observer}: {name} {found}; expected one yield, and its result returned")
+
+    @hookimpl(wrapper=True)
+    def guard(request: object) -> Generator[None, object, object]:
+        watching = wrapper(request=request)
+        try:
+            next(watching)
+        except StopIteration:
+            raise malformed("ended without a yield") from None
+        except BaseException:
+            record.culprit = observer
+            raise
+        failure: BaseException | None = None
+        given: object = None
+        try:
+            given = yield
+            resume = partial(watching.send, given)
+        except BaseException as error:
+            failure = error
+            resume = partial(watching.throw, error)
+        try:
+            resume()
+        except StopIteration as stop:
+            if failure is not None:
+                failure.add_note(f"{observer} kept this error to itself; expected it raised again")
+                raise failure from None
+            if stop.value is not given:
+                record.culprit = observer
+            returned: object = stop.value
+            return returned
+        except BaseException as error:
+            if error is not failure:
+                record.culprit = observer
+            raise
+        raise malformed("yielded again") from failure
+
+    return guard

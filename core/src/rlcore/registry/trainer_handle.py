@@ -9,13 +9,14 @@ from rlcore.registry.checks import (
     check_int,
     check_own_names,
     check_record,
+    check_specs,
     check_token_arrays,
+    checked_export,
+    require_loss,
 )
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
-from rlcore.registry.losses import require_loss
-from rlcore.registry.observers import CallRecord
-from rlcore.registry.weight_streams import check_specs, checked
+from rlcore.registry.hooks import CallRecord
 from rlcore.spi import capabilities
 from rlcore.spi.batch import GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
@@ -79,7 +80,7 @@ class TrainerHandle(BackendHandle):
         self._state.require_version("export_weights", request.weight_version)
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
         self._state.weight_version = export.weight_version
-        return checked(export, self.entry.label, request.max_bucket_bytes)
+        return checked_export(export, self.entry.label, request.max_bucket_bytes)
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
         refused = hook == "train_step" and isinstance(error, BoundError | NonFiniteError | ContractError)

@@ -13,9 +13,9 @@ from rlcore.config.convert import convert
 from rlcore.config.load import RawRecipe, raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.files import storage_errors
+from rlcore.gpu import Device, detect_device
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import build_trainer, import_object
-from rlcore.registry.device import Device, detect_device
 from rlcore.registry.discovery import Entry, Registry, discover
 from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.selection import AUTO, explain, select

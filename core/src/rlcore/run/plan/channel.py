@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from rlcore.config.recipe import Recipe
-from rlcore.registry.device import Device
+from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import separate

@@ -9,12 +9,11 @@ from attrs import evolve, frozen
 from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe, RolloutConfig
+from rlcore.gpu import Device, detect_device
 from rlcore.model_files import config_number, model_problems
 from rlcore.registry.algorithm_handle import AlgorithmHandle
-from rlcore.registry.binding import build_algorithm, build_environment, require_module, run_check
-from rlcore.registry.device import Device, detect_device
+from rlcore.registry.binding import build_algorithm, build_environment, build_observers, require_module, run_check
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
-from rlcore.registry.observers import build_observers
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.channel import choose_channel

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.binding import build_generator, build_observers, build_trainer
+from rlcore.registry.checks import recorded_export
 from rlcore.registry.discovery import Entry, ObserverEntry, discover
 from rlcore.registry.generator_handle import GeneratorHandle
-from rlcore.registry.observers import build_observers
 from rlcore.registry.plugin_errors import exit_error, is_outside
 from rlcore.registry.selection import load_chosen
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.registry.weight_streams import recorded
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.affinity import bind_near
 from rlcore.run.execution.ray.commands import (
@@ -195,7 +194,7 @@ class Worker:
         """
         export = self._trainer_handle().export_weights(order.export)
         sent: dict[str, int] = {}
-        export = recorded(export, sent)
+        export = recorded_export(export, sent)
         if self._generator is not None:
             version = order.export.weight_version
             try:
