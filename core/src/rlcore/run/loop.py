@@ -24,7 +24,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.train_step.metrics import training_metrics
-from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor
+from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor, is_of_version
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
@@ -230,7 +230,7 @@ class Loop:
         if self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
-        if GENERATION_LOGPROBS in batch.token_columns and not self.recipe.rollout.truncates:
+        if is_of_version(batch, version) and not self.recipe.rollout.truncates:
             # It sees those that generated, too.
             compared = tuple(dict.fromkeys([*columns, GENERATION_LOGPROBS]))
             first = evolve(first, token_columns=compared, generation_mismatch=True)

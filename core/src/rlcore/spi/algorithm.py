@@ -72,7 +72,9 @@ class TrainingBatch:
 
     batch: TokenBatch
     """Carries every column that `loss.token_columns` names, except those that the loop adds by AlgorithmNeeds, and keeps the
-    sequence columns of the rollouts' batch. Sequences may be left out."""
+    sequence columns of the rollouts' batch. Sequences may be left out. Trainer and generator are compared
+    (LossSpec.generation_mismatch) where it keeps the token columns `generation_logprobs` and `weight_versions`, and every token
+    of its loss_mask was generated at the step's first weights: one loss token of a prompt or of older weights turns it off."""
     loss: LossSpec
     metrics: Mapping[str, float] = field(factory=dict)
     """Driver-side figures of the step."""

@@ -43,8 +43,9 @@ class LossSpec:
     weights have changed, and nobody computed them. Needs the capability `previous_logprobs`."""
     generation_mismatch: bool = False
     """Whether the trainer reports MISMATCH_METRICS beside the loss's own, as the loop declares it: for the first update of a
-    step, at the weights that generated, where samples come from the whole distribution. Every microbatch then carries the token
-    column GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
+    step, where every loss token of the step was generated at the weights that this update starts from (by the token column
+    WEIGHT_VERSIONS), and samples come from the whole distribution. Every microbatch then carries the token column
+    GENERATION_LOGPROBS, which token_columns names. The loss need not know of it."""
 
     def previous_of(self, token_columns: Mapping[str, ColumnT], current: ColumnT) -> ColumnT | None:
         """What LossInputs.previous_logprobs is, as declared: `current` (to be detached) or the column, [T] each; or None."""

@@ -15,8 +15,9 @@ from rlcore.registry.discovery import Registry
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train_step.mismatch import MAX_SAMPLES
-from rlcore.spi import RefitError, capabilities
+from rlcore.spi import MISMATCH_METRICS, WEIGHT_VERSIONS, RefitError, RolloutBatch, TokenBatch, TrainingBatch, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
+from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.generator import FakeGenerator
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
@@ -200,6 +201,47 @@ def test_a_warning_is_given_once_a_crossing_and_costs_nothing(
 def test_only_the_first_update_is_held_to_the_bound(run: Run, tmp_path: Path) -> None:
     """The others begin at weights that did not generate."""
     run("training.updates_per_step=4", "training.max_token_mult_prob_error=1.0001")
+    assert files(tmp_path / "runs" / "run" / "disagreement") == []
+
+
+Change = Callable[[TokenBatch], TokenBatch]
+
+
+def widened(batch: TokenBatch) -> TokenBatch:
+    """The loss takes the whole sequence, its prompt too."""
+    mask = np.ones(batch.num_tokens, np.bool_)
+    mask[batch.offsets[:-1]] = False
+    return evolve(batch, loss_mask=mask)
+
+
+def aged(batch: TokenBatch) -> TokenBatch:
+    """The samples of the last sequence are of an older version."""
+    versions = batch.token_columns[WEIGHT_VERSIONS].copy()
+    last = versions[batch.offsets[-2] :]
+    last[last >= 0] -= 1
+    return batch.with_token_column(WEIGHT_VERSIONS, versions)
+
+
+def without_versions(batch: TokenBatch) -> TokenBatch:
+    kept = {name: column for name, column in batch.token_columns.items() if name != WEIGHT_VERSIONS}
+    return evolve(batch, token_columns=kept)
+
+
+@pytest.mark.parametrize("change", [widened, aged, without_versions])
+def test_tokens_that_were_not_generated_at_these_weights_are_not_compared(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change
+) -> None:
+    build = FakeAlgorithm.build_batch
+
+    def build_batch(self: FakeAlgorithm, rollouts: RolloutBatch) -> TrainingBatch:
+        return build(self, evolve(rollouts, batch=change(rollouts.batch)))
+
+    monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
+    lie(2.0, versions={0, 2})
+    run("run.num_steps=2")
+    records = read_metrics(tmp_path / "runs" / "run")[1:]
+    assert [record["updates"] for record in records] == [2.0, 2.0]
+    assert not any(record.keys() & {*MISMATCH_METRICS} for record in records)
     assert files(tmp_path / "runs" / "run" / "disagreement") == []
 
 

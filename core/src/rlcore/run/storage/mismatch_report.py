@@ -42,7 +42,7 @@ def _table(step: int, worst: WorstSamples, tokenizer: Tokenizer) -> pa.Table:
         GENERATION_LOGPROBS: batch.token_columns[GENERATION_LOGPROBS],
         "trainer_logprobs": worst.trainer_logprobs,
         "differences": worst.differences,
-        WEIGHT_VERSIONS: batch.token_columns.get(WEIGHT_VERSIONS),
+        WEIGHT_VERSIONS: batch.token_columns[WEIGHT_VERSIONS],
     }
     return pa.table(
         {
@@ -54,11 +54,7 @@ def _table(step: int, worst: WorstSamples, tokenizer: Tokenizer) -> pa.Table:
             "token_mult_prob_error": worst.errors,
             "worst_position": worst.worst_positions,
             "trainer_version": np.full(batch.num_sequences, worst.trainer_version),
-            **{
-                name: pa.LargeListArray.from_arrays(offsets, pa.array(values))
-                for name, values in per_token.items()
-                if values is not None
-            },
+            **{name: pa.LargeListArray.from_arrays(offsets, pa.array(values)) for name, values in per_token.items()},
         }
     )
 
@@ -84,7 +80,7 @@ def _token_lines(worst: WorstSamples, index: int, tokenizer: Tokenizer) -> Itera
     order = np.argsort(-np.abs(worst.differences[start + positions]), kind="stable")
     for position in np.sort(positions[order[:MAX_SHOWN_TOKENS]]).tolist():
         at = start + position
-        version = batch.token_columns[WEIGHT_VERSIONS][at] if WEIGHT_VERSIONS in batch.token_columns else ""
+        version = batch.token_columns[WEIGHT_VERSIONS][at]
         generation, trainer = np.exp(batch.token_columns[GENERATION_LOGPROBS][at]), np.exp(worst.trainer_logprobs[at])
         token = f"{batch.tokens[at]} {tokenizer.decode(batch.tokens[at : at + 1])!r}"
         figures = f"{generation:>10.4g}  {trainer:>10.4g}  {worst.differences[at]:>+10.4f}"

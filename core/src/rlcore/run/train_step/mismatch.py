@@ -17,7 +17,7 @@ class WorstSamples:
     """At most MAX_SAMPLES of a minibatch's samples, worst first; all arrays are in this order."""
 
     batch: TokenBatch
-    """S samples, T tokens, with the column GENERATION_LOGPROBS."""
+    """S samples, T tokens, with the columns GENERATION_LOGPROBS and WEIGHT_VERSIONS."""
     trainer_logprobs: Float32Array
     """float32 [T]: computed at every token but the first of a sample, whatever the loss mask says."""
     differences: Float32Array
