@@ -143,7 +143,7 @@ def test_the_engine_has_to_be_there_where_it_is_asked_for(texts, monkeypatch: py
 def test_an_engine_that_cannot_train_is_refused_until_it_is_switched_off(texts, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"transformer-engine": "2.17.0", "torch": "2.11.0+cu130"}
     monkeypatch.setattr(
-        requirements, "_version", lambda name: requirements.Version(versions[name]) if name in versions else None
+        requirements, "installed_version", lambda name: requirements.Version(versions[name]) if name in versions else None
     )
     monkeypatch.setattr(requirements, "transformer_engine_version", lambda: requirements.Version("2.17.0"))
     monkeypatch.setattr(check, "transformer_engine_version", lambda: requirements.Version("2.17.0"))

@@ -155,9 +155,9 @@ def test_a_conversion_directory_that_is_too_small(check, monkeypatch: pytest.Mon
 def test_an_engine_that_breaks_megatron_is_named_with_the_one_to_install(check, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"transformer-engine": "2.14.0", "torch": "2.11.0"}
     monkeypatch.setattr(requirements, "transformer_engine_version", lambda: requirements.Version("2.14.0"))
-    real = requirements._version
+    real = requirements.installed_version
     monkeypatch.setattr(
-        requirements, "_version", lambda name: requirements.Version(versions[name]) if name in versions else real(name)
+        requirements, "installed_version", lambda name: requirements.Version(versions[name]) if name in versions else real(name)
     )
     message = refused(check, PluginError)
     assert (

@@ -12,7 +12,6 @@ from rlcore.registry.selection import passed_over, select
 from rlcore_fsdp2.provider import PROVIDER as FSDP2
 from rlcore_megatron import requirements
 from rlcore_megatron.provider import PROVIDER
-from rlcore_torchkit import requirements as torch_requirements
 
 REGISTRY = Registry.from_providers({"trainer": [FSDP2, PROVIDER]})
 
@@ -38,7 +37,6 @@ def installed(monkeypatch: pytest.MonkeyPatch):
             return list(torch_requires) if name == "torch" and torch_requires is not None else real_requires(name)
 
         monkeypatch.setattr(requirements.metadata, "version", version)
-        monkeypatch.setattr(torch_requirements, "version", version)
         monkeypatch.setattr(requirements.metadata, "requires", requires)
         monkeypatch.setattr(requirements.importlib.util, "find_spec", find_spec)
 

@@ -45,7 +45,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
         monkeypatch.setattr(metadata, "version", version)
         monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[name])
-        monkeypatch.setattr("rlcore_torchkit.requirements.version", version)
         monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if importable or name != "vllm" else None)
         monkeypatch.setattr(requirements, "has_gpu", lambda: gpu)
         monkeypatch.setattr("platform.machine", lambda: "x86_64")

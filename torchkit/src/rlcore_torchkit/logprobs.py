@@ -35,16 +35,9 @@ def token_logprobs(
     dtype (under autocast in autocast's) and everything after it in float32, as samplers do; float64 stays float64.
     `chunk_tokens` rows at a time are held as logits, and the backward computes them again; None takes a few million.
     """
-    if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
-        found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
-        raise ContractError(f"token_logprobs: found {found}; expected [T, H], [V, H], [T]")
-    if not temperature > 0.0:
-        raise ContractError(f"token_logprobs: found temperature {temperature}; expected a positive one")
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        hidden = hidden.to(torch.get_autocast_dtype(device))
+    hidden = head_states("token_logprobs", hidden, weight, targets, temperature)
     if chunk_tokens is None:
-        chunk_tokens = chunk_rows(device, weight.shape[0])
+        chunk_tokens = chunk_rows(hidden.device.type, weight.shape[0])
     apply: Any = _TokenLogprobs.apply
     logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
     return logprobs, entropies
@@ -141,6 +134,18 @@ class Upstream(NamedTuple):
         """The gradients of these rows, int64 [rows], alone."""
         scaled, reached, shift = self
         return Upstream(scaled[rows], None if reached is None else reached[rows], None if shift is None else shift[rows])
+
+
+def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """`hidden` [T, H] in the dtype of its product with `weight` [V, H]. ContractError, in the name of `caller`, for shapes or a
+    temperature that do not fit."""
+    if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
+        found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
+        raise ContractError(f"{caller}: found {found}; expected [T, H], [V, H], [T]")
+    if not temperature > 0.0:
+        raise ContractError(f"{caller}: found temperature {temperature}; expected a positive one")
+    device = hidden.device.type
+    return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
 def chunk_rows(device: str, num_columns: int) -> int:

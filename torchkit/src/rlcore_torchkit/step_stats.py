@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from rlcore.schema.listing import listed
-from rlcore.spi.errors import BoundError, NonFiniteError
+from rlcore.spi.arrays import Float32Array
+from rlcore.spi.errors import BoundError, ContractError, NonFiniteError
+from rlcore.spi.trainer import TrainStepResult
 
 _REFUSED = "the step is refused and the state before it kept"
 
@@ -18,6 +20,28 @@ class StepStats:
     loss: float
     grad_norm: float
     metrics: Mapping[str, float]
+
+    def result(
+        self, *, weight_version: int, learning_rate: float, logprobs: tuple[Float32Array, ...] | None
+    ) -> TrainStepResult:
+        """The answer to a request: these totals, the version that the step made, and each microbatch's log-probabilities."""
+        return TrainStepResult(
+            weight_version=weight_version,
+            loss=self.loss,
+            grad_norm=self.grad_norm,
+            learning_rate=learning_rate,
+            metrics=self.metrics,
+            logprobs=logprobs,
+        )
+
+
+def check_state(hook: str, found: int, held: int, *, failed_midway: bool) -> None:
+    """Raise ContractError unless a request names the version `held`, which a handle cannot know of a fresh trainer, and no
+    earlier train_step left gradients of a part of its microbatches behind."""
+    if found != held:
+        raise ContractError(f"{hook}: found weight_version {found}; expected {held}, the one held")
+    if failed_midway:
+        raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
 
 
 def check_finite(stats: StepStats, weight_version: int, non_finite_names: Callable[[], Sequence[str]]) -> None:

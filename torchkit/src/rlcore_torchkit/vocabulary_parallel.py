@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi.errors import ContractError
 from rlcore_torchkit.logprobs import (
     EntropyMode,
     Upstream,
     WeightGradient,
     chunk_rows,
     has_kernels,
+    head_states,
     rows_with_gradient,
     scaled_logits,
     wide_dtype,
@@ -38,15 +38,10 @@ def vocabulary_parallel_logprobs(
     `hidden` [T, H] and `targets` int64 [T], in the whole vocabulary, are the same on every rank, and so are the results. Two
     sums over ranks of [T] each are all that travels. The gradient of `hidden` is this rank's part: add up those of the ranks.
     """
-    if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
-        found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
-        raise ContractError(f"vocabulary_parallel_logprobs: found {found}; expected [T, H], [W, H], [T]")
-    if not temperature > 0.0:
-        raise ContractError(f"vocabulary_parallel_logprobs: found temperature {temperature}; expected a positive one")
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        hidden = hidden.to(torch.get_autocast_dtype(device))
-    options = _Options(first, group, float(temperature), chunk_tokens or chunk_rows(device, weight.shape[0]), entropy)
+    hidden = head_states("vocabulary_parallel_logprobs", hidden, weight, targets, temperature)
+    options = _Options(
+        first, group, float(temperature), chunk_tokens or chunk_rows(hidden.device.type, weight.shape[0]), entropy
+    )
     apply: Any = _VocabularyParallel.apply
     logprobs, entropies = apply(hidden, weight, targets, options)
     return logprobs, entropies

@@ -31,33 +31,26 @@ def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress
     """The display for "auto", "live", "plain" or "silent"; leaves the run's directory in `meta` for error messages."""
     console = Console()
     if mode == "silent":
-        yield _Noted(SilentProgress(), meta)
+        yield _noting(SilentProgress(), meta)
     elif mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal):
         live = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
         with live:
-            yield _Noted(live, meta)
+            yield _noting(live, meta)
         live.show_report()
     else:
-        yield _Noted(PlainProgress(), meta)
+        yield _noting(PlainProgress(), meta)
 
 
-class _Noted:
-    """Passes everything on, and notes where the run is."""
+def _noting(progress: Progress, meta: MutableMapping[str, Any]) -> Progress:
+    """The same display, which leaves the run's directory in `meta` when the run begins."""
+    show_start = progress.started
 
-    def __init__(self, inner: Progress, meta: MutableMapping[str, Any]) -> None:
-        self._inner = inner
-        self._meta = meta
-        self.phase = inner.phase
-        self.samples = inner.samples
-        self.pool = inner.pool
-        self.step = inner.step
-        self.note = inner.note
-        self.finished = inner.finished
+    def started(run_directory: Path, start_step: int, num_steps: int) -> None:
+        meta[RUN_DIRECTORY] = run_directory
+        show_start(run_directory, start_step, num_steps)
 
-    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
-        """Announce that the run begins."""
-        self._meta[RUN_DIRECTORY] = run_directory
-        self._inner.started(run_directory, start_step, num_steps)
+    progress.started = started  # type: ignore[method-assign]
+    return progress
 
 
 class _History:
@@ -77,7 +70,7 @@ class _History:
         return RunDirectory(path=self.run_directory).read_metrics() or self.records
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """One line a step, for logs."""
 
     def __init__(self) -> None:
@@ -90,15 +83,6 @@ class PlainProgress:
         self._history.run_directory = run_directory
         self._num_steps = num_steps
         self._print(f"run directory {run_directory}; steps {start_step + 1} to {num_steps}")
-
-    def phase(self, name: str) -> None:
-        """Lines come by step, not by phase."""
-
-    def samples(self, num_finished: int, num_samples: int) -> None:
-        """Lines come by step, not by sample."""
-
-    def pool(self, name: str, doing: str) -> None:
-        """Lines come by step, not by what workers do."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line."""
@@ -129,7 +113,7 @@ class PlainProgress:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A progress bar, the present phase and the last step's figures, redrawn in place."""
 
     def __init__(self, console: Console) -> None:

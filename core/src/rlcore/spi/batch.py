@@ -31,8 +31,8 @@ GROUP_IDS = "group_ids"
 
 
 @frozen(kw_only=True, eq=False)
-class RaggedTokens:
-    """Token sequences of different lengths, one after another."""
+class _PackedTokens:
+    """Token sequences one after another."""
 
     tokens: Int32Array
     """int32 [T]"""
@@ -43,13 +43,6 @@ class RaggedTokens:
         check_array("tokens", self.tokens, np.int32)
         check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=False)
 
-    @classmethod
-    def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "RaggedTokens":
-        """Pack Python lists of token ids."""
-        offsets = offsets_of([len(sequence) for sequence in sequences])
-        flat = [np.asarray(sequence, np.int32) for sequence in sequences]
-        return cls(tokens=np.concatenate(flat) if flat else np.zeros(0, np.int32), offsets=offsets)
-
     @property
     def num_sequences(self) -> int:
         return len(self.offsets) - 1
@@ -59,19 +52,27 @@ class RaggedTokens:
         """int64 [N]: tokens per sequence."""
         return np.diff(self.offsets)
 
+
+@frozen(kw_only=True, eq=False)
+class RaggedTokens(_PackedTokens):
+    """Token sequences of different lengths."""
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "RaggedTokens":
+        """Pack Python lists of token ids."""
+        offsets = offsets_of([len(sequence) for sequence in sequences])
+        flat = [np.asarray(sequence, np.int32) for sequence in sequences]
+        return cls(tokens=np.concatenate(flat) if flat else np.zeros(0, np.int32), offsets=offsets)
+
     def sequence(self, index: int) -> Int32Array:
         """int32 [length]: a view of one sequence."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 @frozen(kw_only=True, eq=False)
-class TokenBatch:
+class TokenBatch(_PackedTokens):
     """Packed sequences with their loss mask and named columns."""
 
-    tokens: Int32Array
-    """int32 [T]"""
-    offsets: Int64Array
-    """int64 [N+1], as in RaggedTokens."""
     loss_mask: BoolArray
     """bool [T]: True where the token takes part in the loss; never at the first token of a sequence."""
     token_columns: Mapping[str, AnyArray] = field(factory=dict)
@@ -80,8 +81,7 @@ class TokenBatch:
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
 
     def __attrs_post_init__(self) -> None:
-        check_array("tokens", self.tokens, np.int32)
-        check_offsets("offsets", self.offsets, len(self.tokens), allow_empty=False)
+        super().__attrs_post_init__()
         check_array("loss_mask", self.loss_mask, np.bool_, self.num_tokens)
         if self.loss_mask[self.offsets[:-1]].any():
             first = int(self.loss_mask[self.offsets[:-1]].argmax())
@@ -101,15 +101,6 @@ class TokenBatch:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> Int64Array:
-        """int64 [N]: tokens per sequence."""
-        return np.diff(self.offsets)
 
     @property
     def loss_lengths(self) -> Int64Array:

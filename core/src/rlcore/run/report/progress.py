@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 
-class Progress(Protocol):
+class Progress:
     """Receives a run's events, in the driver's thread (but for `samples`) and in this order: started, the rest, finished last.
 
-    A run that fails or is interrupted has no `finished`. Implementations must not raise and must be quick: they are called
-    inside the step.
+    A run that fails or is interrupted has no `finished`. Displays override what they show; the rest does nothing. They must not
+    raise and must be quick: they are called inside the step.
     """
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
@@ -35,26 +34,5 @@ class Progress(Protocol):
         """The run is complete; `summary` holds what summary.json does."""
 
 
-class SilentProgress:
+class SilentProgress(Progress):
     """Shows nothing."""
-
-    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
-        """Nothing to show."""
-
-    def phase(self, name: str) -> None:
-        """Nothing to show."""
-
-    def samples(self, num_finished: int, num_samples: int) -> None:
-        """Nothing to show."""
-
-    def pool(self, name: str, doing: str) -> None:
-        """Nothing to show."""
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing to show."""
-
-    def note(self, text: str) -> None:
-        """Nothing to show."""
-
-    def finished(self, summary: Mapping[str, object]) -> None:
-        """Nothing to show."""

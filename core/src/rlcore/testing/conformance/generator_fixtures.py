@@ -21,9 +21,11 @@ from rlcore.spi import (
     RankInfo,
     RefitRequest,
     SamplingParams,
+    SetResidencyRequest,
     WeightExport,
 )
 from rlcore.spi.arrays import Int32Array
+from rlcore.spi.lifecycle import Place
 from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of, tiny_model
 from rlcore.testing.conformance.reference import (
     Float64Array,
@@ -39,6 +41,7 @@ OpenGenerator: TypeAlias = Callable[[], "GeneratorUnderTest"]
 MAX_SEQUENCE_LENGTH = 96
 PROMPT_LENGTHS = (3, 1, 17, 40, 6)
 MAX_TOKENS = (7, 12, 1, 9, 16)
+PLAIN = SamplingParams()
 EDGE = 1e-4
 """A distribution truncated where two candidates are closer than this is not compared: rounding decides."""
 
@@ -107,7 +110,18 @@ class GeneratorUnderTest:
         on_finished: OnFinished | None = None,
     ) -> GenerateResult:
         """Let the generator sample for a request."""
-        return self.handle.generate(question.request(sampling or SamplingParams(), weight_version, on_finished))
+        return self.handle.generate(question.request(sampling or PLAIN, weight_version, on_finished))
+
+    def move(self, weights: Place, state: Place, *, discard_weights: bool = False) -> int:
+        """Move weights and cache to "device" or "host"; the bytes that it then holds on the device."""
+        request = SetResidencyRequest(weights=weights, state=state, discard_weights=discard_weights)
+        return self.handle.set_residency(request).device_bytes
+
+    def wake_and_refit(self, weights: Mapping[str, Any], weight_version: int) -> None:
+        """What a sleeping generator gets when trainer and generator take turns on a device: weights before its cache."""
+        self.move("device", "host")
+        self.refit(weights, weight_version)
+        self.move("device", "device")
 
 
 def samples_of(result: GenerateResult) -> list[Int32Array]:
@@ -139,6 +153,20 @@ def logprob_errors(
         error = np.abs(table[np.arange(len(response)), response] - logprobs[index])
         errors.append(np.where(margin < EDGE, 0.0, error))
     return np.concatenate(errors)
+
+
+def assert_logprobs(
+    policy: ReferencePolicy,
+    question: Question,
+    result: GenerateResult,
+    tolerance: float,
+    sampling: SamplingParams = PLAIN,
+    *,
+    when: str = "",
+) -> None:
+    """The sampled tokens' log-probabilities are the reference's; `when` begins the message."""
+    greatest = logprob_errors(policy, question, result, sampling).max()
+    assert greatest <= tolerance, f"{when}log-probabilities are off by up to {greatest:.3g} nats"
 
 
 class GeneratorFixtures(BackendFixtures):

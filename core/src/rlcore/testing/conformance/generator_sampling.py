@@ -15,8 +15,8 @@ from rlcore.testing.conformance.generator_fixtures import (
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
+    assert_logprobs,
     assert_same_samples,
-    logprob_errors,
     make_long_question,
     make_question,
     samples_of,
@@ -54,16 +54,14 @@ class GeneratorSampling(GeneratorFixtures):
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
             require(provider, capability)
-        errors = logprob_errors(policy, question, generator.generate(question, 0, sampling), sampling)
-        assert errors.max() <= tolerance, f"log-probabilities are off by up to {errors.max():.3g} nats"
+        assert_logprobs(policy, question, generator.generate(question, 0, sampling), tolerance, sampling)
 
     def test_exact_logprobs(
         self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
     ) -> None:
         """Within 1e-4 of a plain forward pass."""
         require(provider, capabilities.EXACT_LOGPROBS)
-        errors = logprob_errors(policy, question, generator.generate(question), SamplingParams())
-        assert errors.max() <= 1e-4, f"log-probabilities are off by up to {errors.max():.3g} nats"
+        assert_logprobs(policy, question, generator.generate(question), 1e-4)
 
     def test_greedy_takes_the_most_probable_token(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
@@ -176,7 +174,7 @@ class GeneratorSampling(GeneratorFixtures):
             assert is_stop[-1] or len(sample) == limit
         reasons = set(result.finish_reasons.tolist())
         assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "the batch does not hold both kinds of samples"
-        assert logprob_errors(policy, question, result, sampling).max() <= tolerance
+        assert_logprobs(policy, question, result, tolerance, sampling)
         all_stop = generator.generate(question, 0, SamplingParams(stop_token_ids=tuple(range(reference.vocabulary_size))))
         assert np.diff(all_stop.offsets).tolist() == [1] * len(question.seeds)
         assert (all_stop.finish_reasons == FinishReason.STOP).all()

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GenerateResult, Provider, RlcoreError, SamplingParams, SetResidencyRequest, capabilities
+from rlcore.spi import GenerateResult, Provider, RlcoreError, capabilities
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
     MAX_SEQUENCE_LENGTH,
+    PLAIN,
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
     WeightSets,
+    assert_logprobs,
     load_reference,
     logprob_errors,
     samples_of,
 )
 from rlcore.testing.conformance.reference import Reference, ReferencePolicy
 
-PLAIN = SamplingParams()
 ATTEMPTS = 5
 """A generator may be done before new weights reach it; one that always is has not taken them in flight."""
 
@@ -86,17 +87,14 @@ class GeneratorStreaming(GeneratorFixtures):
         """Nothing is generated from them; a refit after they are back in place makes the generator fit again."""
         require(provider, capabilities.DISCARD_WEIGHTS)
         generator.generate(question)
-        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        generator.move("host", "host", discard_weights=True)
+        generator.move("device", "host")
+        generator.move("device", "device")
         with pytest.raises(RlcoreError):
             generator.generate(question)
-        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
-        generator.refit(weights[0], 1)
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
-        errors = logprob_errors(policy, question, generator.generate(question, 1), PLAIN)
-        assert errors.max() <= tolerance, f"log-probabilities are off by {errors.max():.3g} nats"
+        generator.move("host", "host", discard_weights=True)
+        generator.wake_and_refit(weights[0], 1)
+        assert_logprobs(policy, question, generator.generate(question, 1), tolerance)
 
 
 def generate_and_refit(

@@ -11,20 +11,20 @@ from rlcore.spi import (
     Provider,
     RefitRequest,
     RlcoreError,
-    SamplingParams,
     SaveStateRequest,
-    SetResidencyRequest,
     capabilities,
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray
 from rlcore.testing.conformance.fixtures import Device, require
 from rlcore.testing.conformance.generator_fixtures import (
+    PLAIN,
     GeneratorFixtures,
     GeneratorUnderTest,
     OpenGenerator,
     Question,
     WeightSets,
+    assert_logprobs,
     assert_same_samples,
     load_reference,
     logprob_errors,
@@ -40,7 +40,6 @@ from rlcore.testing.conformance.tensors import (
     repeat_tensor,
 )
 
-PLAIN = SamplingParams()
 CHANGES = {"corrupted": corrupt_value, "dropped": drop_tensor, "repeated": repeat_tensor}
 
 
@@ -76,8 +75,7 @@ class GeneratorWeights(GeneratorFixtures):
             fresh.refit(weights[which], version, max_bucket_bytes=max_bucket_bytes)
             result = fresh.generate(question, version)
             assert (result.weight_versions == version).all()
-            errors = logprob_errors(policies[which], question, result, PLAIN)
-            assert errors.max() <= tolerance, f"after refit {version} log-probabilities are off by {errors.max():.3g} nats"
+            assert_logprobs(policies[which], question, result, tolerance, when=f"after refit {version} ")
             stale = logprob_errors(policies[1 - which], question, result, PLAIN)
             assert stale.max() > 10 * tolerance, "the two sets of weights are too alike to tell a stale one"
 
@@ -104,7 +102,7 @@ class GeneratorWeights(GeneratorFixtures):
         with pytest.raises(RlcoreError):
             generator.generate(question, 1)
         generator.refit(weights[0], 2)
-        assert logprob_errors(policy, question, generator.generate(question, 2), PLAIN).max() <= tolerance
+        assert_logprobs(policy, question, generator.generate(question, 2), tolerance)
 
     def test_copies_stay_when_the_trainer_moves_on(
         self, fresh: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, tolerance: float
@@ -114,7 +112,7 @@ class GeneratorWeights(GeneratorFixtures):
         fresh.refit_export(make_export(tensors, 0, persistent=True))
         for value in tensors.values():
             value[...] = float("nan")
-        assert logprob_errors(policy, question, fresh.generate(question, 0), PLAIN).max() <= tolerance
+        assert_logprobs(policy, question, fresh.generate(question, 0), tolerance)
 
     def test_shared_tensors_are_good_for_the_next_refit(
         self, fresh: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question, tolerance: float
@@ -126,8 +124,8 @@ class GeneratorWeights(GeneratorFixtures):
                 value[...] = weights[which][name]
             fresh.refit_export(make_export(tensors, version, persistent=True), may_alias=True)
             result = fresh.generate(question, version)
-            errors = logprob_errors(load_reference(reference, weights[which]), question, result, PLAIN)
-            assert errors.max() <= tolerance, f"after refit {version} log-probabilities are off by {errors.max():.3g} nats"
+            policy = load_reference(reference, weights[which])
+            assert_logprobs(policy, question, result, tolerance, when=f"after refit {version} ")
             for name, value in tensors.items():
                 np.testing.assert_array_equal(bytes_of(value), bytes_of(weights[which][name]), err_msg=name)
 
@@ -148,7 +146,7 @@ class GeneratorWeights(GeneratorFixtures):
         self, generator: GeneratorUnderTest, weights: WeightSets, question: Question
     ) -> None:
         """By every generator, whatever it declares; it holds the weights at the least."""
-        found = generator.handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes
+        found = generator.move("device", "device")
         least = num_bytes(weights[0])
         assert found >= least, f"device_bytes: found {found}; expected at least {least}, the size of the weights"
         generator.generate(question)
@@ -166,16 +164,15 @@ class GeneratorWeights(GeneratorFixtures):
         """The weights come back, and may be refitted while the cache is away. What is said to be left on a device shrinks."""
         require(provider, capabilities.RESIDENCY)
         before = generator.generate(question)
-        resident = generator.handle.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes
-        moved = generator.handle.set_residency(SetResidencyRequest(weights="host", state="host")).device_bytes
+        resident, moved = generator.move("device", "device"), generator.move("host", "host")
         # What is left may be a workspace that is larger than this small model: then what has gone counts.
         gone, least = resident - moved, num_bytes(weights[0])
         assert device == "cpu" or moved < resident / 2 or gone >= least, (
             f"on the host it still holds {moved} of {resident} bytes; expected half of them, or {least} fewer: the weights"
         )
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
+        generator.move("device", "device")
         after = generator.generate(question)
-        assert logprob_errors(policy, question, after, PLAIN).max() <= tolerance
+        assert_logprobs(policy, question, after, tolerance)
         if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
             assert_same_samples(after, before, range(len(question.seeds)), tolerance)
 
@@ -191,12 +188,9 @@ class GeneratorWeights(GeneratorFixtures):
         """As when trainer and generator take turns on a device."""
         require(provider, capabilities.RESIDENCY)
         generator.generate(question)
-        generator.handle.set_residency(SetResidencyRequest(weights="host", state="host"))
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="host"))
-        generator.refit(weights[1], 1)
-        generator.handle.set_residency(SetResidencyRequest(weights="device", state="device"))
-        errors = logprob_errors(load_reference(reference, weights[1]), question, generator.generate(question, 1), PLAIN)
-        assert errors.max() <= tolerance, f"log-probabilities are off by {errors.max():.3g} nats"
+        generator.move("host", "host")
+        generator.wake_and_refit(weights[1], 1)
+        assert_logprobs(load_reference(reference, weights[1]), question, generator.generate(question, 1), tolerance)
 
     def test_saved_state_holds_no_weights(
         self,

@@ -264,6 +264,12 @@ def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values, 
     )
 
 
+def assert_same_weights(found: Values, expected: Values) -> None:
+    """Every tensor of `expected` is in `found`, to the bit."""
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 def assert_same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Assert that two mappings of metrics or tensors have the same names."""
     assert found.keys() == expected.keys(), f"{what}: found {sorted(found)}; expected {sorted(expected)}"

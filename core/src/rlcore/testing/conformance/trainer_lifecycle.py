@@ -1,7 +1,10 @@
 """Checks of what a trainer keeps: through refused steps, checkpoints, moves to the host, and its end."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from rlcore.spi import (
     ModelSpec,
     NonFiniteError,
     Provider,
+    RlcoreError,
     SaveStateRequest,
     SetResidencyRequest,
     TokenBatch,
@@ -30,6 +34,7 @@ from rlcore.testing.conformance.trainer_fixtures import (
     TrainerUnderTest,
     Undisturbed,
     assert_same_step,
+    assert_same_weights,
     with_loss,
 )
 from rlcore.transformers_import import import_transformers
@@ -37,6 +42,21 @@ from rlcore.transformers_import import import_transformers
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")
 ON_HOST = SetResidencyRequest(weights="host", state="host")
 STATE_ON_HOST = SetResidencyRequest(weights="device", state="host")
+
+
+@contextmanager
+def refused(
+    error: type[RlcoreError], open_trainer: OpenTrainer, undisturbed: Undisturbed
+) -> Iterator[tuple[TrainerUnderTest, pytest.ExceptionInfo[Any]]]:
+    """A trainer after one update, which refuses the second with `error`: its weights stay, and the next step is the one that
+    would have followed."""
+    with open_trainer() as trainer:
+        before = trainer.outcome((undisturbed.batch,), 0).weights
+        with pytest.raises(error) as raised:
+            yield trainer, raised
+        after = trainer.weights(1)
+        assert_same_weights(after, before)
+        assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], after)
 
 
 class TrainerLifecycle(TrainerFixtures):
@@ -48,14 +68,8 @@ class TrainerLifecycle(TrainerFixtures):
     ) -> None:
         """Weights, optimizer and version stay, and the next step is the one that would have followed."""
         last = spoiled(undisturbed.other) if poison == "loss" else undisturbed.other
-        with open_trainer() as trainer:
-            before = trainer.outcome((undisturbed.batch,), 0).weights
-            with pytest.raises(NonFiniteError):
-                trainer.step((undisturbed.batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
-            after = trainer.weights(1)
-            for name, expected in before.items():
-                np.testing.assert_array_equal(after[name], expected, err_msg=name)
-            assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], after)
+        with refused(NonFiniteError, open_trainer, undisturbed) as (trainer, _):
+            trainer.step((undisturbed.batch, last), 1, loss=with_loss(loss, poison_gradient=poison == "gradient"))
 
     @pytest.mark.parametrize("metric", [TOKEN_SHARE, LARGEST_SURPRISE])
     def test_step_over_a_bound_is_refused_and_leaves_the_state(
@@ -65,18 +79,12 @@ class TrainerLifecycle(TrainerFixtures):
         require(provider, capabilities.METRIC_BOUNDS)
         value = undisturbed.steps[1].result.metrics[metric]
         bounds = {TOKEN_SHARE: 2.0, LARGEST_SURPRISE: 1e6, "probe/not_reported": 0.0, metric: 0.95 * value}
-        with open_trainer() as trainer:
-            before = trainer.outcome((undisturbed.batch,), 0).weights
-            with pytest.raises(BoundError) as raised:
-                trainer.step(arrange(undisturbed.other, "apart"), 1, bounds=bounds)
-            assert raised.value.metrics == {metric: pytest.approx(value, rel=1e-4)}
-            shown = [float(number) for number in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", str(raised.value))]
-            assert metric in str(raised.value), f"the message does not name {metric}: {raised.value}"
-            assert pytest.approx(value, rel=1e-2) in shown, f"the message does not name {value}: {raised.value}"
-            after = trainer.weights(1)
-            for name, expected in before.items():
-                np.testing.assert_array_equal(after[name], expected, err_msg=name)
-            assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], after)
+        with refused(BoundError, open_trainer, undisturbed) as (trainer, raised):
+            trainer.step(arrange(undisturbed.other, "apart"), 1, bounds=bounds)
+        assert raised.value.metrics == {metric: pytest.approx(value, rel=1e-4)}
+        shown = [float(number) for number in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", str(raised.value))]
+        assert metric in str(raised.value), f"the message does not name {metric}: {raised.value}"
+        assert pytest.approx(value, rel=1e-2) in shown, f"the message does not name {value}: {raised.value}"
 
     def test_bounds_that_hold_change_nothing(
         self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed
@@ -122,9 +130,8 @@ class TrainerLifecycle(TrainerFixtures):
             assert_same_step(found, undisturbed.steps[2], restored)
             return
         assert found.result == undisturbed.steps[2].result
-        for name, expected in undisturbed.steps[2].weights.items():
-            np.testing.assert_array_equal(restored[name], undisturbed.steps[1].weights[name], err_msg=name)
-            np.testing.assert_array_equal(found.weights[name], expected, err_msg=name)
+        assert_same_weights(restored, undisturbed.steps[1].weights)
+        assert_same_weights(found.weights, undisturbed.steps[2].weights)
 
     def test_saving_changes_nothing(self, open_trainer: OpenTrainer, undisturbed: Undisturbed, tmp_path: Path) -> None:
         """The step after a save is the step without one."""
@@ -169,8 +176,7 @@ class TrainerLifecycle(TrainerFixtures):
             assert resident > 0, "a trainer on its device holds no bytes there"
             trainer.handle.set_residency(STATE_ON_HOST)
             np.testing.assert_array_equal(trainer.logprobs((undisturbed.other,), 1)[0], logprobs)
-            for name, value in trainer.weights(1).items():
-                np.testing.assert_array_equal(value, before[name], err_msg=name)
+            assert_same_weights(trainer.weights(1), before)
             moved = trainer.handle.set_residency(ON_HOST).device_bytes
             # What is left may be a workspace that is larger than this small model: then what has gone counts.
             gone, least = resident - moved, 3 * num_bytes(before)

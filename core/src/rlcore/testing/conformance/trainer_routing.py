@@ -1,8 +1,9 @@
 """Checks of a trainer that sends tokens where it is told to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from rlcore.spi import ROUTED_EXPERTS, ModelSpec, Provider, TokenBatch, capabilities
 from rlcore.spi.arrays import Int16Array
@@ -10,7 +11,7 @@ from rlcore.testing.conformance.batches import arrange, arranged_indices, make_b
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.reference import Float64Array, RoutedPolicy, log_softmax
 from rlcore.testing.conformance.tensors import Values
-from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, assert_close
+from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, assert_close
 
 VOCABULARY_SIZE = 32
 """Tokens that sequences are made of."""
@@ -19,51 +20,52 @@ VOCABULARY_SIZE = 32
 class TrainerRouting(TrainerFixtures):
     """Experts that are given take the place of those that a router would choose."""
 
+    @pytest.fixture
+    def routed_trainer(
+        self, provider: Provider, open_trainer: OpenTrainer, routed_model: ModelSpec
+    ) -> Iterator[TrainerUnderTest]:
+        """A fresh trainer of the mixture-of-experts model."""
+        require(provider, capabilities.ROUTING_REPLAY)
+        with open_trainer(model=routed_model) as trainer:
+            yield trainer
+
+    @pytest.fixture
+    def routed_policy(
+        self, routed_trainer: TrainerUnderTest, routed_reference: Callable[[Values], RoutedPolicy]
+    ) -> RoutedPolicy:
+        """The reference with that trainer's weights."""
+        return routed_reference(routed_trainer.weights())
+
     def test_routed_tokens_equal_the_reference(
-        self,
-        provider: Provider,
-        open_trainer: OpenTrainer,
-        routed_model: ModelSpec,
-        routed_reference: Callable[[Values], RoutedPolicy],
-        tolerance: float,
+        self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy, tolerance: float
     ) -> None:
         """Log-probabilities and gradient, with experts at random and tokens here and there left to the router."""
-        require(provider, capabilities.ROUTING_REPLAY)
         batch = make_batch(VOCABULARY_SIZE, seed=5)
-        with open_trainer(model=routed_model) as trainer:
-            policy = routed_reference(trainer.weights())
-            routed = batch.with_token_column(ROUTED_EXPERTS, random_experts(policy, batch))
-            expected = routed_logprobs(policy, routed)
-            (own,) = trainer.logprobs((batch,))
-            assert np.abs(own - expected).max() > 10 * tolerance, "the experts given make no difference to the model"
-            found = trainer.logprobs(arrange(routed, "uneven"))
-            for indices, part in zip(arranged_indices(batch, "uneven"), found, strict=True):
-                wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
-                np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=tolerance)
-            (after,) = trainer.logprobs((batch,))
-            np.testing.assert_allclose(after, own, rtol=0, atol=tolerance, err_msg="routing outlasts the batch it came with")
-            norm = policy.gradient_norm(routed, trainer.loss, 1.0)
-            result = trainer.step(arrange(routed, "uneven"))
-            assert_close("grad_norm", result.grad_norm, norm, 1e-3)
+        routed = batch.with_token_column(ROUTED_EXPERTS, random_experts(routed_policy, batch))
+        expected = routed_logprobs(routed_policy, routed)
+        (own,) = routed_trainer.logprobs((batch,))
+        assert np.abs(own - expected).max() > 10 * tolerance, "the experts given make no difference to the model"
+        found = routed_trainer.logprobs(arrange(routed, "uneven"))
+        for indices, part in zip(arranged_indices(batch, "uneven"), found, strict=True):
+            wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
+            np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=tolerance)
+        (after,) = routed_trainer.logprobs((batch,))
+        np.testing.assert_allclose(after, own, rtol=0, atol=tolerance, err_msg="routing outlasts the batch it came with")
+        norm = routed_policy.gradient_norm(routed, routed_trainer.loss, 1.0)
+        result = routed_trainer.step(arrange(routed, "uneven"))
+        assert_close("grad_norm", result.grad_norm, norm, 1e-3)
 
     def test_own_routing_changes_nothing(
-        self,
-        provider: Provider,
-        open_trainer: OpenTrainer,
-        routed_model: ModelSpec,
-        routed_reference: Callable[[Values], RoutedPolicy],
-        tolerance: float,
+        self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy, tolerance: float
     ) -> None:
         """Experts that the model chooses by itself, in another order, and none at all."""
-        require(provider, capabilities.ROUTING_REPLAY)
         batch = make_batch(VOCABULARY_SIZE, seed=6)
-        with open_trainer(model=routed_model) as trainer:
-            policy = routed_reference(trainer.weights())
-            experts = np.concatenate([policy.choices(tokens)[0] for tokens in np.split(batch.tokens, batch.offsets[1:-1])])
-            (expected,) = trainer.logprobs((batch,))
-            for column in (np.ascontiguousarray(experts[..., ::-1]), np.full_like(experts, -1)):
-                (found,) = trainer.logprobs((batch.with_token_column(ROUTED_EXPERTS, column),))
-                np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+        tokens = np.split(batch.tokens, batch.offsets[1:-1])
+        experts = np.concatenate([routed_policy.choices(sequence)[0] for sequence in tokens])
+        (expected,) = routed_trainer.logprobs((batch,))
+        for column in (np.ascontiguousarray(experts[..., ::-1]), np.full_like(experts, -1)):
+            (found,) = routed_trainer.logprobs((batch.with_token_column(ROUTED_EXPERTS, column),))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
 def random_experts(policy: RoutedPolicy, batch: TokenBatch) -> Int16Array:
