@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +136,11 @@ class JsonlRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._bounds)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return JsonlRows(self._lines, self._bounds[index], self._config)
         start, end = self._bounds[index].tolist()
@@ -202,7 +206,11 @@ class ArrowRows(Sequence[Row]):
         for batch in self._table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             start, stop, stride = index.indices(len(self))
             table = self._table.slice(start, max(stop - start, 0))
