@@ -98,6 +98,7 @@ def test_unknown_keys_get_the_nearest_or_the_place_where_they_exist(problems) ->
         "run.num_stpes=5",
         "training.temperature=1",
         "model.rate=1",
+        "logging.watch=true",
         "modle.path=x",
         "num_steps=3",
         "zed.rate=1",
@@ -106,6 +107,7 @@ def test_unknown_keys_get_the_nearest_or_the_place_where_they_exist(problems) ->
     assert found["run.num_stpes"].remedy == "Did you mean run.num_steps?"
     assert found["training.temperature"].remedy == "Did you mean rollout.temperature or evaluation.temperature?"
     assert found["model.rate"].remedy == "Did you mean trainer.zed.rate?"
+    assert found["logging.watch"].remedy == 'Did you mean "watch" in observers.names?'
     assert found["modle"].remedy == "Did you mean model?"
     assert found["num_steps"].remedy == "Did you mean run.num_steps?"
     assert found["zed"].expected.startswith("one of model, algorithm")

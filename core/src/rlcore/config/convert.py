@@ -191,7 +191,7 @@ class _Conversion:
                 )
 
     def _section_of(self, key: str) -> str:
-        """A did-you-mean with the full path of every key, and of the section, of this name."""
+        """A did-you-mean with the full path of every key, and of the section, of this name, and of where it names a plugin."""
         tables: dict[str, type] = {}
         for name, attribute in describe.fields(Recipe).items():
             if not _choice_class(attribute.type):
@@ -199,6 +199,7 @@ class _Conversion:
         tables |= {f"{role}.{plugin}": cls for role, plugins in self.sections.items() for plugin, cls in plugins.items()}
         places = [f"[{key}]"] if key in describe.fields(Recipe) else []
         places += [f"{path}.{key}" for path, cls in tables.items() if key in describe.fields(cls)]
+        places += [f'"{key}" in {role}.names' for role in (SINKS, OBSERVERS) if key in self.sections.get(role, {})]
         return f"Did you mean {' or '.join(places)}?" if places else ""
 
     def _broken(self) -> tuple[str, ...]:
