@@ -3,9 +3,9 @@
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -13,7 +13,8 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry, discover
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.report.progress import SilentProgress
-from rlcore.spi import ConfigError, PluginError, hookimpl
+from rlcore.run.report.sinks import Sinks
+from rlcore.spi import ConfigError, PluginError, Sink, hookimpl
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.trainer import FakeTrainer
 
@@ -112,9 +113,9 @@ def test_a_sink_gets_the_figures_of_steps_its_options_and_the_run_directory(
     assert versions["acme-sinks"] == "1.0"
 
 
-@pytest.mark.parametrize(("where", "written"), [("step 2", [0, 1]), ("closing", [0, 1, 2, 3])])
+@pytest.mark.parametrize(("where", "written", "goes_on"), [("step 2", [0, 1], True), ("closing", [0, 1, 2, 3], False)])
 def test_a_sink_that_fails_is_noted_once_and_the_run_ends_well(
-    run: Run, tmp_path: Path, installed: Registry, where: str, written: list[int]
+    run: Run, tmp_path: Path, installed: Registry, where: str, written: list[int], goes_on: bool
 ) -> None:
     progress = Notes()
     summary = run(*NAMED, f"sinks.lines.fails_in={where}", registry=installed, progress=progress)
@@ -122,6 +123,7 @@ def test_a_sink_that_fails_is_noted_once_and_the_run_ends_well(
     (note,) = progress.notes
     assert note.startswith("sink 'lines' (acme-sinks 1.0)")
     assert f"ConnectionError: no tracker while {where}" in note
+    assert ("the run goes on" in note) == goes_on
     directory = tmp_path / "runs" / "run"
     assert [json.loads(line)["step"] for line in (directory / "lines.jsonl").read_text().splitlines()] == written
     assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3]
@@ -136,6 +138,18 @@ def test_a_sink_is_built_where_the_run_is_described_and_knows_the_recipe_of_a_re
     run('sinks.names=["lines"]', f"sinks.lines.recipes={seen}", "run.num_steps=3", resume=True, registry=installed)
     found = [json.loads(line) for line in seen.read_text().splitlines()]
     assert found == [[first, first], [first, written.read_text().removeprefix("# From step 3 on.\n")]]
+
+
+def test_a_sink_that_knows_the_remedy_says_it_alone() -> None:
+    class Plots:
+        def close(self, summary: Mapping[str, object] | None) -> None:
+            raise PluginError("pip install plots")
+
+    progress = Notes()
+    sinks = Sinks(progress)
+    sinks.add("sink 'plots'", cast("Sink", Plots()))
+    sinks.close()
+    assert progress.notes == ["sink 'plots' failed when the run ended: pip install plots"]
 
 
 def refuse(self, request):
@@ -173,6 +187,7 @@ def test_sinks_that_were_built_are_closed_where_a_later_one_cannot_be(run: Run, 
         (['sinks.names=["away"]'], PluginError, "no tracker is installed: pip install tracker"),
         (['sinks.names=["liens"]'], PluginError, "'liens' is not installed; did you mean 'lines'"),
         (['sinks.names=["lines", "lines"]'], ConfigError, "sinks.names"),
+        (["logging.lines=true"], ConfigError, 'Did you mean "lines" in sinks.names'),
         (["sinks.lines.prefx=x"], ConfigError, r"sinks\.lines\.prefx: found an unknown key"),
         (['sinks.names=["lines"]', 'plugins.disable=["sink:lines"]'], ConfigError, "which sinks.names asks for"),
     ],

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.run.report.progress import Progress
-from rlcore.spi import Sink
+from rlcore.spi import RlcoreError, Sink
 
 
 class Sinks:
@@ -22,13 +22,13 @@ class Sinks:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give the figures of a step to each sink."""
-        self._each(lambda sink: sink.log(step, dict(metrics)))
+        self._each(lambda sink: sink.log(step, dict(metrics)), "failed and gets nothing more; the run goes on")
 
     def close(self) -> None:
         """End each sink."""
-        self._each(lambda sink: sink.close(self.summary))
+        self._each(lambda sink: sink.close(self.summary), "failed when the run ended")
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def _each(self, call: Callable[[Sink], None], failure: str) -> None:
         for label, sink in list(self._sinks.items()):
             try:
                 call(sink)
@@ -36,4 +36,5 @@ class Sinks:
                 if is_outside(error):
                     raise
                 del self._sinks[label]
-                self._progress.note(f"{label} failed and gets nothing more; the run goes on: {type(error).__name__}: {error}")
+                cause = f"{error}" if isinstance(error, RlcoreError) else f"{type(error).__name__}: {error}"
+                self._progress.note(f"{label} {failure}: {cause}")
