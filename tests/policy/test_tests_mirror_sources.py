@@ -37,7 +37,6 @@ THROUGH = {
     "core/run/test_loop.py": "core/run/rollout/collector",
     "core/run/test_train.py": "core/run/data/seeds core/run/execution/backends core/run/plan/inputs core/run/report/progress "
     "core/run/report/summary core/run/report/timing core/run/rollout/metrics",
-    "docs/test_run_directory_document.py": "core/run/report/tensorboard",
     "core/cli/test_check.py": "core/run/plan/preview",
     "core/cli/test_serve.py": "core/serve/serving",
     "grpo/test_loss.py": "torchkit/step_stats torchkit/rl/metrics torchkit/rl/normalisation",

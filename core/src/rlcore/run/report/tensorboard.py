@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from attrs import frozen
 
+from rlcore.files import storage_errors
 from rlcore.spi import SPI_VERSION, Provider, SinkContext
 
 
@@ -19,7 +20,8 @@ class TensorBoardSink:
     def __init__(self, context: SinkContext, config: TensorBoardConfig) -> None:  # noqa: ARG002 - there are no options
         from tensorboard.summary import Writer
 
-        self._writer = Writer(str(context.run_directory / "tensorboard"))
+        with storage_errors("TensorBoard's events", context.run_directory):
+            self._writer = Writer(str(context.run_directory / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the scalars; they are on disk when this returns."""
