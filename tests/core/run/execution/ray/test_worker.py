@@ -4,12 +4,15 @@ import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import ray
 from torch.distributed import TCPStore
 
+from rlcore.run.execution.ray import worker as worker_module
 from rlcore.run.execution.ray.worker import Worker
 from rlcore.spi import PluginError
 from rlcore_torchkit.process_group import listening_store
@@ -60,8 +63,7 @@ def test_the_port_where_ranks_meet_is_kept_until_a_store_listens_there(
     worker = Worker(0, tmp_path / "log")
     port = urlsplit(worker.rendezvous()).port
     assert port is not None
-    with socket.socket() as other, pytest.raises(OSError):
-        other.bind(("127.0.0.1", port))
+    assert not is_port_free(port)
     timeout = timedelta(seconds=30)
     if kind == "torchkit":
         store = listening_store("127.0.0.1", port, 1, timeout)
@@ -69,3 +71,35 @@ def test_the_port_where_ranks_meet_is_kept_until_a_store_listens_there(
         store = TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timeout)
     store.set("here", "1")
     assert store.get("here") == b"1"
+
+
+@pytest.mark.parametrize(("platform", "is_free"), [("linux", False), ("darwin", True)])
+def test_the_port_is_released_before_the_trainer_is_built_where_no_other_socket_could_listen_there(
+    platform: str, is_free: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    worker = Worker(0, tmp_path / "log")
+    address = urlsplit(worker.rendezvous())
+    could_bind = []
+
+    def build(*arguments: object) -> None:
+        could_bind.append(is_port_free(address.port))
+        raise PluginError("no trainer")
+
+    monkeypatch.setattr(worker_module, "build_trainer", build)
+    monkeypatch.setattr(worker, "_plugins", (None, None, ()))
+    monkeypatch.setattr(sys, "platform", platform)
+    order: Any = SimpleNamespace(trainer=None, trainer_config=None)
+    with pytest.raises(PluginError, match="no trainer"):
+        worker.build(order)
+    assert could_bind == [is_free]
+    assert is_port_free(address.port), "no trainer will listen there"
+
+
+def is_port_free(port: int | None) -> bool:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -145,7 +145,8 @@ class Worker:
     def rendezvous(self) -> str:
         """Return an address at which the ranks can meet.
 
-        Its port is kept from others until the trainer, in this process, listens there with SO_REUSEADDR, as torch's store does.
+        On Linux its port is kept from others until the trainer, in this process, listens there with SO_REUSEADDR, as torch's
+        store does; elsewhere until the trainer is built.
         """
         import ray
 
@@ -160,11 +161,12 @@ class Worker:
         """Build the trainer, together with all other ranks, and make room for generators."""
         assert self._plugins is not None
         trainer, _, observers = self._plugins
+        if sys.platform != "linux":  # elsewhere no socket can listen at a port that another one is bound to
+            self._release_port()
         try:
             self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
         finally:
-            if self._reserved is not None:
-                self._reserved.close()
+            self._release_port()
         make_room(self._trainer, order.room_for_generator)
         return Built(layout=self._trainer.layout)
 
@@ -248,6 +250,10 @@ class Worker:
             for handle in (self._trainer, self._generator):
                 if handle is not None:
                     stack.enter_context(closed_after(handle))
+
+    def _release_port(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
 
     def _count(self, sample: int, result: GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
         with self._counting:
