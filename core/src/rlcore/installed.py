@@ -7,9 +7,11 @@ from attrs import frozen
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
-from rlcore.spi.provider import ENTRY_POINT_GROUPS
+from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
 
 FILE = "entry_points.txt"
+GROUPS = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP)
+"""Every group of rlcore's."""
 CORE_ENTRY_POINTS = (
     EntryPoint("curve", "rlcore.run.report.plots:CURVE", ENTRY_POINT_GROUPS["sink"]),
     EntryPoint("tensorboard", "rlcore.run.report.tensorboard:TENSORBOARD", ENTRY_POINT_GROUPS["sink"]),

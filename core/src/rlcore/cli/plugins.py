@@ -3,12 +3,12 @@
 import json
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from attrs import frozen
 
-from rlcore.gpu import detect_device
+from rlcore.gpu import Device, detect_device
 from rlcore.registry.discovery import ObserverEntry, Registry, discover
 from rlcore.registry.selection import AUTO_ROLES, Row, auto_error, explain
 from rlcore.spi.provider import ROLES
@@ -17,7 +17,6 @@ from rlcore.spi.version import SPI_VERSION
 if TYPE_CHECKING:
     from rich.table import Table
 
-Device: TypeAlias = Literal["cpu", "cuda"]
 _WIDTH_WITHOUT_TERMINAL = 240
 
 
@@ -108,7 +107,7 @@ def _listed(registry: Registry, device: Device) -> Iterator[tuple[str, list[_Lis
 
 def _listed_row(row: Row) -> _Listed:
     entry, provider = row.entry, row.entry.provider
-    origin, details = f"{entry.distribution} {entry.version}", []
+    origin, details = entry.origin, []
     if provider is not None:
         details.append(f"{origin}, SPI {_version(provider.spi)}, priority {provider.priority}")
         if provider.capabilities:
@@ -123,7 +122,7 @@ def _listed_row(row: Row) -> _Listed:
 
 
 def _listed_observer(observer: ObserverEntry) -> _Listed:
-    origin, mark = f"{observer.distribution} {observer.version}", "global" if observer.is_global else ""
+    origin, mark = observer.origin, "global" if observer.is_global else ""
     if observer.disabled:
         return _Listed(observer.name, "", f"disabled ({origin})", "dim", ())
     if observer.error is not None:

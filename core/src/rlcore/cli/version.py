@@ -7,8 +7,7 @@ from importlib import metadata
 import click
 
 from rlcore import __version__
-from rlcore.installed import distribution_of, installed_entry_points
-from rlcore.spi.provider import ARCHITECTURE_GROUP, ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP
+from rlcore.installed import GROUPS, distribution_of, installed_entry_points
 from rlcore.spi.version import SPI_VERSION
 
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pluggy", "attrs", "cattrs")
@@ -34,7 +33,7 @@ def versions() -> dict[str, str]:
     """Versions by distribution: rlcore, its SPI, every distribution with a plugin, Python, then libraries."""
     found = {"rlcore": __version__, "SPI": ".".join(map(str, SPI_VERSION))}
     installed = installed_entry_points().entry_points
-    for group in (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP):
+    for group in GROUPS:
         found.update(distribution_of(entry_point) for entry_point in installed.select(group=group))
     found["Python"] = platform.python_version()
     for library in LIBRARIES:

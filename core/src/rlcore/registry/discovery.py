@@ -4,73 +4,79 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from traceback import walk_tb
+from typing import TypeVar
 
 from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
-from rlcore.installed import CORE_ENTRY_POINTS, distribution_of, installed_entry_points
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
+from rlcore.registry.plugin_errors import is_outside, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.spi.errors import PluginError
-from rlcore.spi.provider import (
-    ARCHITECTURE_GROUP,
-    ENTRY_POINT_GROUPS,
-    GLOBAL_OBSERVER_GROUP,
-    OBSERVER_GROUP,
-    ROLES,
-    Provider,
-    Role,
-)
+from rlcore.spi.provider import ENTRY_POINT_GROUPS, GLOBAL_OBSERVER_GROUP, OBSERVER_GROUP, Provider, Role
 
 DISABLE_VARIABLE = "RLCORE_DISABLE_PLUGINS"
 """Environment variable with further plugins to leave out, separated by commas."""
-_OBSERVER = "observer"
-_IN_PROCESS = "in-process"
 
 
-@frozen(kw_only=True)
-class Entry:
-    """One installed plugin of a role."""
+@frozen(kw_only=True, eq=False)
+class _Installed:
+    """What is known of an entry point of any role."""
 
-    role: Role
+    role: Role | str
     name: str
     distribution: str
     version: str
-    provider: Provider | None
-    """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
     error: str | None = None
     """What makes it unfit for use anywhere."""
     disabled: bool = False
     """Left out by the user; nothing of it has been imported."""
 
     @property
-    def label(self) -> str:
-        """The name that messages use for it."""
-        return f"{self.role} {self.name!r} ({self.distribution} {self.version})"
-
-
-@frozen(kw_only=True, eq=False)
-class ObserverEntry:
-    """One installed observer."""
-
-    name: str
-    distribution: str
-    version: str
-    observer: object | None
-    """An object, or module, with wrapper-only hooks, or a class of them; None where it is disabled or could not be imported."""
-    config: type | None = None
-    """The class of its section of the recipe; None where it takes no options."""
-    error: str | None = None
-    """What makes it unfit for use."""
-    disabled: bool = False
-    is_global: bool = False
-    """In use in every run, whether the recipe names it or not."""
+    def origin(self) -> str:
+        """Name and version of its distribution."""
+        return f"{self.distribution} {self.version}"
 
     @property
     def label(self) -> str:
         """The name that messages use for it."""
-        return f"{_OBSERVER} {self.name!r} ({self.distribution} {self.version})"
+        return f"{self.role} {self.name!r} ({self.origin})"
+
+
+@frozen(kw_only=True)
+class Entry(_Installed):
+    """One installed plugin of a role."""
+
+    role: Role
+    provider: Provider | None = None
+    """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
+
+    def holding(self, loaded: object) -> "Entry":
+        """The same entry with what it names, checked."""
+        provider = loaded if isinstance(loaded, Provider) else None
+        return evolve(self, provider=provider, error=provider_error(loaded, self.name))
+
+
+@frozen(kw_only=True, eq=False)
+class ObserverEntry(_Installed):
+    """One installed observer."""
+
+    role: str = field(default="observer", init=False)
+    observer: object | None = None
+    """An object, or module, with wrapper-only hooks, or a class of them; None where it is disabled or could not be imported."""
+    config: type | None = None
+    """The class of its section of the recipe; None where it takes no options."""
+    is_global: bool = False
+    """In use in every run, whether the recipe names it or not."""
+
+    def holding(self, loaded: object) -> "ObserverEntry":
+        """The same entry with what it names, checked."""
+        error = observer_error(loaded, self.name)
+        config = observer_config(loaded) if error is None else None
+        return evolve(self, observer=loaded, config=config, error=error)
+
+
+AnyEntry = TypeVar("AnyEntry", Entry, ObserverEntry)
 
 
 @frozen(kw_only=True)
@@ -89,13 +95,14 @@ class Registry:
         """A registry of given providers and observers, checked like installed ones, and of the core's own plugins. Observers
         are global."""
         entries = [
-            _checked_entry(role, provider.name, _IN_PROCESS, "0", provider)
-            for role in ROLES
+            Entry(role=role, name=provider.name, distribution="in-process", version="0").holding(provider)
+            for role in ENTRY_POINT_GROUPS
             for provider in providers.get(role, ())
         ]
         entries += [load_entry("sink", entry_point) for entry_point in CORE_ENTRY_POINTS]
         named = [
-            _checked_observer(f"observer-{index}", _IN_PROCESS, "0", True, observer) for index, observer in enumerate(observers)
+            ObserverEntry(name=f"observer-{index}", distribution="in-process", version="0", is_global=True).holding(observer)
+            for index, observer in enumerate(observers)
         ]
         return cls(entries=tuple(entries), observer_entries=tuple(named))
 
@@ -116,14 +123,16 @@ class Registry:
             elif not found:
                 problems.append(f"observer {name!r} is disabled")
             elif len(found) > 1:
-                owners = " and ".join(f"{entry.distribution} {entry.version}" for entry in found)
-                problems.append(f"observer {name!r} is a duplicate name: {owners} provide it")
+                problems.append(f"observer {name!r} is a duplicate name: {provided_by(found)}")
         if problems:
-            lines = "".join(f"\n  - {problem}" for problem in problems)
-            raise PluginError(
-                f"{len(problems)} observer(s) cannot be used; repair or disable them, or do not name them:{lines}"
-            )
+            headline = f"{len(problems)} observer(s) cannot be used; repair or disable them, or do not name them"
+            raise listing_error(headline, problems)
         return tuple(entry for entry in used if not entry.disabled)
+
+
+def provided_by(entries: Iterable[Entry | ObserverEntry]) -> str:
+    """Whose entries of one name these are."""
+    return f"{' and '.join(entry.origin for entry in entries)} provide it"
 
 
 @frozen
@@ -131,9 +140,10 @@ class _DisableList:
     specs: tuple[str, ...]
     matched: set[str] = field(factory=set)
 
-    def covers(self, role: str, name: str, distribution: str) -> bool:
+    def covers(self, entry: _Installed) -> bool:
         """Whether a plugin is to be left out; remembers which of the specs named one."""
-        hits = {spec for spec in self.specs if spec in (name, f"{role}:{name}") or _same_distribution(spec, distribution)}
+        names = (entry.name, f"{entry.role}:{entry.name}")
+        hits = {spec for spec in self.specs if spec in names or _same_distribution(spec, entry.distribution)}
         self.matched.update(hits)
         return bool(hits)
 
@@ -157,24 +167,40 @@ def discover(disable: Sequence[str] = ()) -> Registry:
     found = installed_entry_points()
     installed = found.entry_points
     entries = [
-        _entry(role, entry_point, disabled)
-        for role in ROLES
-        for entry_point in _sorted(installed.select(group=ENTRY_POINT_GROUPS[role]))
+        _loaded(_entry(role, entry_point), entry_point, disabled)
+        for role, group in ENTRY_POINT_GROUPS.items()
+        for entry_point in _sorted(installed.select(group=group))
     ]
     observers = [
-        _observer_entry(entry_point, disabled)
+        _loaded(_observer_entry(entry_point), entry_point, disabled)
         for group in (OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP)
         for entry_point in _sorted(installed.select(group=group))
     ]
-    known = {entry.name for entry in entries} | {entry.distribution for entry in entries}
-    known |= {observer.name for observer in observers} | {observer.distribution for observer in observers}
+    known = {name for entry in (*entries, *observers) for name in (entry.name, entry.distribution)}
     warnings = (*found.warnings, *disabled.unmatched(known), *_unknown_groups(installed))
     return Registry(entries=tuple(entries), observer_entries=tuple(observers), warnings=warnings)
 
 
 def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
     """Import one plugin's provider and check it."""
+    return _loaded(_entry(role, entry_point), entry_point, _DisableList(()))
+
+
+def _entry(role: Role, entry_point: EntryPoint) -> Entry:
     distribution, version = distribution_of(entry_point)
+    return Entry(role=role, name=entry_point.name, distribution=distribution, version=version)
+
+
+def _observer_entry(entry_point: EntryPoint) -> ObserverEntry:
+    distribution, version = distribution_of(entry_point)
+    is_global = entry_point.group == GLOBAL_OBSERVER_GROUP
+    return ObserverEntry(name=entry_point.name, distribution=distribution, version=version, is_global=is_global)
+
+
+def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) -> AnyEntry:
+    """The entry with what it names, unless it is disabled or cannot be imported."""
+    if disabled.covers(entry):
+        return evolve(entry, disabled=True)
     try:
         loaded = entry_point.load()
     # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;
@@ -182,66 +208,18 @@ def load_entry(role: Role, entry_point: EntryPoint) -> Entry:
     except BaseException as error:
         if is_outside(error):
             raise
-        failure = _import_failure(entry_point, error)
-        return Entry(role=role, name=entry_point.name, distribution=distribution, version=version, provider=None, error=failure)
-    return _checked_entry(role, entry_point.name, distribution, version, loaded)
-
-
-def _checked_entry(role: Role, name: str, distribution: str, version: str, loaded: object) -> Entry:
-    return Entry(
-        role=role,
-        name=name,
-        distribution=distribution,
-        version=version,
-        provider=loaded if isinstance(loaded, Provider) else None,
-        error=provider_error(loaded, name),
-    )
-
-
-def _entry(role: Role, entry_point: EntryPoint, disabled: _DisableList) -> Entry:
-    distribution, version = distribution_of(entry_point)
-    if disabled.covers(role, entry_point.name, distribution):
-        return Entry(role=role, name=entry_point.name, distribution=distribution, version=version, provider=None, disabled=True)
-    return load_entry(role, entry_point)
-
-
-def _observer_entry(entry_point: EntryPoint, disabled: _DisableList) -> ObserverEntry:
-    name, is_global = entry_point.name, entry_point.group == GLOBAL_OBSERVER_GROUP
-    distribution, version = distribution_of(entry_point)
-    unloaded = ObserverEntry(name=name, distribution=distribution, version=version, observer=None, is_global=is_global)
-    if disabled.covers(_OBSERVER, name, distribution):
-        return evolve(unloaded, disabled=True)
-    try:
-        observer = entry_point.load()
-    except BaseException as failure:
-        if is_outside(failure):
-            raise
-        return evolve(unloaded, error=_import_failure(entry_point, failure))
-    return _checked_observer(name, distribution, version, is_global, observer)
-
-
-def _checked_observer(name: str, distribution: str, version: str, is_global: bool, observer: object) -> ObserverEntry:
-    error = observer_error(observer, name)
-    return ObserverEntry(
-        name=name,
-        distribution=distribution,
-        version=version,
-        observer=observer,
-        config=observer_config(observer) if error is None else None,
-        error=error,
-        is_global=is_global,
-    )
+        return evolve(entry, error=_import_failure(entry_point, error))
+    return entry.holding(loaded)
 
 
 def _unknown_groups(installed: EntryPoints) -> Iterator[str]:
     """A line for each group that only looks like one of ours, which would otherwise be passed over in silence."""
-    ours = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP)
     for group in sorted(installed.groups):
-        if group.startswith("rlcore.") and group not in ours:
-            hint = did_you_mean(group, ours) or f"; groups are {', '.join(ours)}"
+        if group.startswith("rlcore.") and group not in GROUPS:
+            hint = did_you_mean(group, GROUPS) or f"; groups are {', '.join(GROUPS)}"
             for entry_point in _sorted(installed.select(group=group)):
-                distribution, version = distribution_of(entry_point)
-                yield f"{distribution} {version} has {entry_point.name!r} in the unknown entry point group {group!r}{hint}"
+                owner = " ".join(distribution_of(entry_point))
+                yield f"{owner} has {entry_point.name!r} in the unknown entry point group {group!r}{hint}"
 
 
 def _import_failure(entry_point: EntryPoint, error: BaseException) -> str:

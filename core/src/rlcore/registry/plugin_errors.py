@@ -1,10 +1,15 @@
-"""What ends a process where a plugin should have returned: SystemExit, made an error that says whose it is."""
+"""Errors of plugins: whose one is, what ends a process where a plugin should have returned, and a list of what is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 
 from rlcore.spi.errors import PluginError
+
+
+def listing_error(headline: str, problems: Iterable[str]) -> PluginError:
+    """A PluginError with a line for each problem."""
+    return PluginError("\n  - ".join([f"{headline}:", *problems]))
 
 
 def exit_error(where: str, error: SystemExit) -> PluginError:

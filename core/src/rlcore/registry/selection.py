@@ -1,15 +1,15 @@
 """Which plugin fills a role: the named one, or under "auto" the usable one of the highest priority; never a fallback."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from inspect import iscoroutine
-from typing import Literal
 
 from attrs import frozen
 
+from rlcore.gpu import Device
 from rlcore.installed import distribution_of, installed_entry_points
-from rlcore.registry.discovery import Entry, Registry, load_entry
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.discovery import Entry, Registry, load_entry, provided_by
+from rlcore.registry.plugin_errors import is_outside, listing_error
 from rlcore.schema.suggestions import did_you_mean
 from rlcore.spi.errors import PluginError
 from rlcore.spi.provider import ENTRY_POINT_GROUPS, Provider, Role
@@ -18,6 +18,7 @@ from rlcore.spi.weights import DtypeName
 AUTO = "auto"
 AUTO_ROLES: tuple[Role, ...] = ("trainer", "generator")
 """Roles whose plugins do the same work, so that "auto" may choose; each algorithm and environment does something else."""
+_REMEDY = "disable all but one by distribution"
 
 
 @frozen(kw_only=True)
@@ -63,7 +64,7 @@ def select(
     role: Role,
     name: str,
     *,
-    device: Literal["cpu", "cuda"],
+    device: Device,
     needs: Mapping[str, str],
     dtype: DtypeName | None = None,
 ) -> Entry:
@@ -82,7 +83,7 @@ def passed_over(
     registry: Registry,
     taken: Entry,
     *,
-    device: Literal["cpu", "cuda"],
+    device: Device,
     needs: Mapping[str, str],
     dtype: DtypeName | None = None,
 ) -> tuple[str, ...]:
@@ -98,10 +99,10 @@ def passed_over(
     )
 
 
-def explain(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> tuple[Row, ...]:
+def explain(registry: Registry, role: Role, device: Device) -> tuple[Row, ...]:
     """Every installed plugin of a role, whether it is usable or why not, and which one "auto" takes."""
     verdicts = [_judge(entry, {}) for entry in registry.of(role)]
-    repeated = _repeated_names(verdicts)
+    duplicates = _duplicates(verdicts)
     try:
         chosen = _select_auto(role, verdicts, device)
     except PluginError:
@@ -109,8 +110,8 @@ def explain(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> t
     rows = []
     for verdict in verdicts:
         reason = verdict.reason
-        if reason is None and verdict.entry.name in repeated:
-            reason = f"duplicate name: {_provided_by(verdict.entry.name, verdicts)}; disable all but one by distribution"
+        if reason is None and verdict.entry.name in duplicates:
+            reason = f"{duplicates[verdict.entry.name]}; {_REMEDY}"
         usable = reason is None
         if usable and role in AUTO_ROLES:
             reason = _wrong_device(verdict.entry, device)
@@ -118,7 +119,7 @@ def explain(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> t
     return tuple(rows)
 
 
-def auto_error(registry: Registry, role: Role, device: Literal["cpu", "cuda"]) -> str | None:
+def auto_error(registry: Registry, role: Role, device: Device) -> str | None:
     """Why "auto" would choose nothing in a role, or None where it does."""
     try:
         _select_auto(role, [_judge(entry, {}) for entry in registry.of(role)], device)
@@ -179,25 +180,25 @@ def _probe(provider: Provider) -> tuple[str | None, bool]:
 
 def _select_named(role: Role, name: str, verdicts: Sequence[_Verdict]) -> Entry:
     named = [verdict for verdict in verdicts if verdict.entry.name == name]
-    active = [verdict for verdict in named if not verdict.entry.disabled]
+    active = next((verdict for verdict in named if not verdict.entry.disabled), None)
     if not named:
-        hint = did_you_mean(name, (verdict.entry.name for verdict in verdicts))
-        raise _error(role, f"{role} {name!r} is not installed{hint}", verdicts)
-    if not active:
-        raise _error(role, f"{role} {name!r} is disabled", verdicts)
-    if len(active) > 1:
-        found = _provided_by(name, verdicts)
-        raise _error(role, f"{role} {name!r} is a duplicate name: {found}; disable all but one by distribution", verdicts)
-    if active[0].reason is not None:
-        raise _error(role, f"{role} {name!r} is not usable: {active[0].reason}", verdicts)
-    return active[0].entry
+        problem = f"not installed{did_you_mean(name, (verdict.entry.name for verdict in verdicts))}"
+    elif active is None:
+        problem = "disabled"
+    elif duplicate := _duplicates(verdicts).get(name):
+        problem = f"a {duplicate}; {_REMEDY}"
+    elif active.reason is not None:
+        problem = f"not usable: {active.reason}"
+    else:
+        return active.entry
+    raise _error(role, f"{role} {name!r} is {problem}", verdicts)
 
 
-def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Literal["cpu", "cuda"]) -> Entry:
+def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Device) -> Entry:
     if role not in AUTO_ROLES:
         raise _error(role, f"the {role} has to be named: each does something else", verdicts)
     defects = [f"{verdict.entry.label} is broken" for verdict in verdicts if verdict.broken]
-    defects += [f"{name!r} is a duplicate name: {_provided_by(name, verdicts)}" for name in _repeated_names(verdicts)]
+    defects += [f"{name!r} is a {duplicate}" for name, duplicate in _duplicates(verdicts).items()]
     if defects:
         remedy = "repair or disable what is wrong, or name the one to use"
         raise _error(role, f"'auto' chooses no {role}: {', '.join(defects)}; {remedy}", verdicts, device)
@@ -213,23 +214,19 @@ def _select_auto(role: Role, verdicts: Sequence[_Verdict], device: Literal["cpu"
     return top[0]
 
 
-def _error(
-    role: Role, headline: str, verdicts: Sequence[_Verdict], device: Literal["cpu", "cuda"] | None = None
-) -> PluginError:
+def _error(role: Role, headline: str, verdicts: Sequence[_Verdict], device: Device | None = None) -> PluginError:
     if not verdicts:
-        return PluginError(
-            f"{headline}\nNo {role} is installed: install a package with an entry point in {ENTRY_POINT_GROUPS[role]}."
-        )
+        group = ENTRY_POINT_GROUPS[role]
+        return PluginError(f"{headline}\nNo {role} is installed: install a package with an entry point in {group}.")
     lines = []
-    for verdict in verdicts:
-        entry = verdict.entry
+    for entry, reason in ((verdict.entry, verdict.reason) for verdict in verdicts):
         priority = f", priority {entry.provider.priority}" if entry.provider else ""
-        reason = verdict.reason or (_wrong_device(entry, device) if device else None) or "usable"
-        lines.append(f"\n  - {entry.name} ({entry.distribution} {entry.version}{priority}): {reason}")
-    return PluginError(f"{headline}\nInstalled {role}s:{''.join(lines)}")
+        status = reason or (_wrong_device(entry, device) if device else None) or "usable"
+        lines.append(f"{entry.name} ({entry.origin}{priority}): {status}")
+    return listing_error(f"{headline}\nInstalled {role}s", lines)
 
 
-def _wrong_device(entry: Entry, device: Literal["cpu", "cuda"]) -> str | None:
+def _wrong_device(entry: Entry, device: Device) -> str | None:
     if entry.provider is None or device in entry.provider.devices:
         return None
     return f"meant for {', '.join(sorted(entry.provider.devices))}, so 'auto' passes it over on {device}; it can be named"
@@ -239,11 +236,9 @@ def _priority(entry: Entry) -> int:
     return entry.provider.priority if entry.provider else 0
 
 
-def _repeated_names(verdicts: Sequence[_Verdict]) -> list[str]:
-    counts = Counter(verdict.entry.name for verdict in verdicts if not verdict.entry.disabled)
-    return [name for name, count in counts.items() if count > 1]
-
-
-def _provided_by(name: str, verdicts: Sequence[_Verdict]) -> str:
-    owners = [f"{v.entry.distribution} {v.entry.version}" for v in verdicts if v.entry.name == name and not v.entry.disabled]
-    return f"{' and '.join(owners)} provide it"
+def _duplicates(verdicts: Sequence[_Verdict]) -> dict[str, str]:
+    """What is wrong with each name that several plugins have."""
+    active: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in (verdict.entry for verdict in verdicts if not verdict.entry.disabled):
+        active[entry.name].append(entry)
+    return {name: f"duplicate name: {provided_by(entries)}" for name, entries in active.items() if len(entries) > 1}
