@@ -1,5 +1,7 @@
-"""The entry points of every installed distribution, but for those whose file is malformed, which are named."""
+"""What is installed: the entry points of every distribution, but for malformed ones, which are named, and modules."""
 
+import importlib.util
+import sys
 from importlib import metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
@@ -36,6 +38,16 @@ def installed_entry_points() -> Installed:
         return _one_by_one()
     points = (point for group in found.groups for point in found.select(group=group))
     return Installed(entry_points=EntryPoints((*points, *CORE_ENTRY_POINTS)))
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is there, found without importing it; the packages above it are imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # what should be its package is a module
+        return False
+    except ValueError:  # no name of a module, or one that was made by hand
+        return module in sys.modules
 
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:

@@ -346,7 +346,7 @@ def test_an_observer_that_is_none_is_an_error(installer):
         ("WATCH = object()", "no hooks; expected methods decorated"),
         (
             OBSERVER.replace("Watch()", "Watch"),
-            "the entry point names the class Watch, which is built with a context: too many",
+            "the entry point names the class Watch, which takes (); expected (context)",
         ),
         (OBSERVER.replace("self, request", "self"), "train_step: found train_step()"),
     ],

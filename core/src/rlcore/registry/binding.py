@@ -5,20 +5,22 @@ A fresh pluggy manager per role holds the one backend and the observers around i
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, cast
 
 import pluggy
 from attrs import evolve
 
+from rlcore.installed import is_installed
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.hooks import (
     CallRecord,
+    arguments_problem,
     backend_problems,
     guarded,
     hooks_of,
@@ -27,7 +29,7 @@ from rlcore.registry.hooks import (
     observer_problems,
     recorded,
 )
-from rlcore.registry.plugin_errors import attributed, is_outside
+from rlcore.registry.plugin_errors import attributed, is_outside, listing_error
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
@@ -43,6 +45,12 @@ from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
+_METHODS: dict[Role, tuple[type, tuple[str, ...]]] = {
+    "algorithm": (Algorithm, ("build_batch",)),
+    "environment": (Environment, ("reset", "step", "rows")),
+    "sink": (Sink, ("log", "close")),
+}
+"""Of the roles whose methods are called directly."""
 
 
 class _Hooks:
@@ -67,7 +75,7 @@ def bind(
         problems.append(f"{type(backend).__name__}.{name}: set on the object; expected a method of its class")
     for observer in observers:
         problems += [f"{observer.label}: {line}" for line in observer_problems(observer.observer, list(_SPECS.values()))]
-    _raise_for(entry, "does not fit its role", problems)
+    _require_fit(entry, problems)
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(spec)
     # A hook that the backend leaves out does what the specification says.
@@ -84,12 +92,10 @@ def build_trainer(
     entry: Entry, context: TrainerContext, config: object, observers: Sequence[ObserverEntry] = ()
 ) -> TrainerHandle:
     """Build a trainer backend and bind it. What its constructor raises passes through, with a note that names it."""
-    backend = _build(entry, "trainer", context, config, list(backend_problems(_import_backend(entry), TrainerSpec)))
+    backend = _build(entry, "trainer", context, config)
     layout = getattr(backend, "layout", None)
     if not isinstance(layout, TrainerLayout) or not 0 <= layout.data_parallel_rank < layout.data_parallel_size:
-        _raise_for(
-            entry, "does not fit its role", [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"]
-        )
+        _require_fit(entry, [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"])
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
     return TrainerHandle(entry, manager.hook, record, layout=cast("TrainerLayout", layout))
@@ -99,7 +105,7 @@ def build_generator(
     entry: Entry, context: GeneratorContext, config: object, observers: Sequence[ObserverEntry] = ()
 ) -> GeneratorHandle:
     """Build a generator backend and bind it. What its constructor raises passes through, with a note that names it."""
-    backend = _build(entry, "generator", context, config, list(backend_problems(_import_backend(entry), GeneratorSpec)))
+    backend = _build(entry, "generator", context, config)
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
     return GeneratorHandle(entry, manager.hook, record, max_sequence_length=context.max_sequence_length)
@@ -109,15 +115,11 @@ def build_algorithm(
     entry: Entry, context: AlgorithmContext, config: object, vocabulary_size: int | None = None
 ) -> AlgorithmHandle:
     """Build an algorithm, a plain object whose method is called directly. `vocabulary_size` is the model's, where known."""
-    cls = _import_backend(entry)
-    problems = list(method_problems(cls, Algorithm, ["build_batch"]))
-    if any(hasattr(cls, name) for name in STATE_METHODS):
-        problems += method_problems(cls, StatefulAlgorithm, STATE_METHODS)
-    backend = _build(entry, "algorithm", context, config, problems)
+    backend = _build(entry, "algorithm", context, config)
     with attributed("raised by needs of", entry.label):
         needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
-        _raise_for(entry, "does not fit its role", [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
+        _require_fit(entry, [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
     try:
         return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs), vocabulary_size)
     except ContractError as error:
@@ -126,14 +128,12 @@ def build_algorithm(
 
 def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment:
     """Build an environment, a plain object whose methods are called directly."""
-    problems = list(method_problems(_import_backend(entry), Environment, ["reset", "step", "rows"]))
-    return cast("Environment", _build(entry, "environment", context, config, problems))
+    return cast("Environment", _build(entry, "environment", context, config))
 
 
 def build_sink(entry: Entry, context: SinkContext, config: object) -> Sink:
     """Build a sink, a plain object whose methods are called directly."""
-    problems = list(method_problems(_import_backend(entry), Sink, ["log", "close"]))
-    return cast("Sink", _build(entry, "sink", context, config, problems))
+    return cast("Sink", _build(entry, "sink", context, config))
 
 
 def build_observers(
@@ -152,10 +152,7 @@ def _built(entry: ObserverEntry, context: ObserverContext, options: Mapping[str,
         raise PluginError(f"{entry.label}: {found}; expected the packages of the driver's machine on every machine")
     with attributed("raised while building", entry.label):
         observer = entry.observer(evolve(context, options=options.get(entry.name)))
-    problems = list(observer_problems(observer, (TrainerSpec, GeneratorSpec)))
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise PluginError(f"{entry.label} does not fit its role, {len(problems)} problem(s):{lines}")
+    _require_fit(entry, list(observer_problems(observer, (TrainerSpec, GeneratorSpec))))
     return evolve(entry, observer=observer)
 
 
@@ -179,7 +176,7 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
     if not callable(found) or inspect.iscoroutinefunction(found):
         kind = "an async def" if callable(found) else f"a {type(found).__name__}"
         raise PluginError(f"{entry.label}: check {path!r} is {kind}; expected a function")
-    _require_arguments(entry, f"check {path!r}", found, "context, config")
+    _require_arguments(entry, f"check {path!r}", found)
     with attributed("raised by the check of", entry.label):
         returned = found(context, config)
         problems = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
@@ -191,18 +188,12 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
 
 def require_module(entry: Entry) -> None:
     """PluginError where the backend's module is not there at all, which is known without importing anything heavy."""
-    module = _provider(entry).backend.partition(":")[0]
-    packages = module.split(".")
-    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
-        if name in sys.modules:
-            continue
-        try:
-            found = find_spec(name)
-        except ImportError:  # what should be its package is a module
-            found = None
-        if found is None:
-            raise PluginError(f"{entry.label} cannot be imported from {_provider(entry).backend!r}: no module named {name!r}")
-        return  # a module below it would be found by running this one
+    path = _provider(entry).backend
+    for name in accumulate(path.partition(":")[0].split("."), "{}.{}".format):
+        if not is_installed(name):
+            raise PluginError(f"{entry.label} cannot be imported from {path!r}: no module named {name!r}")
+        if name not in sys.modules:
+            return  # a module below it would be found by running this one
 
 
 def import_object(entry: Entry, path: str) -> Any:
@@ -216,39 +207,24 @@ def import_object(entry: Entry, path: str) -> Any:
         raise PluginError(f"{entry.label} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
 
 
-def _import_backend(entry: Entry) -> type:
-    path = _provider(entry).backend
-    backend = import_object(entry, path)
-    if not isinstance(backend, type):
-        raise PluginError(f"{entry.label}: backend {path!r} is a {type(backend).__name__}; expected a class")
-    return backend
-
-
-def _build(entry: Entry, role: Role, context: object, config: object, problems: Sequence[str]) -> object:
-    cls = _import_backend(entry)
+def _build(entry: Entry, role: Role, context: object, config: object) -> object:
+    provider = _provider(entry)
+    cls = import_object(entry, provider.backend)
+    if not isinstance(cls, type):
+        raise PluginError(f"{entry.label}: backend {provider.backend!r} is a {type(cls).__name__}; expected a class")
     if entry.role != role:
         raise ContractError(f"{entry.label} cannot be built as a {role}")
-    _raise_for(entry, "does not fit its role", [f"{cls.__name__}.{problem}" for problem in problems])
-    expected = _provider(entry).config
-    if not isinstance(config, expected):
-        raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {expected.__name__}")
-    _require_arguments(entry, cls.__name__, cls, "context, config")
+    _require_fit(entry, [f"{cls.__name__}.{problem}" for problem in _class_problems(cls, role)])
+    if not isinstance(config, provider.config):
+        raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {provider.config.__name__}")
+    _require_arguments(entry, cls.__name__, cls)
     with attributed("raised while building", entry.label):
         return cast("object", cls(context, config))
 
 
-def _require_arguments(entry: Entry, what: str, function: Callable[..., Any], expected: str) -> None:
-    """PluginError unless a function, or a class, can be called with so many arguments by position."""
-    try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):  # Python cannot tell, so that the call itself has to show it
-        return
-    try:
-        signature.bind(*expected.split(", "))
-    except TypeError as error:
-        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
-        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
-        raise PluginError(f"{entry.label}: {what} takes {shown}; expected ({expected})") from error
+def _require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> None:
+    if problem := arguments_problem(function, "context", "config"):
+        raise PluginError(f"{entry.label}: {what} {problem}")
 
 
 def _provider(entry: Entry) -> Provider:
@@ -257,7 +233,16 @@ def _provider(entry: Entry) -> Provider:
     return entry.provider
 
 
-def _raise_for(entry: Entry, headline: str, problems: Sequence[str]) -> None:
+def _class_problems(cls: type, role: Role) -> Iterator[str]:
+    """What is wrong with a plugin's class, before it is built."""
+    if role in _SPECS:
+        yield from backend_problems(cls, _SPECS[role])
+    else:
+        yield from method_problems(cls, *_METHODS[role])
+    if role == "algorithm" and any(hasattr(cls, name) for name in STATE_METHODS):
+        yield from method_problems(cls, StatefulAlgorithm, STATE_METHODS)
+
+
+def _require_fit(entry: Entry | ObserverEntry, problems: Sequence[str]) -> None:
     if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise PluginError(f"{entry.label} {headline}, {len(problems)} problem(s):{lines}")
+        raise listing_error(f"{entry.label} does not fit its role, {len(problems)} problem(s)", problems)

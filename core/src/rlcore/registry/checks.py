@@ -5,15 +5,13 @@ Weights are checked while they pass from trainer to generator, bucket by bucket:
 
 import math
 import pkgutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import TypeVar
 
 import numpy as np
 from attrs import evolve
 
+from rlcore.installed import is_installed
 from rlcore.schema.listing import listed
 from rlcore.spi.arrays import AnyArray, Float32Array, Int64Array, check_array
 from rlcore.spi.batch import TokenBatch
@@ -257,16 +255,8 @@ def check_loss_path(path: object) -> None:
     if not isinstance(path, str) or not all(path.partition(":")):
         raise ContractError(f"loss.path: found {path!r}; expected 'package.module:function'")
     module = path.partition(":")[0]
-    if not _is_installed(module):
+    if not is_installed(module):
         raise ContractError(f"loss.path: found {path!r}, but there is no module {module!r}; expected one that can be imported")
-
-
-@lru_cache
-def _is_installed(module: str) -> bool:
-    try:
-        return module in sys.modules or find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def require_loss(path: str) -> None:

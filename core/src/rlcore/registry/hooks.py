@@ -83,6 +83,21 @@ def observer_problems(observer: object, specs: Sequence[type]) -> Iterator[str]:
         yield from (f"{name}: {problem}" for problem in _parameter_problem(name, _parameters(found), hooks[name]))
 
 
+def arguments_problem(function: Hook, *names: str) -> str | None:
+    """Why a function, or a class, cannot be called with so many arguments by position, or None where it can."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # Python cannot tell, so that the call itself has to show it
+        return None
+    try:
+        signature.bind(*names)
+    except TypeError:
+        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+        return f"takes {shown}; expected ({', '.join(names)})"
+    return None
+
+
 def _method_problem(name: str, found: object, expected: Hook) -> Iterator[str]:
     if isinstance(found, staticmethod | classmethod):
         yield f"a {type(found).__name__}; expected a plain method"

@@ -4,7 +4,6 @@ The fields of config classes are looked at too, so that one that nobody asks for
 which converts recipes, takes all that passes here.
 """
 
-import inspect
 import math
 import re
 import typing
@@ -15,7 +14,8 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from rlcore.registry.hooks import observer_problems
+from rlcore.gpu import Device
+from rlcore.registry.hooks import arguments_problem, observer_problems
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.describe import SCALARS
 from rlcore.schema.suggestions import did_you_mean
@@ -27,7 +27,7 @@ from rlcore.spi.trainer import TrainerSpec
 from rlcore.spi.version import SPI_VERSION
 from rlcore.spi.weights import DtypeName
 
-DEVICES = frozenset({"cpu", "cuda"})
+DEVICES = frozenset(get_args(Device))
 DTYPES = frozenset(get_args(DtypeName))
 RESERVED = {
     "name": "a key of each role's section",
@@ -35,6 +35,13 @@ RESERVED = {
     "auto": "what a recipe writes to have a plugin chosen",
 }
 """Names that a recipe could not use for a plugin."""
+_FUNCTIONS = {
+    "unavailable": "that returns a reason or None",
+    "disabled_capabilities": "of the config that returns capabilities",
+    "num_devices": "of the config that returns a number of devices",
+    "max_concurrent": "of the config that returns a number of calls, or None",
+}
+"""A provider's functions, by field."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -66,12 +73,8 @@ def observer_config(observer: object) -> type | None:
 
 def _class_problems(observer: type) -> Iterator[str]:
     """Why an observer cannot be built from this class."""
-    try:
-        inspect.signature(observer).bind("context")
-    except TypeError as error:
-        yield f"the entry point names {_kind(observer)}, which is built with a context: {error}; or name an instance of it"
-    except ValueError:  # Python cannot tell, so that the call itself has to show it
-        pass
+    if problem := arguments_problem(observer, "context"):
+        yield f"the entry point names {_kind(observer)}, which {problem}; or name an instance of it"
     config = observer_config(observer)
     if config is not None:
         yield from _config_problems(config)
@@ -98,16 +101,11 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"{name!r} cannot be the name of a plugin, since it is {RESERVED[name]}; expected another name"
     if type(provider.priority) is not int:
         yield f"priority is {provider.priority!r}; expected an integer"
-    if not callable(provider.unavailable):
-        yield f"unavailable is {_kind(provider.unavailable)}; expected a function that returns a reason or None"
     yield from _choice_problems("devices", provider.devices, DEVICES)
     yield from _choice_problems("dtypes", provider.dtypes, DTYPES)
-    for name, result in (("disabled_capabilities", "capabilities"), ("num_devices", "a number of devices")):
+    for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):
-            yield f"{name} is {_kind(value)}; expected a function of the config that returns {result}"
-    if not callable(provider.max_concurrent):
-        found = _kind(provider.max_concurrent)
-        yield f"max_concurrent is {found}; expected a function of the config that returns a number of calls, or None"
+            yield f"{name} is {_kind(value)}; expected a function {form}"
     for field, path in (("backend", provider.backend), ("check", provider.check), ("serve", provider.serve)):
         if path is None and field != "backend":
             continue

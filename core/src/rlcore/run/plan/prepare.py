@@ -10,6 +10,7 @@ from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.gpu import Device, detect_device
+from rlcore.installed import is_installed
 from rlcore.model_files import config_number, model_problems
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm, build_environment, build_observers, require_module, run_check
@@ -333,9 +334,7 @@ def require_device(prepared: RunPlan) -> None:
 
 def check_ray() -> None:
     """Raise ConfigError where the recipe asks for workers on Ray, which is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
+    if not is_installed("ray"):
         problem = Problem(
             path="cluster",
             found="the section, without the package ray",

@@ -1,11 +1,11 @@
 """Sink `tensorboard`: event files for TensorBoard."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from attrs import frozen
 
 from rlcore.files import storage_errors
+from rlcore.installed import is_installed
 from rlcore.spi import SPI_VERSION, Provider, SinkContext
 
 
@@ -35,7 +35,9 @@ class TensorBoardSink:
 
 
 def _unavailable() -> str | None:
-    return None if find_spec("tensorboard") else "the package tensorboard is not installed: pip install 'rlcore[tensorboard]'"
+    return (
+        None if is_installed("tensorboard") else "the package tensorboard is not installed: pip install 'rlcore[tensorboard]'"
+    )
 
 
 TENSORBOARD = Provider(
