@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,44 +30,36 @@ SPEED_WINDOW_S = 600.0
 def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress]:
     """The display for "auto", "live", "plain" or "silent"; leaves the run's directory in `meta` for error messages."""
     console = Console()
+    shown: Progress
     if mode == "silent":
-        yield _noting(SilentProgress(), meta)
+        shown = SilentProgress()
     elif mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal):
-        live = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
-        with live:
-            yield _noting(live, meta)
-        live.show_report()
+        shown = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
     else:
-        yield _noting(PlainProgress(), meta)
-
-
-def _noting(progress: Progress, meta: MutableMapping[str, Any]) -> Progress:
-    """The same display, which leaves the run's directory in `meta` when the run begins."""
-    show_start = progress.started
-
-    def started(run_directory: Path, start_step: int, num_steps: int) -> None:
-        meta[RUN_DIRECTORY] = run_directory
-        show_start(run_directory, start_step, num_steps)
-
-    progress.started = started  # type: ignore[method-assign]
-    return progress
+        shown = PlainProgress()
+    try:
+        with shown if isinstance(shown, LiveProgress) else nullcontext():
+            yield shown
+        if isinstance(shown, LiveProgress):
+            shown.show_report()
+    finally:
+        meta[RUN_DIRECTORY] = shown.run_directory
 
 
 class _History:
-    """What the report needs: the run's directory and its metrics."""
+    """What the report needs of the run's metrics."""
 
     def __init__(self) -> None:
-        self.run_directory: Path | None = None
         self.records: list[dict[str, float]] = []
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.records.append({"step": step, **metrics})
 
-    def all_records(self) -> list[dict[str, float]]:
+    def all_records(self, run_directory: Path | None) -> list[dict[str, float]]:
         """The whole run's, what was done before a resumption included."""
-        if self.run_directory is None:
+        if run_directory is None:
             return self.records
-        return RunDirectory(path=self.run_directory).read_metrics() or self.records
+        return RunDirectory(path=run_directory).read_metrics() or self.records
 
 
 class PlainProgress(Progress):
@@ -80,7 +72,7 @@ class PlainProgress(Progress):
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
         """Say where results go and which steps are to come."""
-        self._history.run_directory = run_directory
+        super().started(run_directory, start_step, num_steps)
         self._num_steps = num_steps
         self._print(f"run directory {run_directory}; steps {start_step + 1} to {num_steps}")
 
@@ -98,7 +90,7 @@ class PlainProgress(Progress):
         """Print the report."""
         console = Console(width=100, color_system=None, file=None)
         with console.capture() as capture:
-            console.print(run_report(summary, self._history.all_records()))
+            console.print(run_report(summary, self._history.all_records(self.run_directory)))
         self._print(capture.get().rstrip())
 
     def _print(self, text: str) -> None:
@@ -148,7 +140,7 @@ class LiveProgress(Progress):
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
         """Show the bar."""
-        self._history.run_directory = run_directory
+        super().started(run_directory, start_step, num_steps)
         self._console.print(Text.assemble("run directory ", (str(run_directory), "bold")))
         self._bar.reset(self._task, total=num_steps, completed=start_step)
 
@@ -181,7 +173,9 @@ class LiveProgress(Progress):
     def show_report(self) -> None:
         """Print the report of a finished run."""
         if self._summary is not None:
-            self._console.print(run_report(self._summary, self._history.all_records(), width=self._console.width))
+            self._console.print(
+                run_report(self._summary, self._history.all_records(self.run_directory), width=self._console.width)
+            )
 
     def _render(self) -> RenderableType:
         lines: list[RenderableType] = [self._bar]

@@ -11,8 +11,12 @@ class Progress:
     raise and must be quick: they are called inside the step.
     """
 
-    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
+    run_directory: Path | None = None
+    """Where the run writes; None before it has started."""
+
+    def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:  # noqa: ARG002
         """The run begins, or with `start_step` > 0 (steps already done) continues, towards `num_steps`."""
+        self.run_directory = run_directory
 
     def phase(self, name: str) -> None:
         """What happens from now on: "generation", "rewards", "logprobs", "train", "refit", "evaluation", "checkpoint", ..."""
