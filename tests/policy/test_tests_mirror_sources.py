@@ -61,7 +61,7 @@ THROUGH = {
     "megatron_backend/initial",
     "megatron_backend/test_forwarded.py": "megatron_backend/forwarded_check megatron_backend/forwarded_owned",
     "megatron_backend/test_layout.py": "megatron_backend/attention megatron_backend/auxiliary_loss megatron_backend/cpu_shim "
-    "megatron_backend/model megatron_backend/model_config megatron_backend/rms_norm megatron_backend/packing "
+    "megatron_backend/model megatron_backend/rms_norm megatron_backend/packing "
     "megatron_backend/parallel megatron_backend/parameter_rows megatron_backend/train",
     "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/load",

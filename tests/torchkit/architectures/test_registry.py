@@ -32,7 +32,7 @@ def test_our_families_are_installed() -> None:
         found = find_architecture({"model_type": model_type}, "config.json")
         assert isinstance(found, Architecture)
         assert found.model_type == model_type
-        assert not list(found.problems({"architectures": [found.class_name]}, "config.json"))
+        assert not list(found.problems({"architectures": [found.class_name], "sliding_window": None}, "config.json"))
 
 
 def test_distributions_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
     if problems or config is None:
         return
     limit = config.get("max_position_embeddings")
-    if isinstance(limit, int) and limit < context.max_sequence_length:
+    if limit is not None and limit < context.max_sequence_length:
         yield too_few_positions(config_file(context), f"max_position_embeddings = {limit}", context.max_sequence_length)
 
 
@@ -54,8 +54,10 @@ def config_file(context: CheckContext) -> Path:
 
 def model_config(context: CheckContext) -> dict[str, Any] | None:
     """What config.json says, under the keys that most families use; None where it cannot be had or read, which the core
-    reports, and where the family is unknown, which `architecture_problems` does."""
+    reports, and where its family is unknown or its values malformed, which `architecture_problems` does."""
     file = config_file(context)
     content = read_object(file)
     family = content if isinstance(content, Problem) else find_architecture(content, str(file))
-    return None if isinstance(content, Problem) or isinstance(family, Problem) else family.standard(content)
+    if isinstance(content, Problem) or isinstance(family, Problem) or family.malformed_values(content, str(file)):
+        return None
+    return family.standard(content)

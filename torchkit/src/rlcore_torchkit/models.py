@@ -11,6 +11,7 @@ from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
 from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ def architecture_of(config: Any) -> Architecture:
 def standard_config(config: Any) -> dict[str, Any]:
     """The content of a transformers config, under the keys that most families use; ModelError as for `architecture_of`."""
     return architecture_of(config).standard(config.to_dict())
+
+
+def dims_of(config: Any) -> ModelDims:
+    """The sizes of a model, from its transformers config; ModelError as for `architecture_of`."""
+    dims = ModelDims.of(standard_config(config))
+    assert dims is not None  # transformers has a value for each
+    return dims
 
 
 def load_config(spec: ModelSpec) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import ContractError
+from rlcore_torchkit.architectures.dims import ModelDims
 
 
 class ReplayedChoice:
@@ -61,14 +62,14 @@ class RoutingReplay:
         return {"routing_agreement": found / total} if total else {}
 
 
-def check_routing(microbatches: Sequence[TokenBatch], *, num_layers: int, num_experts: int, top_k: int) -> None:
+def check_routing(microbatches: Sequence[TokenBatch], dims: ModelDims) -> None:
     """ContractError where microbatches carry a routing that is not that of a model with these sizes."""
     found = [batch.token_columns[ROUTED_EXPERTS] for batch in microbatches if ROUTED_EXPERTS in batch.token_columns]
     if found and len(found) < len(microbatches):
         where = f"{len(found)} of {len(microbatches)} microbatches"
         raise ContractError(f"{ROUTED_EXPERTS}: found in {where}; expected in all or in none")
     for column in found:
-        if column.shape[1:] != (num_layers, top_k) or column.max(initial=-1) >= num_experts:
+        if column.shape[1:] != (dims.num_layers, dims.num_experts_per_token) or column.max(initial=-1) >= dims.num_experts:
             given = f"{list(column.shape)} with experts up to {column.max(initial=-1)}"
-            expected = f"[T, {num_layers}, {top_k}] of the model's {num_experts} experts"
+            expected = f"[T, {dims.num_layers}, {dims.num_experts_per_token}] of the model's {dims.num_experts} experts"
             raise ContractError(f"{ROUTED_EXPERTS}: found {given}; expected {expected}")

@@ -44,7 +44,7 @@ from rlcore_torchkit.device import use_device
 from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
-from rlcore_torchkit.models import load_config, standard_config
+from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
@@ -74,6 +74,7 @@ class Fsdp2Backend:
 
     def _build(self, context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
+        self._dims = dims_of(self._policy.config)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
             self._working = make_working_copy(context.model, config, self._policy, self._device)
@@ -88,7 +89,7 @@ class Fsdp2Backend:
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         self._check("train_step", request.weight_version)
-        self._check_routing(request.microbatches)
+        check_routing(request.microbatches, self._dims)
         try:
             logprobs: list[Tensor] = []
             totals = self._accumulate(request, logprobs)
@@ -110,7 +111,7 @@ class Fsdp2Backend:
         model = self._computing if request.model == "policy" else self._reference
         if model is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
-        self._check_routing(request.microbatches)
+        check_routing(request.microbatches, self._dims)
         logprobs, entropies = compute_logprobs(model, request, self._device, self._replay)
         return LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
@@ -155,11 +156,6 @@ class Fsdp2Backend:
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
-
-    def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
-        config = self._policy.config
-        experts, top_k = (getattr(config, name, 0) for name in ("num_experts", "num_experts_per_tok"))
-        check_routing(microbatches, num_layers=config.num_hidden_layers, num_experts=experts, top_k=top_k)
 
     def _routing_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
         return self._replay.metrics(microbatches, self._device, self._parallel.world_size)

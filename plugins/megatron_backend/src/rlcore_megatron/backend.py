@@ -46,7 +46,7 @@ from rlcore_torchkit.device import use_device
 from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
-from rlcore_torchkit.models import load_config, standard_config
+from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
 
@@ -61,6 +61,7 @@ class MegatronBackend:
         self._context, self._config = context, config
         self._device = use_device(place)
         self._hf = load_config(context.model)
+        self._dims = dims_of(self._hf)
         self._parallel = _layout(context, config, standard_config(self._hf))
         if self._parallel.reason and place.rank == 0:
             logger.info("%s", self._parallel.reason)
@@ -100,7 +101,7 @@ class MegatronBackend:
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         self._check("train_step", request.weight_version)
-        self._check_routing(request.microbatches)
+        check_routing(request.microbatches, self._dims)
         self._residency.make_gradients()
         with cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
@@ -117,7 +118,7 @@ class MegatronBackend:
     @hookimpl
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
         self._check("get_logprobs", request.weight_version)
-        self._check_routing(request.microbatches)
+        check_routing(request.microbatches, self._dims)
         models = self._models if request.model == "policy" else self._reference
         if models is None:
             raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
@@ -165,11 +166,6 @@ class MegatronBackend:
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
-
-    def _check_routing(self, microbatches: Sequence[TokenBatch]) -> None:
-        config = self._models[0].config
-        sizes = {"num_layers": config.num_layers, "num_experts": config.num_moe_experts or 0, "top_k": config.moe_router_topk}
-        check_routing(microbatches, **sizes)
 
     def _accumulate(self, request: TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]

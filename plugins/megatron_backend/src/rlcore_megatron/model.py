@@ -23,6 +23,7 @@ from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore_torchkit.models import dims_of, standard_config
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 
@@ -34,12 +35,13 @@ class PolicyModel(GPTModel):
     """
 
     def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, **place: Any) -> None:
+        dims = dims_of(hf)
         super().__init__(
             config,
             spec,
-            vocab_size=hf.vocab_size,
-            max_sequence_length=hf.max_position_embeddings,
-            share_embeddings_and_output_weights=hf.tie_word_embeddings,
+            vocab_size=dims.vocab_size,
+            max_sequence_length=standard_config(hf)["max_position_embeddings"],
+            share_embeddings_and_output_weights=dims.tied,
             position_embedding_type="rope",
             parallel_output=True,
             **place,

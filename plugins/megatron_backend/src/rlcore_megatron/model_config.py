@@ -14,7 +14,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
-from rlcore_torchkit.models import architecture_of, standard_config
+from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 
 
 def transformer_config(
@@ -25,7 +25,7 @@ def transformer_config(
     params_dtype, family, standard = getattr(torch, dtype), architecture_of(hf), standard_config(hf)
     interleaved = layout.virtual_pipeline > 1
     values: dict[str, Any] = {
-        **_shape(family, standard),
+        **_shape(family, dims_of(hf), standard["rms_norm_eps"]),
         **(_experts(standard, layout, fused) if any(expert_layers(standard)) else {}),
         **_recompute(config),
         "tensor_model_parallel_size": layout.tensor,
@@ -66,9 +66,7 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def _shape(family: Architecture, standard: Mapping[str, Any]) -> dict[str, Any]:
-    dims = ModelDims.of(standard)
-    assert dims is not None
+def _shape(family: Architecture, dims: ModelDims, epsilon: float) -> dict[str, Any]:
     return {
         "num_layers": dims.num_layers,
         "hidden_size": dims.hidden_size,
@@ -77,7 +75,7 @@ def _shape(family: Architecture, standard: Mapping[str, Any]) -> dict[str, Any]:
         "num_query_groups": dims.num_kv_heads,
         "kv_channels": dims.head_dim,
         "normalization": "RMSNorm",
-        "layernorm_epsilon": standard["rms_norm_eps"],
+        "layernorm_epsilon": epsilon,
         "qk_layernorm": family.has_qk_norms,
         "gated_linear_unit": True,
         "activation_func": F.silu,
@@ -118,10 +116,10 @@ def rotary_frequencies(hf: Any) -> torch.Tensor:
     """float32 [D/2] for a transformers config, scaled for long contexts where the model says so."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = hf.rope_parameters
+    parameters = standard_config(hf)["rope_parameters"]
     kind = parameters.get("rope_type", "default")
     if kind == "default":
-        width = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+        width = dims_of(hf).head_dim
         exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (parameters["rope_theta"] ** exponents)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))

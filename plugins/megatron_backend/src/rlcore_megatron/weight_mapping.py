@@ -15,7 +15,7 @@ from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.models import architecture_of, standard_config
+from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -77,11 +77,10 @@ class Names:
     @classmethod
     def of(cls, hf: Any) -> "Names":
         """For a transformers config; ModelError where Megatron's parameters cannot hold the model."""
-        family, standard = architecture_of(hf), standard_config(hf)
-        dims, problems = ModelDims.of(standard), name_problems(standard, str(hf.name_or_path))
+        family, dims = architecture_of(hf), dims_of(hf)
+        problems = name_problems(standard_config(hf), str(hf.name_or_path))
         if problems:
             raise ModelError(problems)
-        assert dims is not None
         sources = list(_Table(family, dims).sources())
         order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family.modules))
         return cls(

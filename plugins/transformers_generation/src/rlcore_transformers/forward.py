@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from rlcore.spi import ModelError, Problem
-from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.models import architecture_of, dims_of
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]
 """Weight [out, in] and bias [out]."""
@@ -61,12 +60,10 @@ class Decoder:
     ) -> None:
         family = architecture_of(config)
         self._modules, self._config = family.modules, family.standard(config.to_dict())
-        dims = ModelDims.of(self._config)
-        assert dims is not None
-        self.dims = dims
+        self.dims = dims_of(config)
         self._activation = ACT2FN[self._config.get("hidden_act", "silu")]
         cos, sin = rotary(torch.zeros((), dtype=torch.float32), torch.arange(num_positions)[None])
-        sin = torch.cat((-sin[..., : dims.head_dim // 2], sin[..., dims.head_dim // 2 :]), -1)
+        sin = torch.cat((-sin[..., : self.dims.head_dim // 2], sin[..., self.dims.head_dim // 2 :]), -1)
         self._cos = cos[0].to(device, dtype)[:, None]
         self._sin = sin[0].to(device, dtype)[:, None]
         """[positions, 1, D]; the sine carries the sign of the rotated half."""

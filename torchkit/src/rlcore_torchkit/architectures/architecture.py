@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.spi.errors import Problem
-from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.architectures.values import value_problems
 
 
 @frozen(kw_only=True)
@@ -27,6 +27,8 @@ class Architecture:
     modules: ModuleNames = ModuleNames()
     aliases: Mapping[str, str] = field(factory=dict)
     """Keys of Llama's config.json that the family calls otherwise, each with the family's key."""
+    defaults: Mapping[str, Any] = field(factory=dict)
+    """Values, by Llama's keys, that transformers takes where config.json lacks a key that it need not have."""
     has_qkv_biases: bool = False
     """Whether queries, keys and values have a bias, and the output of attention has none."""
     has_qk_norms: bool = False
@@ -35,18 +37,27 @@ class Architecture:
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 
     def standard(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of config.json, with what `aliases` names under Llama's keys too."""
-        return {ours: config.get(theirs) for ours, theirs in self.aliases.items()} | dict(config)
+        """The content of config.json, with what `aliases` names under Llama's keys too, and with `defaults`."""
+        aliased = {ours: config[theirs] for ours, theirs in self.aliases.items() if theirs in config}
+        return {**self.defaults, **aliased, **config}
 
-    def dims(self, config: Mapping[str, Any]) -> ModelDims | None:
-        """The sizes in config.json; None where it lacks some that every decoder has."""
-        return ModelDims.of(self.standard(config))
+    def malformed_values(self, config: Mapping[str, Any], path: str) -> list[Problem]:
+        """Values in a config.json of this model_type that nothing can be computed with; `path` is the file's."""
+        problems = value_problems(self.standard(config))
+        names = {ours: theirs for ours, theirs in self.aliases.items() if ours not in config}
+        return [
+            evolve(problem, path=path, found=f"{names.get(problem.path, problem.path)} = {problem.found}")
+            for problem in problems
+        ]
 
     def problems(self, config: Mapping[str, Any], path: str) -> Iterator[Problem]:
         """What in a config.json of this model_type makes the model another than the family's; `path` is the file's."""
+        if malformed := self.malformed_values(config, path):
+            yield from malformed
+            return
         classes = config.get("architectures") or ["none"]
         found = classes[0] if isinstance(classes, list) else classes
-        window, kinds = config.get(self.window_key), set(config.get("layer_types") or ()) - {"full_attention"}
+        window, kinds = self.standard(config).get(self.window_key), set(config.get("layer_types") or ()) - {"full_attention"}
         if found != self.class_name:
             yield Problem(
                 path=path,
@@ -57,7 +68,9 @@ class Architecture:
             remedy = f"Set it to {'false' if window is True else 'null'} if all sequences are short"
             yield Problem(
                 path=path,
-                found=f"{self.window_key} = {json.dumps(window)}",
+                found=f"{self.window_key} = {json.dumps(window)}"
+                if self.window_key in config
+                else f"no {self.window_key}, which stands for {window}",
                 expected="full causal attention",
                 remedy=remedy,
             )

@@ -32,7 +32,7 @@ class ModelDims:
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
         """From the content of config.json, under Llama's keys; None where that lacks what every decoder has."""
-        if not all(isinstance(model.get(key), int) and model[key] > 0 for key in ESSENTIAL):
+        if not all(map(model.get, ESSENTIAL)):
             return None
         heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0
         return cls(

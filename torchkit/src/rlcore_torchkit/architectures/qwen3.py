@@ -2,4 +2,9 @@
 
 from rlcore_torchkit.architectures.architecture import Architecture
 
-ARCHITECTURE = Architecture(model_type="qwen3", class_name="Qwen3ForCausalLM", has_qk_norms=True)
+ARCHITECTURE = Architecture(
+    model_type="qwen3",
+    class_name="Qwen3ForCausalLM",
+    has_qk_norms=True,
+    defaults={"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
+)

@@ -1,0 +1,41 @@
+"""The types of config.json's values that checks compute with."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from attrs import evolve
+
+from rlcore.schema.constraints import Count, Positive, above_at_most, between
+from rlcore.schema.structure import structure
+from rlcore.spi.errors import Problem
+
+_SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
+_FLAGS = ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window")
+_ROPE = {
+    **dict.fromkeys(("rope_type", "type"), str),
+    "factor": Annotated[float, above_at_most(0, 2**31)],
+    "original_max_position_embeddings": Positive,
+}
+TYPES: Mapping[str, Any] = {
+    **dict.fromkeys((*_SIZES, "decoder_sparse_step", "sliding_window"), Positive),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), Annotated[int, between(1, 2**16)]),
+    **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), Count),
+    **dict.fromkeys(_FLAGS, bool),
+    "mlp_only_layers": tuple[Count, ...],
+    "layer_types": tuple[str, ...],
+    "model_max_length": float,
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), _ROPE),
+}
+"""By Llama's keys; a mapping for a table, and null is of every type."""
+
+
+def value_problems(values: Mapping[str, Any], types: Mapping[str, Any] = TYPES) -> Iterator[Problem]:
+    """Values of config.json that are not of their types, each with its key as the path."""
+    for key, tp in types.items():
+        if values.get(key) is None:
+            continue
+        is_table = isinstance(tp, Mapping)
+        _, problems = structure(values[key], dict[str, object] if is_table else tp, key)
+        yield from problems
+        if is_table and not problems:
+            yield from (evolve(problem, path=f"{key}.{problem.path}") for problem in value_problems(values[key], tp))
