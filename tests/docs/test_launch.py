@@ -16,10 +16,8 @@ import yaml
 from markdown_blocks import ROOT, blocks
 
 from rlcore.cli.main import cli
-from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
-from rlcore.registry.discovery import discover
-from rlcore.run.plan.prepare import sections, unchecked
+from rlcore.run.plan.sections import convert_recipe
 
 LAUNCH = ROOT / "docs" / "launch"
 SBATCH = LAUNCH / "slurm.sbatch"
@@ -53,8 +51,7 @@ def accepts(arguments: list[str], directory: Path) -> None:
     overrides = command.make_context(arguments[0], list(arguments[1:])).params["overrides"]
     recipe = directory / "base.toml"
     recipe.write_text('model.path = "model"\nalgorithm.name = "grpo"\nenvironment.name = "arithmetic"\n')
-    registry = discover()
-    convert(read_raw(recipe, overrides), sections(registry), unchecked(registry))
+    convert_recipe(read_raw(recipe, overrides))
 
 
 def rlcore_commands(script: str) -> list[list[str]]:
@@ -266,8 +263,7 @@ def test_manifest_starts_a_script_that_trains_on_every_node(manifest, tmp_path: 
 def test_manifest_holds_a_recipe_that_is_accepted(manifest, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(manifest["ConfigMap"]["data"]["recipe.toml"])
-    registry = discover()
-    converted = convert(read_raw(recipe, ()), sections(registry), unchecked(registry))
+    converted, _ = convert_recipe(read_raw(recipe, ()))
     run = f"{converted.run.directory}/{converted.run.name}"
     assert f"[ -d {run} ]" in manifest["ConfigMap"]["data"]["train.sh"]  # where the script looks for a run to resume
 

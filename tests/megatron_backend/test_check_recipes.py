@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.run.plan.prepare import RunPlan, prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, ModelError, PluginError
 from rlcore.testing.models import make_model
 from rlcore_megatron import cache_directory, requirements

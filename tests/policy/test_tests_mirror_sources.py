@@ -31,6 +31,8 @@ THROUGH = {
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/run/execution/test_refit.py": "core/run/execution/generator_group core/run/execution/in_process "
     "core/run/execution/in_process_group core/run/execution/trainer_group",
+    "core/run/plan/test_channel.py": "core/run/plan/choice",
+    "core/run/plan/test_prepare.py": "core/run/plan/checks core/run/plan/run_plan core/run/plan/sections",
     "core/run/rollout/test_environment_runner.py": "core/run/rollout/event_loop",
     "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts core/run/rollout/sources",
     "core/run/storage/test_resuming.py": "core/run/storage/run_directory",

@@ -61,7 +61,7 @@ def test_gsm8k_names_a_model_of_the_hub():
         "generator": "transformers",
         "trainer": "fsdp2",
     }
-    assert prepared.evaluates
+    assert prepared.recipe.evaluates
 
 
 def test_gsm8k_reads_its_files(tmp_path, model):

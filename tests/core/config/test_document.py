@@ -8,7 +8,7 @@ import pytest
 from rlcore.config.document import reference
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import discover
-from rlcore.run.plan.prepare import sections
+from rlcore.run.plan.sections import sections
 from rlcore.schema import describe
 
 ROOT = Path(__file__).parents[3]

@@ -2,7 +2,7 @@
 
 from rlcore.registry.discovery import discover
 from rlcore.registry.selection import select
-from rlcore.run.plan.prepare import sections
+from rlcore.run.plan.sections import sections
 from rlcore.spi import SPI_VERSION
 
 

@@ -11,7 +11,8 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.prepare import RunPlan, prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer, fake_registry

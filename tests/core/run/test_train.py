@@ -16,7 +16,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.data.seeds import Stream
 from rlcore.run.plan.inputs import load_inputs
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
 from rlcore.run.storage.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from rlcore.cli.arguments import recipe_arguments
 
 if TYPE_CHECKING:
     from rlcore.config.recipe import ClusterConfig
-    from rlcore.run.plan.prepare import RunPlan
+    from rlcore.run.plan.run_plan import RunPlan
 
 
 DATA = {"train": "train data", "evaluation": "held-out data"}
@@ -108,7 +108,7 @@ def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
 
 def _evaluation(prepared: "RunPlan") -> str:
     options = prepared.recipe.evaluation
-    if not prepared.evaluates:
+    if not prepared.recipe.evaluates:
         return "off"
     every = f"every {options.every_n_steps} steps" if options.every_n_steps > 0 else ""
     return ", ".join(filter(None, ("at the start" if options.at_start else "", every, "at the end" if options.at_end else "")))

@@ -15,12 +15,11 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
     As TOML, merged with what it extends and overridden. It is checked as far as it can be without selecting plugins or
     looking at the model.
     """
-    from rlcore.config.convert import convert
     from rlcore.config.document import reference as reference_of
     from rlcore.config.dump import dump_toml
     from rlcore.config.load import read_raw
     from rlcore.registry.discovery import discover
-    from rlcore.run.plan.prepare import disabled_plugins, sections, unchecked
+    from rlcore.run.plan.sections import convert_recipe, sections
 
     if reference:
         if recipe is not None:
@@ -29,9 +28,7 @@ def config_command(recipe: Path | None, overrides: tuple[str, ...], reference: b
         return
     if recipe is None:
         raise click.UsageError("Missing argument 'RECIPE', or --reference.")
-    raw = read_raw(recipe, overrides)
-    registry = discover(disabled_plugins(raw.values))
-    converted = convert(raw, sections(registry), unchecked(registry))
+    converted, registry = convert_recipe(read_raw(recipe, overrides))
     named = {"algorithm": converted.algorithm.name}
     if converted.environment is not None:
         named["environment"] = converted.environment.name

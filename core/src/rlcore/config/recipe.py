@@ -211,6 +211,11 @@ class RolloutConfig:
         """Whether samples come from a part of the distribution."""
         return self.top_k > 0 or self.top_p < 1.0
 
+    @property
+    def max_sequence_length(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
 
 @frozen(kw_only=True)
 class TrainingConfig:
@@ -392,3 +397,9 @@ class Recipe:
     sinks: SinksConfig = field(factory=SinksConfig)
     observers: ObserversConfig = field(factory=ObserversConfig)
     plugins: PluginsConfig = field(factory=PluginsConfig)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the held-out set is measured at any time."""
+        wanted = self.evaluation.every_n_steps > 0 or self.evaluation.at_start or self.evaluation.at_end
+        return self.environment is not None and self.data.evaluation is not None and wanted

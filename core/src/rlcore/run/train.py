@@ -19,7 +19,8 @@ from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop
 from rlcore.run.plan.inputs import Inputs, load_inputs
-from rlcore.run.plan.prepare import RunPlan, plugin_config
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.plan.sections import plugin_config
 from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.report.sinks import Sinks
@@ -30,7 +31,7 @@ from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, find_damage, read_loop_state
-from rlcore.run.storage.resuming import check_new, check_trainer, find_checkpoint, model_change, newest, resolved_recipe
+from rlcore.run.storage.resuming import check_new, check_trainer, find_checkpoint, model_change, newest
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
 from rlcore.spi import (
@@ -90,8 +91,8 @@ def train(
 @contextmanager
 def _open_sinks(prepared: RunPlan, directory: Path, progress: Progress) -> Iterator[Sinks]:
     """The recipe's sinks, closed however the run ends. What one raises while it is built passes through."""
-    sinks, recipe = Sinks(progress), resolved_recipe(prepared)
-    context = SinkContext(run_directory=directory.absolute(), run_name=prepared.recipe.run.name, recipe=recipe)
+    sinks = Sinks(progress)
+    context = SinkContext(run_directory=directory.absolute(), run_name=prepared.recipe.run.name, recipe=prepared.resolved)
     try:
         for entry in prepared.sinks:
             sinks.add(entry.label, build_sink(entry, context, plugin_config(prepared.recipe, entry)))
@@ -236,7 +237,7 @@ def _checked_state(prepared: RunPlan, checkpoint: Path) -> LoopState:
 def _begin(prepared: RunPlan, directory: RunDirectory, step: int) -> None:
     """Write down what runs from now on, after `step` steps."""
     distributions = [entry.distribution for entry in (*prepared.chosen.values(), *prepared.sinks)]
-    directory.begin(resolved_recipe(prepared), distributions, step)
+    directory.begin(prepared.resolved, distributions, step)
 
 
 def _build_loop(run: _Run, inputs: Inputs, sinks: Sinks, backends: Backends, saver: RunSaver) -> Loop:
@@ -248,7 +249,7 @@ def _build_loop(run: _Run, inputs: Inputs, sinks: Sinks, backends: Backends, sav
         source=_source(prepared, inputs, backends, clock, progress),
         refitter=_refitter(prepared, backends, progress),
         residency=_residency(prepared, backends, clock),
-        evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress), progress) if prepared.evaluates else None,
+        evaluator=_evaluator(prepared, inputs, backends, PhaseClock(progress), progress) if prepared.recipe.evaluates else None,
         saver=saver,
         sinks=sinks,
         progress=progress,

@@ -9,19 +9,19 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.config.convert import convert
-from rlcore.config.load import RawRecipe, raw_from, read_raw
+from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.files import storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import build_trainer, import_object
-from rlcore.registry.discovery import Entry, Registry, discover
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.plugin_errors import attributed
 from rlcore.registry.selection import AUTO, explain, select
 from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.plan.prepare import disabled_plugins, dtype_of, model_spec, plugin_config, sections, unchecked
+from rlcore.run.plan.run_plan import dtype_of, model_spec
+from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import nearest
@@ -92,8 +92,7 @@ def prepare_serving(
     recipe's own if it serves, else the only one, or the one of the highest priority. `registry` stands in for the installed
     plugins, in tests."""
     raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
-    registry = registry or discover(disabled_plugins(raw.values))
-    recipe = _convert(raw, registry)
+    recipe, registry = convert_recipe(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     able = _those_that_serve(registry)
     own = recipe.generator.name
@@ -243,10 +242,6 @@ def _bare(target: Target) -> dict[str, Any]:
     }
 
 
-def _convert(raw: RawRecipe, registry: Registry) -> Recipe:
-    return convert(raw, sections(registry), unchecked(registry))
-
-
 def _serves(entry: Entry) -> bool:
     return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.serve is not None
 
@@ -287,7 +282,7 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
         seed=recipe.run.seed,
         num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
         needs_reference=False,
-        max_sequence_length=recipe.rollout.max_prompt_tokens + recipe.rollout.max_response_tokens,
+        max_sequence_length=recipe.rollout.max_sequence_length,
         optimizer=recipe.optimizer,
         schedule=recipe.schedule,
     )

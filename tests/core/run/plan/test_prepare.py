@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ConfigError, ModelError
 from rlcore.testing.fakes import fake_registry
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.in_process import in_process
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 

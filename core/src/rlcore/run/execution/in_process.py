@@ -14,7 +14,7 @@ from rlcore.run.execution.generator_group import InProcessGenerator
 from rlcore.run.execution.residency import make_room, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.trainer_group import InProcessTrainer
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, RefitCommand
 from rlcore.spi import RankInfo, RefitRequest
 

@@ -12,7 +12,7 @@ from rlcore.spi import SetResidencyRequest, capabilities
 from rlcore.spi.lifecycle import RESIDENT
 
 if TYPE_CHECKING:
-    from rlcore.run.plan.prepare import RunPlan
+    from rlcore.run.plan.run_plan import RunPlan
 
 GIB = 2**30
 

@@ -15,7 +15,7 @@ from rlcore.registry.binding import max_concurrent
 from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.spi import DataError, Observation, Row, capabilities

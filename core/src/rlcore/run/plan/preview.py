@@ -10,7 +10,7 @@ from rlcore.run.data.datasets import Split
 from rlcore.run.data.prompts import encode_prompts
 from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
 from rlcore.run.plan.inputs import Inputs, load_inputs, rows_of
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import ResetResult, capabilities
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rlcore.config.dump import dump_toml
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
@@ -107,14 +106,9 @@ def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence
     """Against the recipe that the run had last."""
     file = directory.recipe_file
     try:
-        return recipe_changes(file.read_text(encoding="utf-8"), resolved_recipe(prepared))
+        return recipe_changes(file.read_text(encoding="utf-8"), prepared.resolved)
     except FileNotFoundError:
         return ()  # killed before it wrote anything, or removed
     except (OSError, ValueError) as error:
         note(f"{file} cannot be read, so that nothing is known of changes in the recipe: {error}")
         return ()
-
-
-def resolved_recipe(prepared: RunPlan) -> str:
-    """The recipe as it runs, as TOML."""
-    return dump_toml(prepared.recipe, prepared.chosen_names, [entry.name for entry in prepared.observers])

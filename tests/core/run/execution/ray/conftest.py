@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.plan.prepare import RunPlan, prepare
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.plan.generator_placement import generator_span
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import SilentProgress
 from rlcore.run.train import train
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo
@@ -76,10 +76,10 @@ def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare
 def test_backends_check_the_number_of_ranks(
     prepared: Prepare, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: int
 ) -> None:
-    from rlcore.run.plan import prepare
+    from rlcore.run.plan import checks
 
     seen: list[CheckContext] = []
-    monkeypatch.setattr(prepare, "run_check", lambda entry, context, config: seen.append(context) or ())
+    monkeypatch.setattr(checks, "run_check", lambda entry, context, config: seen.append(context) or ())
     prepared(*overrides)
     assert {context.world_size for context in seen} == {expected}
     assert {context.generator_devices for context in seen} == {None}

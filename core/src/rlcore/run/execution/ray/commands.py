@@ -14,7 +14,7 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.registry.discovery import DISABLE_VARIABLE
 from rlcore.registry.selection import ChosenPlugin
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import (
     GeneratorContext,
     SetResidencyRequest,

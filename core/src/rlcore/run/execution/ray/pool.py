@@ -19,7 +19,7 @@ from rlcore.run.execution.ray.placement import reserved
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
 from rlcore.run.execution.residency import room_for_generator
 from rlcore.run.plan.generator_placement import hosts_generator
-from rlcore.run.plan.prepare import RunPlan
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.microbatches import model_width

@@ -1,0 +1,117 @@
+"""What is wrong with a plan: what plugins say of the model and their options, and what only these make impossible."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcore.config.recipe import Recipe, RolloutConfig
+from rlcore.installed import is_installed
+from rlcore.model_files import model_problems
+from rlcore.registry.binding import require_module, run_check
+from rlcore.registry.selection import AUTO_ROLES
+from rlcore.run.plan.generator_placement import generator_devices, span_problems
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.plan.sections import plugin_config
+from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem
+
+
+def check_plan(plan: RunPlan) -> None:
+    """Raise ConfigError with all that is wrong; ModelError where the model alone is."""
+    recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
+    plugins = (*plan.chosen.values(), *plan.sinks)
+    problems = [*_missing_ray(recipe), *_impossible(recipe, needs), *span_problems(recipe, plan.span)]
+    if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
+        problems += model_problems(model.path)
+    context = CheckContext(
+        model=model,
+        device=plan.device,
+        world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
+        max_sequence_length=recipe.rollout.max_sequence_length,
+        max_microbatch_tokens=recipe.training.max_tokens_per_microbatch,
+        needs_reference=needs.reference_logprobs,
+        channel=plan.channel,
+        generator_devices=generator_devices(recipe, plan.device, plan.span),
+        replays_routing=recipe.rollout.replay_routing,
+        environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
+    )
+    for entry in plugins:
+        require_module(entry)
+        found = run_check(entry, context, plugin_config(recipe, entry))
+        problems += [problem for problem in found if problem not in problems]
+    if problems and all(_is_about(problem, model) for problem in problems):
+        raise ModelError(problems)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _missing_ray(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.cluster is not None and not is_installed("ray"):
+        yield Problem(
+            path="cluster",
+            found="the section, without the package ray",
+            expected="the package installed on every machine",
+            remedy="Run: pip install 'rlcore[ray]', or leave the section out to run in one process.",
+        )
+
+
+def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """Combinations that cannot work with this algorithm."""
+    if needs.source == "rollouts" and recipe.environment is None:
+        yield Problem(
+            path="environment",
+            found="nothing",
+            expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
+            remedy="Add a section [environment] with a name.",
+        )
+    if needs.untruncated_sampling and recipe.rollout.truncates and not recipe.rollout.accept_truncation_bias:
+        for key in ("top_k", "top_p"):
+            value = getattr(recipe.rollout, key)
+            if value == getattr(RolloutConfig(), key):
+                continue
+            yield Problem(
+                path=f"rollout.{key}",
+                found=f"{value}, with algorithm {recipe.algorithm.name!r}, which compares the generator's probabilities with "
+                "the trainer's",
+                expected="the whole distribution (top_k = 0, top_p = 1.0): the generator's probabilities are of the tokens "
+                "that it kept, the trainer's are of all, so ratios and importance weights are biased",
+                remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
+            )
+    if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
+        yield Problem(
+            path="rollout.samples_per_prompt",
+            found=str(recipe.rollout.samples_per_prompt),
+            expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
+            remedy="Raise it; a group's statistics need several samples.",
+        )
+    yield from _pointless(recipe, needs)
+
+
+def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """Keys of [rollout] that do nothing with this algorithm, or what nobody can mean."""
+    rollout, algorithm = recipe.rollout, f"with algorithm {recipe.algorithm.name!r}, which"
+    if rollout.accept_truncation_bias and not needs.untruncated_sampling:
+        yield Problem(
+            path="rollout.accept_truncation_bias",
+            found=f"true, {algorithm} compares no probabilities with the generator's",
+            expected="false: truncated sampling biases nothing there",
+        )
+    if needs.source == "rollouts":
+        return
+    if rollout.replay_routing:
+        yield Problem(
+            path="rollout.replay_routing",
+            found=f"true, {algorithm} trains on no rollouts",
+            expected="false: there is no routing to replay",
+        )
+    if rollout.temperature != 1.0:
+        yield Problem(
+            path="rollout.temperature",
+            found=f"{rollout.temperature}, {algorithm} trains on no rollouts",
+            expected="1.0: what is learned would be the probabilities at that temperature",
+            remedy="Leave it out; evaluation.temperature is that of evaluations.",
+        )
+
+
+def _is_about(problem: Problem, model: ModelSpec) -> bool:
+    """Whether a problem names the model's directory or a file in it."""
+    directory = Path(model.path).expanduser()
+    return Path(problem.path).expanduser().is_relative_to(directory)

@@ -1,0 +1,132 @@
+"""Which plugins a run uses: those that the recipe names, or the best ones that can do what it needs."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from attrs import evolve
+
+from rlcore.config.recipe import Recipe
+from rlcore.gpu import Device
+from rlcore.model_files import config_number
+from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.registry.binding import build_algorithm
+from rlcore.registry.discovery import Entry, Registry
+from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.run.plan.run_plan import RunPlan, dtype_of
+from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Role, capabilities
+
+
+def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPlan:
+    """The plan with its plugins, and nothing yet of what follows from them.
+
+    PluginError where one that the recipe needs cannot be used; ConfigError where an observer lacks options.
+    """
+    observer_options(recipe, registry.observers(recipe.observers.names))
+    registry, dtype = _as_configured(recipe, registry), dtype_of(recipe, device)
+    take = partial(select, registry, device=device)
+    sinks = tuple(take("sink", name, needs={}) for name in recipe.sinks.names)
+    chosen: dict[Role, Entry] = {"algorithm": take("algorithm", recipe.algorithm.name, needs={})}
+    if recipe.environment is not None:
+        chosen["environment"] = take("environment", recipe.environment.name, needs={})
+    needs, unusable = {"generator": generator_needs(recipe)}, None
+    try:
+        if recipe.environment is not None:
+            chosen["generator"] = take("generator", recipe.generator.name, needs=needs["generator"], dtype=dtype)
+    except PluginError as error:  # whether the run needs one only the algorithm can say
+        unusable = error
+    algorithm = _algorithm(recipe, chosen, dtype)
+    if algorithm.needs.source != "rollouts" and not recipe.evaluates:
+        chosen.pop("generator", None)
+    elif unusable is not None:
+        raise unusable
+    needs["trainer"] = trainer_needs(recipe, algorithm)
+    chosen["trainer"] = take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
+    return RunPlan(
+        recipe=recipe,
+        registry=registry,
+        chosen=chosen,
+        sinks=sinks,
+        device=device,
+        algorithm=algorithm,
+        notes=tuple(
+            note
+            for role in AUTO_ROLES
+            if role in chosen and getattr(recipe, role).name == AUTO
+            for note in passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
+        ),
+    )
+
+
+def generator_needs(recipe: Recipe) -> dict[str, str]:
+    """Capabilities that the recipe's sampling needs, each with the key that asks for it."""
+    needs = {}
+    for section, options in (("rollout", recipe.rollout), ("evaluation", recipe.evaluation)):
+        if options.top_k > 0:
+            needs[capabilities.TOP_K] = f"{section}.top_k = {options.top_k}"
+        if options.top_p < 1.0:
+            needs[capabilities.TOP_P] = f"{section}.top_p = {options.top_p}"
+    if recipe.rollout.stop_strings:
+        needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
+    if recipe.rollout.replay_routing:
+        needs[capabilities.ROUTED_EXPERTS] = "rollout.replay_routing = true"
+    return needs
+
+
+def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
+    """Capabilities that the recipe and its algorithm need of the trainer."""
+    needs = {}
+    if algorithm.needs.reference_logprobs:
+        needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
+    if algorithm.needs.previous_logprobs:
+        needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
+    if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
+        needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
+    if recipe.cluster is not None and recipe.cluster.world_size > 1:
+        needs[capabilities.MULTI_RANK] = f"[cluster] has {recipe.cluster.world_size} ranks"
+    if algorithm.needs.entropy:
+        needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
+    if recipe.checkpoint.export == "hf":
+        needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
+    if recipe.rollout.replay_routing:
+        needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
+    return needs
+
+
+def _as_configured(recipe: Recipe, registry: Registry) -> Registry:
+    """The registry with each backend's capabilities less those that its section of the recipe takes away."""
+    return evolve(registry, entries=tuple(_without(recipe, entry) for entry in registry.entries))
+
+
+def _without(recipe: Recipe, entry: Entry) -> Entry:
+    provider = entry.provider
+    if entry.role not in AUTO_ROLES or provider is None or entry.error is not None:
+        return entry
+    options = getattr(recipe, entry.role).options.get(entry.name)
+    if options is None:
+        return entry
+    try:
+        lost = frozenset(provider.disabled_capabilities(options))
+    except BaseException as error:
+        if is_outside(error):
+            raise
+        raise PluginError(
+            f"{entry.label}: its function `disabled_capabilities` raised {type(error).__name__}: {error}"
+        ) from error
+    return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
+
+
+def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -> AlgorithmHandle:
+    provider = chosen["generator"].provider if "generator" in chosen else None
+    exact = provider is not None and capabilities.EXACT_LOGPROBS in provider.capabilities
+    entry = chosen["algorithm"]
+    context = AlgorithmContext(
+        seed=recipe.run.seed,
+        samples_per_prompt=recipe.rollout.samples_per_prompt,
+        updates_per_step=recipe.training.updates_per_step,
+        temperature=recipe.rollout.temperature,
+        generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.truncates,
+    )
+    vocabulary_size = config_number(recipe.model.path, "vocab_size")
+    return build_algorithm(entry, context, plugin_config(recipe, entry), vocabulary_size)

@@ -1,0 +1,136 @@
+"""A checked recipe with what was chosen for it: all that a run needs to know, with nothing allocated."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from rlcore.config.dump import dump_toml
+from rlcore.config.recipe import Recipe
+from rlcore.gpu import Device
+from rlcore.registry.algorithm_handle import AlgorithmHandle
+from rlcore.registry.binding import build_observers
+from rlcore.registry.discovery import Entry, ObserverEntry, Registry
+from rlcore.run.plan.generator_placement import generator_devices, separate
+from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.spi import (
+    CHANNELS,
+    DtypeName,
+    Environment,
+    GeneratorContext,
+    ModelSpec,
+    ObserverContext,
+    RankInfo,
+    Role,
+    TrainerContext,
+)
+
+
+@frozen(kw_only=True, eq=False)
+class RunPlan:
+    """A checked recipe with its chosen plugins."""
+
+    recipe: Recipe
+    registry: Registry
+    chosen: Mapping[Role, Entry]
+    """The plugin of each role that one plugin fills, where the recipe uses it."""
+    sinks: tuple[Entry, ...]
+    """Those that the recipe names."""
+    device: Device
+    algorithm: AlgorithmHandle
+    environment: Environment | None = None
+    channel: str | None = None
+    """How weights travel; None where nothing generates."""
+    span: int = 1
+    """Neighbouring ranks that share one generator."""
+    notes: tuple[str, ...] = ()
+    """Which plugins of higher priority "auto" could not take, and why."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """What backends learn of the model."""
+        return model_spec(self.recipe, self.device)
+
+    @property
+    def observers(self) -> tuple[ObserverEntry, ...]:
+        """The observers in use."""
+        return self.registry.observers(self.recipe.observers.names)
+
+    @property
+    def chosen_names(self) -> dict[str, str]:
+        """The plugin of each role, by name."""
+        return {role: entry.name for role, entry in self.chosen.items()}
+
+    @property
+    def resolved(self) -> str:
+        """The recipe as it runs, as TOML."""
+        return dump_toml(self.recipe, self.chosen_names, [entry.name for entry in self.observers])
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether trainer and generator take turns on the same device."""
+        reach = None if self.channel is None else CHANNELS[self.channel].reach
+        return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
+
+    def config(self, role: Role) -> Any:
+        """The recipe's section of the chosen plugin."""
+        return plugin_config(self.recipe, self.chosen[role])
+
+    @property
+    def observer_options(self) -> dict[str, object]:
+        """By name, the recipe's section of each observer in use that takes options."""
+        return observer_options(self.recipe, self.observers)
+
+    def observed(self, run_directory: Path | None) -> "RunPlan":
+        """The same with the observers of this process built, for a run or, without a directory, an evaluation. On a cluster
+        hooks are called in other processes."""
+        if self.recipe.cluster is not None:
+            return self
+        context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute())
+        built = build_observers(self.observers, context, self.observer_options)
+        return evolve(self, registry=evolve(self.registry, observer_entries=built))
+
+    def trainer_context(self, rank_info: RankInfo) -> TrainerContext:
+        """What the trainer of a rank is built with."""
+        return TrainerContext(
+            model=self.model,
+            rank_info=rank_info,
+            seed=self.recipe.run.seed,
+            num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
+            needs_reference=self.algorithm.needs.reference_logprobs,
+            max_sequence_length=self.recipe.rollout.max_sequence_length,
+            max_microbatch_tokens=self.recipe.training.max_tokens_per_microbatch,
+            optimizer=self.recipe.optimizer,
+            schedule=self.recipe.schedule,
+        )
+
+    def generator_context(self, rank_info: RankInfo, log_directory: Path | None) -> GeneratorContext:
+        """What the generator of a rank is built with."""
+        return GeneratorContext(
+            model=self.model,
+            rank_info=rank_info,
+            seed=self.recipe.run.seed,
+            max_sequence_length=self.recipe.rollout.max_sequence_length,
+            channel=self.channel or "in_process",
+            devices=generator_devices(self.recipe, self.device, self.span, rank_info.local_rank),
+            log_directory=log_directory,
+            routed_experts=self.recipe.rollout.replay_routing,
+        )
+
+
+def dtype_of(recipe: Recipe, device: Device) -> DtypeName:
+    """Return the compute dtype of a section."""
+    if recipe.model.dtype != "auto":
+        return recipe.model.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def model_spec(recipe: Recipe, device: Device) -> ModelSpec:
+    """What backends learn of the model."""
+    return ModelSpec(
+        path=recipe.model.path,
+        revision=recipe.model.revision,
+        dtype=dtype_of(recipe, device),
+        trust_remote_code=recipe.model.trust_remote_code,
+    )

@@ -1,0 +1,77 @@
+"""The recipe's sections for plugins: which there are, and what a plugin's own holds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
+from rlcore.config.load import RawRecipe
+from rlcore.config.recipe import Recipe
+from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.spi import ROLES, ConfigError, Problem, Role
+
+
+def convert_recipe(raw: RawRecipe, registry: Registry | None = None) -> tuple[Recipe, Registry]:
+    """Convert a recipe by the sections of the installed plugins, for which `registry` stands in. Returns these as well."""
+    registry = registry or discover(_disabled_plugins(raw.values))
+    return convert(raw, sections(registry), unchecked(registry)), registry
+
+
+def _disabled_plugins(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """`plugins.disable` of a recipe not yet checked; a wrong type is reported with everything else, later."""
+    section = values.get("plugins")
+    names = section.get("disable") if isinstance(section, Mapping) else None
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else ()
+
+
+@frozen(kw_only=True)
+class NoOptions:
+    """`[observers.NAME]`: takes no options."""
+
+
+def sections(registry: Registry) -> dict[str, dict[str, type]]:
+    """The config class of every plugin that is fit for use, by its section of the recipe and name."""
+    found: dict[str, dict[str, type]] = {
+        _section(role): {
+            entry.name: entry.provider.config for entry in registry.of(role) if entry.provider and entry.error is None
+        }
+        for role in ROLES
+    }
+    observers = [entry for entry in registry.observer_entries if entry.observer is not None and entry.error is None]
+    return found | {OBSERVERS: {entry.name: entry.config or NoOptions for entry in observers}}
+
+
+def unchecked(registry: Registry) -> dict[str, set[str]]:
+    """By their section of the recipe, the plugins that are disabled or broken, so that nothing can check their sections."""
+    installed: dict[str, Sequence[Entry | ObserverEntry]] = {_section(role): registry.of(role) for role in ROLES}
+    installed[OBSERVERS] = registry.observer_entries
+    unfit = {role: {entry.name for entry in of if entry.disabled or entry.error is not None} for role, of in installed.items()}
+    return {role: names - sections(registry)[role].keys() for role, names in unfit.items()}
+
+
+def plugin_config(recipe: Recipe, entry: Entry) -> Any:
+    """The recipe's section for a plugin."""
+    assert entry.provider is not None
+    section = _section(entry.role)
+    return selected_options(getattr(recipe, section), section, entry.name, entry.provider.config)
+
+
+def _section(role: Role) -> str:
+    """The recipe's section that chooses plugins of a role."""
+    return SINKS if role == "sink" else role
+
+
+def observer_options(recipe: Recipe, observers: Sequence[ObserverEntry]) -> dict[str, object]:
+    """By name, the recipe's section of each of these that takes options. ConfigError names all required keys left out."""
+    options: dict[str, object] = {}
+    problems: list[Problem] = []
+    for entry in observers:
+        if entry.config is not None:
+            try:
+                options[entry.name] = selected_options(recipe.observers, OBSERVERS, entry.name, entry.config)
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return options
