@@ -100,15 +100,15 @@ FAULTS = (
     # What a step is made of
     Fault(
         "the policy trains on the held-out rows",
-        "rlcore.run.train",
-        "rows=inputs.train_rows,",
-        "rows=inputs.evaluation_rows,",
+        "rlcore.run.plan.inputs",
+        "rows=self.train_rows,",
+        "rows=self.evaluation_rows,",
         "tests/core/run/test_train.py::test_training_and_evaluation_see_their_own_rows_alone",
     ),
     Fault(
         "training samples at the evaluation's temperature",
-        "rlcore.run.train",
-        "rollout, options = recipe.rollout, recipe.evaluation if evaluation else recipe.rollout",
+        "rlcore.run.rollout.sources",
+        "rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation",
         "rollout, options = recipe.rollout, recipe.evaluation",
         WITH_KL,
     ),

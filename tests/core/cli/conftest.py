@@ -9,6 +9,7 @@ import pytest
 from attrs import define, field
 from click.testing import CliRunner, Result
 
+import rlcore.run.evaluate
 import rlcore.run.plan.prepare
 import rlcore.run.plan.preview
 import rlcore.run.train
@@ -87,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", prepare)
     monkeypatch.setattr(rlcore.run.plan.preview, "preview", preview)
     monkeypatch.setattr(rlcore.run.train, "train", train)
-    monkeypatch.setattr(rlcore.run.train, "evaluate", evaluate)
+    monkeypatch.setattr(rlcore.run.evaluate, "evaluate", evaluate)
     return calls
 
 

@@ -29,8 +29,8 @@ def eval_command(
     The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation].
     """
     from rlcore.cli.display import open_display
+    from rlcore.run.evaluate import evaluate
     from rlcore.run.plan.prepare import prepare, require_device
-    from rlcore.run.train import evaluate
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")

@@ -1,8 +1,9 @@
 """How a run ends: at its last step, or before it by Ctrl-C or an error, with what is whole saved."""
 
 from rlcore.run.loop import Loop
+from rlcore.run.report.summary import summarize
 from rlcore.run.storage.saver import RunSaver
-from rlcore.spi import InterruptedRun, NonFiniteError, StorageError
+from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
 
 
 def run_to_end(loop: Loop, saver: RunSaver) -> None:
@@ -16,6 +17,29 @@ def run_to_end(loop: Loop, saver: RunSaver) -> None:
         if note := _save_what_is_whole(loop, saver, error):
             error.add_note(note)
         raise
+
+
+def finish(loop: Loop, saver: RunSaver, total_s: float) -> dict[str, object]:
+    """What follows the last step: the exported model and summary.json. Returns what the latter holds."""
+    recipe, directory, totals = loop.recipe, saver.directory, loop.clock.totals
+    try:
+        model = saver.export_model() if recipe.checkpoint.export == "hf" else None
+        summary = {
+            "name": recipe.run.name,
+            "run_directory": str(directory.path),
+            "seed": recipe.run.seed,
+            **summarize(directory.read_metrics()),
+            "total_s": total_s,
+            "setup_s": totals["setup"],
+            "evaluation_s": totals["evaluation"],
+            "checkpoint_s": totals["checkpoint"],
+            "model": None if model is None else str(model),
+        }
+        directory.write_summary(summary)
+    except (StorageError, CheckpointError) as error:
+        error.add_note("All steps are done; --resume writes what is missing.")
+        raise
+    return summary
 
 
 def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:

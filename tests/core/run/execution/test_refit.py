@@ -12,6 +12,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
+from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.report.progress import SilentProgress
 from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
@@ -141,7 +142,7 @@ def test_an_evaluation_by_itself_is_tried_again_too(prepared: Any, mortal: Regis
     for dead in (set(), {1}):
         Mortal.dies(generate=dead)
         options: dict[str, Any] = {"checkpoint": None, "progress": SilentProgress(), "tokenizer": FakeTokenizer()}
-        figures.append(train_module.evaluate(prepared(registry=mortal), **options))
+        figures.append(evaluate(prepared(registry=mortal), **options))
     assert figures[0] == figures[1]
 
 

@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from rlcore.run.protocols import GeneratorGroup, RefitCommand, WeightRoute
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.spi import DtypeName, RefitError, WorkerError
 
@@ -23,6 +24,21 @@ class Refitter:
     max_bucket_bytes: int
     max_attempts: int
     progress: Progress
+
+    @classmethod
+    def of(cls, plan: RunPlan, backends: Backends, progress: Progress) -> "Refitter | None":
+        """A plan's; None where nothing generates."""
+        if backends.generator is None or backends.route is None or plan.channel is None:
+            return None
+        return cls(
+            route=backends.route,
+            generator=backends.generator,
+            channel=plan.channel,
+            dtype=plan.model.dtype,
+            max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
+            max_attempts=plan.recipe.refit.max_attempts,
+            progress=progress,
+        )
 
     def refit(self, weight_version: int) -> None:
         """Raises RefitError or WorkerError where the generator does not hold what the trainer exported, in no attempt."""

@@ -1,23 +1,21 @@
 """Trainer and generator on one device: whoever works has the memory."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attrs import define
 
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.run.protocols import GeneratorGroup, TrainerGroup
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import Backends, GeneratorGroup, TrainerGroup
 from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import SetResidencyRequest, capabilities
 from rlcore.spi.lifecycle import RESIDENT
 
-if TYPE_CHECKING:
-    from rlcore.run.plan.run_plan import RunPlan
-
 GIB = 2**30
 
 
-def room_for_generator(prepared: "RunPlan") -> SetResidencyRequest | None:
+def room_for_generator(prepared: RunPlan) -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
     options = prepared.recipe.residency
     if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
@@ -50,6 +48,28 @@ class Residency:
     """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
     metrics: dict[str, float]
     """What each leaves on the device while the other works, in GiB."""
+
+    @classmethod
+    def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock) -> "Residency | None":
+        """A plan's; None unless the two share a GPU's memory and the recipe wants them to take turns."""
+        options, trainer, generator = plan.recipe.residency, backends.trainer, backends.generator
+        if generator is None or not plan.shares_devices:
+            return None
+        sleeps = options.generator_sleeps and generator.has(capabilities.RESIDENCY)
+        moves = trainer.has(capabilities.RESIDENCY)
+        offloads = options.offload_trainer if moves else "none"
+        if not sleeps and offloads == "none":
+            return None
+        return cls(
+            trainer=trainer,
+            generator=generator,
+            generator_sleeps=sleeps,
+            offload_trainer=offloads,
+            trainer_moves=moves,
+            clock=clock,
+            turn="generation" if offloads == "none" else None,
+            metrics={},
+        )
 
     def to_training(self) -> bool:
         """Give the device to the trainer. True where that cost the generator its weights."""

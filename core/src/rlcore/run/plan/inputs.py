@@ -9,15 +9,19 @@ from itertools import compress
 import numpy as np
 from attrs import frozen
 
-from rlcore.config.recipe import DataConfig, DatasetConfig
+from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe
 from rlcore.model_files import config_number
 from rlcore.registry.binding import max_concurrent
 from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource, collector_of
 from rlcore.spi import DataError, Observation, Row, capabilities
 from rlcore.spi.arrays import Int64Array
 
@@ -42,6 +46,35 @@ class Inputs:
     """int64: those of them that evaluation.max_prompts lets pass."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
+
+    def source(
+        self, recipe: Recipe, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress
+    ) -> RolloutSource | DemonstrationSource:
+        """Where the samples of the steps come from."""
+        if self.demonstrations is not None:
+            return DemonstrationSource(demonstrations=self.demonstrations, stream=self.stream)
+        assert generator is not None
+        assert self.episodes is not None
+        return RolloutSource(
+            collector=collector_of(recipe, "train", generator, self.episodes, self.tokenizer, clock, progress),
+            rows=self.train_rows,
+            kept=self.train_kept,
+            stream=self.stream,
+            seed=recipe.run.seed,
+        )
+
+    def evaluator(
+        self, recipe: Recipe, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress
+    ) -> HeldOutEvaluator | None:
+        """What measures the held-out set; None where there is none, or nothing generates."""
+        if generator is None or self.episodes is None or self.evaluation_rows is None:
+            return None
+        return HeldOutEvaluator(
+            collector=collector_of(recipe, "evaluation", generator, self.episodes, self.tokenizer, clock, progress),
+            rows=self.evaluation_rows,
+            kept=self.measured,
+            seed=recipe.run.seed,
+        )
 
 
 @contextmanager

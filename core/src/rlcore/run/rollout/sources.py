@@ -4,13 +4,57 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from rlcore.run.data.datasets import PromptStream
+from rlcore.config.recipe import Recipe
+from rlcore.run.data.datasets import PromptStream, Split
 from rlcore.run.data.prompts import Demonstrations, demonstration_batch
 from rlcore.run.data.seeds import Stream
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.run.rollout.metrics import evaluation_metrics
-from rlcore.spi import RolloutBatch, Row
+from rlcore.spi import RolloutBatch, Row, SamplingParams
 from rlcore.spi.arrays import Int64Array
+
+
+def collector_of(
+    recipe: Recipe,
+    split: Split,
+    generator: GeneratorGroup,
+    episodes: EpisodeRunner,
+    tokenizer: Tokenizer,
+    clock: PhaseClock,
+    progress: Progress,
+) -> RolloutCollector:
+    """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`."""
+    trains = split == "train"
+    rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
+    stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
+    drops = getattr(recipe.data, split).on_long_prompt == "drop"
+    return RolloutCollector(
+        generator=generator,
+        episodes=episodes,
+        tokenizer=tokenizer,
+        sampling=SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stop_token_ids=stops,
+            stop_strings=rollout.stop_strings,
+        ),
+        samples_per_prompt=options.samples_per_prompt,
+        prompt_limit=PromptLimit(max_tokens=rollout.max_prompt_tokens, drops=drops, key=f"data.{split}"),
+        max_response_tokens=rollout.max_response_tokens,
+        max_turns=rollout.max_turns,
+        max_failed_fraction=rollout.max_failed_fraction,
+        purpose="the step" if trains else "the evaluation",
+        routed_experts=rollout.replay_routing and trains,
+        clock=clock,
+        progress=progress,
+    )
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,27 +1,34 @@
-"""What a run finds in its directory before it begins: nothing, or a run to go on with."""
+"""What a run finds in its directory before it begins, nothing or a run to go on with, and how it goes on."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import LoopPosition
 from rlcore.run.storage.algorithm_state import state_for
-from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.storage.checkpoint import LoopState, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.saver import model_digest
+from rlcore.run.storage.saver import RunSaver, model_digest
 from rlcore.spi import CheckpointError
 
 Note: TypeAlias = Callable[[str], None]
 """Tells the user one line."""
 
 
-def check_new(directory: RunDirectory) -> None:
-    """CheckpointError where the directory holds a run already."""
+def starting_checkpoint(
+    plan: RunPlan, directory: RunDirectory, note: Note, *, resume: bool, allow_changes: bool
+) -> Path | None:
+    """The checkpoint to resume from; None for a new run, whose directory may hold none yet. CheckpointError otherwise."""
+    if resume:
+        return find_checkpoint(plan, directory, note, allow_changes=allow_changes)
     if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
         raise CheckpointError(
             f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
         )
+    return None
 
 
 def find_checkpoint(prepared: RunPlan, directory: RunDirectory, note: Note, *, allow_changes: bool) -> Path | None:
@@ -72,6 +79,49 @@ def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None
             f"{checkpoint} was saved by trainer {state.trainer!r}; this run has {name!r}. "
             f"Set trainer.name to {state.trainer!r}, or start a run of another name"
         )
+
+
+def checked_state(plan: RunPlan, checkpoint: Path) -> LoopState:
+    """What a checkpoint says of itself; CheckpointError where it is damaged, or another model's or another trainer's."""
+    damage = find_damage(checkpoint)
+    if damage is not None:
+        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
+    state = read_loop_state(checkpoint)
+    check_trainer(plan, checkpoint, state)
+    change = model_change(plan, state)
+    if change is not None:
+        raise CheckpointError(f"{checkpoint} belongs to another model: {change}. Name the recipe that it was trained with")
+    return state
+
+
+def restore(
+    saver: RunSaver,
+    algorithm: AlgorithmHandle,
+    checkpoint: Path | None,
+    *,
+    initial_state: AlgorithmState | None,
+    allow_changes: bool,
+) -> LoopPosition:
+    """Go back to a checkpoint, or to the beginning where there is none. `initial_state` is what the algorithm kept then."""
+    kept = None if checkpoint is None else state_for(algorithm, checkpoint, allow_changes=allow_changes)[0]
+    if (algorithm_state := initial_state if kept is None else kept) is not None:
+        algorithm.load_state(algorithm_state)
+    if checkpoint is None:
+        saver.directory.rewind(-1, last_rollouts=-1)
+        return LoopPosition()
+    state = read_loop_state(checkpoint)
+    saver.load(checkpoint, state)
+    # Only what loaded whole may cost the metrics after it. Before the first step, the loop evaluates anew; a step that has no
+    # line yet was trained on already, so that its rollouts are not written again.
+    logged = state.step - 1 if state.step == 0 or state.unlogged is not None else state.step
+    saver.directory.rewind(logged, last_rollouts=state.step)
+    return LoopPosition(
+        step=state.step,
+        saved_step=state.step,
+        weight_version=state.weight_version,
+        step_version=state.weight_version,
+        unlogged=None if state.unlogged is None else dict(state.unlogged),
+    )
 
 
 def model_change(prepared: RunPlan, state: LoopState) -> Change | None:

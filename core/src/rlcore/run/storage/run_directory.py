@@ -31,6 +31,7 @@ from rlcore import __version__
 from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
@@ -113,12 +114,13 @@ class RunDirectory:
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
-    def begin(self, recipe_toml: str, distributions: Sequence[str], step: int) -> None:
+    def begin(self, plan: RunPlan, step: int) -> None:
         """Make the directory and write down what runs in it after `step` steps; a recipe that it ran with before is kept."""
         with storage_errors("the run directory", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
-        self._write_recipe(recipe_toml, step)
+        self._write_recipe(plan.resolved, step)
+        distributions = [entry.distribution for entry in (*plan.chosen.values(), *plan.sinks)]
         write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
 
     def _write_recipe(self, recipe_toml: str, step: int) -> None:

@@ -11,7 +11,8 @@ from attrs import frozen
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import GeneratorGroup, LoopPosition, TrainerGroup
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import Backends, GeneratorGroup, LoopPosition, TrainerGroup
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.algorithm_state import write_state
@@ -57,6 +58,20 @@ class RunSaver:
     trainer_name: str
     algorithm_name: str
     keep: int
+
+    @classmethod
+    def of(cls, plan: RunPlan, backends: Backends, tokenizer: Tokenizer, directory: RunDirectory) -> "RunSaver":
+        """That of a plan's run."""
+        return cls(
+            directory=directory,
+            trainer=backends.trainer,
+            generator=backends.generator,
+            tokenizer=tokenizer,
+            model=model_digest(plan.recipe.model.path, plan.recipe.model.revision),
+            trainer_name=plan.chosen["trainer"].name,
+            algorithm_name=plan.chosen["algorithm"].name,
+            keep=plan.recipe.checkpoint.keep,
+        )
 
     def save(self, position: LoopPosition, *, prune: bool) -> None:
         """A checkpoint of a position; `prune` drops all but the `keep` newest."""

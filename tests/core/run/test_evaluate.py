@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.run import train as train_module
+from rlcore.run import evaluate as evaluate_module
 from rlcore.run.report.progress import SilentProgress
-from rlcore.run.train import evaluate
 from rlcore.spi import CheckpointError
 from rlcore.testing.fakes import FakeTokenizer
 
@@ -18,7 +17,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def measured(prepared: Any, checkpoint: Path | None) -> dict[str, float]:
-    return evaluate(prepared, checkpoint=checkpoint, progress=SilentProgress(), tokenizer=FakeTokenizer())
+    return evaluate_module.evaluate(prepared, checkpoint=checkpoint, progress=SilentProgress(), tokenizer=FakeTokenizer())
 
 
 @pytest.mark.parametrize("offload", ["none", "state", "all"])
@@ -40,6 +39,6 @@ def test_a_damaged_checkpoint_is_said_before_anything_is_read_or_built(
     run("run.num_steps=2")
     checkpoint = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
     (checkpoint / "loop.json").write_text("{}")
-    monkeypatch.setattr(train_module, "load_inputs", lambda *_: pytest.fail("data are read"))
+    monkeypatch.setattr(evaluate_module, "load_inputs", lambda *_: pytest.fail("data are read"))
     with pytest.raises(CheckpointError, match="is no intact checkpoint"):
         measured(prepared(), checkpoint)

@@ -1,0 +1,63 @@
+"""`evaluate`: measure a model, or a checkpoint of it, without training."""
+
+from functools import partial
+from pathlib import Path
+
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.backends import execution
+from rlcore.run.execution.refit import Refitter
+from rlcore.run.execution.residency import Residency
+from rlcore.run.interrupt import ended_by_sigterm
+from rlcore.run.plan.inputs import load_inputs
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.storage.resuming import checked_state
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.saver import RunSaver
+from rlcore.spi import ConfigError, Problem
+
+
+def evaluate(
+    prepared: RunPlan, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
+) -> dict[str, float]:
+    """pass@1 of the model, or of a checkpoint of it, on the recipe's held-out set."""
+    recipe = prepared.recipe
+    if prepared.environment is None or recipe.data.evaluation is None:
+        raise _nothing_to_evaluate()
+    state = None if checkpoint is None else checked_state(prepared, checkpoint)
+    clock = PhaseClock(progress)
+    prepared = prepared.observed(None)
+    with (
+        ended_by_sigterm(),
+        load_inputs(prepared, tokenizer) as inputs,
+        execution(prepared, inputs.tokenizer, None, progress) as opened,
+        opened() as backends,
+    ):
+        for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
+            progress.note(note)
+        version = 0
+        if checkpoint is not None and state is not None:
+            directory = RunDirectory(path=checkpoint.parent.parent)
+            RunSaver.of(prepared, backends, inputs.tokenizer, directory).load(checkpoint, state)
+            version = state.weight_version
+        refitter = Refitter.of(prepared, backends, progress)
+        evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
+        if refitter is None or evaluator is None:
+            raise _nothing_to_evaluate()
+        refit, residency = partial(refitter.refit, version), Residency.of(prepared, backends, clock)
+        bring = refit if residency is None else partial(residency.to_generation, refit)
+        return refitter.generating(partial(evaluator.evaluate, version), bring, lambda: None)
+
+
+def _nothing_to_evaluate() -> ConfigError:
+    return ConfigError(
+        [
+            Problem(
+                path="data.evaluation",
+                found="no held-out set, or no environment that scores it",
+                expected="both, where a model is to be evaluated",
+                remedy="Add the sections [data.evaluation] and [environment].",
+            )
+        ]
+    )
