@@ -9,7 +9,7 @@ ORACLE = "tests/oracle/test_grpo_oracle.py::test_one_rank[{}]"
 WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
 UPDATES = "tests/core/run/test_loop.py"
-LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.trainer_group"
+LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
 
 @frozen

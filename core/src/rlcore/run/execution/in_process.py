@@ -11,9 +11,9 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.generator_group import InProcessGenerator
+from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.execution.residency import make_room, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
-from rlcore.run.execution.trainer_group import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, RefitCommand
 from rlcore.spi import RankInfo, RefitRequest

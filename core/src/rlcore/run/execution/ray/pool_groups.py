@@ -9,9 +9,9 @@ from typing import Any
 from attrs import define, evolve, frozen
 
 from rlcore.registry.discovery import Entry
+from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
-from rlcore.run.execution.trainer_group import MinibatchTrainer
 from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi import (
