@@ -29,8 +29,7 @@ THROUGH = {
     "core/run/data/test_datasets.py": "core/run/data/jsonl_line",
     "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement core/run/plan/generator_placement",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
-    "core/run/execution/test_refit.py": "core/run/execution/generator_group core/run/execution/in_process "
-    "core/run/execution/in_process_group core/run/execution/groups",
+    "core/run/execution/test_refit.py": "core/run/execution/groups core/run/execution/in_process",
     "core/run/plan/test_channel.py": "core/run/plan/choice",
     "core/run/plan/test_prepare.py": "core/run/plan/checks core/run/plan/run_plan core/run/plan/sections",
     "core/run/rollout/test_environment_runner.py": "core/run/rollout/event_loop",

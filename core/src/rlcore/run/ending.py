@@ -2,28 +2,27 @@
 
 from rlcore.run.loop import Loop
 from rlcore.run.report.summary import summarize
-from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
 
 
-def run_to_end(loop: Loop, saver: RunSaver) -> None:
+def run_to_end(loop: Loop) -> None:
     """The loop to its end; on Ctrl-C or SIGTERM a checkpoint, then InterruptedRun; on an error a checkpoint, then the error."""
     try:
         with loop.guard.entered():
             loop.run()
     except KeyboardInterrupt as interrupt:
-        raise _interrupted(loop, saver) from interrupt
+        raise _interrupted(loop) from interrupt
     except Exception as error:
-        if note := _save_what_is_whole(loop, saver, error):
+        if note := _save_what_is_whole(loop, error):
             error.add_note(note)
         raise
 
 
-def finish(loop: Loop, saver: RunSaver, total_s: float) -> dict[str, object]:
+def finish(loop: Loop, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model and summary.json. Returns what the latter holds."""
-    recipe, directory, totals = loop.recipe, saver.directory, loop.clock.totals
+    recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     try:
-        model = saver.export_model() if recipe.checkpoint.export == "hf" else None
+        model = loop.saver.export_model() if recipe.checkpoint.export == "hf" else None
         summary = {
             "name": recipe.run.name,
             "run_directory": str(directory.path),
@@ -42,7 +41,7 @@ def finish(loop: Loop, saver: RunSaver, total_s: float) -> dict[str, object]:
     return summary
 
 
-def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:
+def _interrupted(loop: Loop) -> InterruptedRun:
     """Save a checkpoint where the state is whole, and say how to go on."""
     step = loop.position.step
     if loop.guard.torn:
@@ -51,7 +50,7 @@ def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:
             f"stopped at once, in the middle of step {torn}; nothing of it was saved. "
             "--resume continues from the newest checkpoint."
         )
-    if loop.position.saved_step != step and not saver.can_save:
+    if loop.position.saved_step != step and not loop.saver.can_save:
         return InterruptedRun(
             f"stopped after step {step}, in the midst of a call after which the state of trainer or generator is not known; "
             "nothing was saved. --resume continues from the newest checkpoint."
@@ -63,13 +62,13 @@ def _interrupted(loop: Loop, saver: RunSaver) -> InterruptedRun:
         return InterruptedRun(
             f"stopped at once, before the checkpoint of step {step} was saved. --resume continues from the newest checkpoint."
         )
-    where = saver.directory.checkpoints
+    where = loop.saver.directory.checkpoints
     return InterruptedRun(
         f"stopped after step {step}; its checkpoint is in {where}. Continue with the same command and --resume."
     )
 
 
-def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
+def _save_what_is_whole(loop: Loop, error: Exception) -> str:
     """Save the state that an error left, beside all earlier checkpoints; a line on where to go on from, if anywhere.
 
     An update that was refused as not finite is known to have changed nothing, so the updates before it are kept even where
@@ -77,7 +76,7 @@ def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
     """
     position = loop.position
     is_certain = position.is_whole or isinstance(error, NonFiniteError)
-    may_save = saver.can_save and is_certain and position.step > 0 and not isinstance(error, StorageError)
+    may_save = loop.saver.can_save and is_certain and position.step > 0 and not isinstance(error, StorageError)
     if may_save and position.saved_step != position.step:
         try:
             loop.save(prune=False)
@@ -87,7 +86,7 @@ def _save_what_is_whole(loop: Loop, saver: RunSaver, error: Exception) -> str:
             return f"The state after step {position.step} was not saved: stopped at once."
     if position.saved_step < 0:
         return ""
-    path = saver.directory.checkpoints / f"step-{position.saved_step:06d}"
+    path = loop.saver.directory.checkpoints / f"step-{position.saved_step:06d}"
     where = f"The state after step {position.saved_step} is in {path}; --resume continues from there."
     if isinstance(error, NonFiniteError):
         where += " Should that fail again, change the recipe, or remove that folder to continue from the checkpoint before it."

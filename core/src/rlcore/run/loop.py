@@ -5,8 +5,8 @@ they start from, and a refit counts once the generator has acknowledged it.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -23,8 +23,10 @@ from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
+from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
-from rlcore.run.train_step.mismatch_monitor import DisagreementWriter, MismatchMonitor, is_of_version
+from rlcore.run.train_step.mismatch_monitor import MismatchMonitor, is_of_version
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
@@ -45,33 +47,6 @@ from rlcore.spi.arrays import Int64Array
 ResultT = TypeVar("ResultT")
 
 
-class Source(Protocol):
-    """Where a step's samples come from: the generator and environment, or demonstrations."""
-
-    def sample(self, step: int, weight_version: int) -> RolloutBatch:
-        """The samples of one step; CollectedRollouts where they were generated."""
-
-
-class Evaluator(Protocol):
-    """Measures the policy on the held-out set."""
-
-    def evaluate(self, weight_version: int) -> dict[str, float]:
-        """Return the metrics of an evaluation, named `evaluation/…`."""
-
-
-class Saver(DisagreementWriter, Protocol):
-    """Writes what lasts longer than a step."""
-
-    def save(self, position: LoopPosition, *, prune: bool) -> None:
-        """A checkpoint of a position; `prune` drops all but the newest ones, else every earlier one stays."""
-
-    def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The figures of a step."""
-
-    def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
-        """The samples of a step."""
-
-
 @frozen(kw_only=True, eq=False)
 class Loop:
     """One process; everything it calls may stand for many."""
@@ -79,13 +54,13 @@ class Loop:
     recipe: Recipe
     algorithm: AlgorithmHandle
     trainer: TrainerGroup
-    source: Source
+    source: RolloutSource | DemonstrationSource
     refitter: Refitter | None
     """None where no generator runs."""
     residency: Residency | None
     """None where trainer and generator share no device's memory."""
-    evaluator: Evaluator | None
-    saver: Saver
+    evaluator: HeldOutEvaluator | None
+    saver: RunSaver
     sinks: Sinks
     progress: Progress
     clock: PhaseClock

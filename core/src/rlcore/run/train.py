@@ -156,5 +156,5 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     )
     run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
     progress.started(directory.path, position.step, recipe.run.num_steps)
-    run_to_end(loop, saver)
-    return finish(loop, saver, time.perf_counter() - run.start)
+    run_to_end(loop)
+    return finish(loop, time.perf_counter() - run.start)

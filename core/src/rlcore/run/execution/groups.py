@@ -1,26 +1,65 @@
-"""The trainer as the loop sees it: whole batches in, whole results out."""
+"""Trainer and generator of a run in one process, as the loop sees them: whole batches in, whole results out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
 
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.run.execution.in_process_group import InProcessGroup
-from rlcore.run.protocols import Minibatch
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.protocols import Minibatch, Responses
 from rlcore.run.train_step.microbatches import plan_microbatches
 from rlcore.spi import (
     ROUTED_EXPERTS,
+    GenerateRequest,
+    LoadStateRequest,
+    LoadStateResult,
     LogprobsRequest,
     LossSpec,
+    SaveStateRequest,
+    SaveStateResult,
+    SetResidencyRequest,
+    SetResidencyResult,
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
+
+HandleT = TypeVar("HandleT", bound=BackendHandle)
+
+
+@frozen(kw_only=True, eq=False)
+class InProcessGroup(Generic[HandleT]):
+    """A group of one backend in this process."""
+
+    handle: HandleT
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open and in a known state."""
+        return self.handle.is_usable
+
+    def has(self, capability: str) -> bool:
+        """Whether the provider declares a capability."""
+        return self.handle.has(capability)
+
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        """Move what the backend holds to the host or to the device."""
+        return self.handle.set_residency(request)
+
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        """Write the backend's state."""
+        return self.handle.save_state(request)
+
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        """Restore a state that save_state wrote."""
+        return self.handle.load_state(request)
 
 
 class MinibatchTrainer(ABC):
@@ -92,6 +131,17 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     def _plan(self, batch: TokenBatch, sequences: Int64Array) -> list[Int64Array]:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch)
         return [sequences[microbatch] for microbatch in plan]
+
+
+@frozen(kw_only=True, eq=False)
+class InProcessGenerator(InProcessGroup[GeneratorHandle]):
+    """One generator in the driver's own process."""
+
+    tokenizer: Tokenizer
+
+    def generate(self, request: GenerateRequest) -> Responses:
+        """Sample responses."""
+        return Responses.of(self.handle.generate(request), self.tokenizer)
 
 
 def _cut(batch: TokenBatch, plan: list[Int64Array]) -> tuple[TokenBatch, ...]:

@@ -10,8 +10,7 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.execution.generator_group import InProcessGenerator
-from rlcore.run.execution.groups import InProcessTrainer
+from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.execution.residency import make_room, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.run_plan import RunPlan
