@@ -13,7 +13,6 @@ from attrs import define, frozen
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi import (
-    DtypeName,
     ExportWeightsRequest,
     FinishReason,
     GenerateRequest,
@@ -140,12 +139,6 @@ class RefitCommand:
 
     export: ExportWeightsRequest
     channel: str
-
-    @classmethod
-    def of(cls, weight_version: int, dtype: DtypeName, max_bucket_bytes: int, channel: str) -> "RefitCommand":
-        """The order for a version of the weights."""
-        export = ExportWeightsRequest(weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
-        return cls(export=export, channel=channel)
 
 
 @frozen(kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenize
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
-from rlcore.run.storage.checkpoint import MANIFEST, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import (
@@ -79,7 +79,7 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
             [Problem(path="--checkpoint", found=f"{checkpoint}, with {named}", expected=f"a run directory, with a {RECIPE}")]
         )
     if (path / MANIFEST).is_file():
-        return Target(model=None, checkpoint=_intact(path), run=path.resolve().parent.parent)
+        return Target(model=None, checkpoint=require_intact(path), run=path.resolve().parent.parent)
     if not (path / "config.json").is_file() and (path.exists() or _means_path(named)):
         raise ConfigError([_nothing_to_serve(named, path)])
     return Target(model=str(path) if path.exists() else named)
@@ -188,7 +188,7 @@ def default_name(target: Target) -> str:
 
 def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
     if checkpoint is not None:
-        return Target(model=None, checkpoint=_intact(_named_checkpoint(run, checkpoint)), run=run)
+        return Target(model=None, checkpoint=require_intact(_named_checkpoint(run, checkpoint)), run=run)
     if (run / "model" / "config.json").is_file():
         return Target(model=str(run / "model"), run=run)
     newest = newest_checkpoint(run / "checkpoints", note)
@@ -224,13 +224,6 @@ def _named_checkpoint(run: Path, name: str) -> Path:
                 return path
     listing = ", ".join(path.name for path in found) or "none"
     raise CheckpointError(f"--checkpoint: found no {name} in {run / 'checkpoints'}; there are {listing}")
-
-
-def _intact(checkpoint: Path) -> Path:
-    damage = find_damage(checkpoint)
-    if damage is not None:
-        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}")
-    return checkpoint
 
 
 def _bare(target: Target) -> dict[str, Any]:

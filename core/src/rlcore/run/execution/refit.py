@@ -8,7 +8,7 @@ from attrs import frozen
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
-from rlcore.spi import DtypeName, RefitError, WorkerError
+from rlcore.spi import DtypeName, ExportWeightsRequest, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
@@ -42,7 +42,8 @@ class Refitter:
 
     def refit(self, weight_version: int) -> None:
         """Raises RefitError or WorkerError where the generator does not hold what the trainer exported, in no attempt."""
-        order = RefitCommand.of(weight_version, self.dtype, self.max_bucket_bytes, self.channel)
+        export = ExportWeightsRequest(weight_version=weight_version, dtype=self.dtype, max_bucket_bytes=self.max_bucket_bytes)
+        order = RefitCommand(export=export, channel=self.channel)
         for attempt in range(1, self.max_attempts + 1):
             try:
                 self.route.sync_weights(order)

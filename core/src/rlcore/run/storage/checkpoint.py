@@ -115,6 +115,14 @@ def find_damage(checkpoint: Path) -> str | None:
     return None
 
 
+def require_intact(checkpoint: Path) -> Path:
+    """The checkpoint; CheckpointError where it is damaged or none at all."""
+    damage = find_damage(checkpoint)
+    if damage is not None:
+        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
+    return checkpoint
+
+
 class _DamageError(Exception):
     """What is wrong with a manifest."""
 

@@ -8,7 +8,7 @@ from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import LoopPosition
 from rlcore.run.storage.algorithm_state import state_for
-from rlcore.run.storage.checkpoint import LoopState, find_damage, list_checkpoints, newest_checkpoint, read_loop_state
+from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
@@ -83,10 +83,7 @@ def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None
 
 def checked_state(plan: RunPlan, checkpoint: Path) -> LoopState:
     """What a checkpoint says of itself; CheckpointError where it is damaged, or another model's or another trainer's."""
-    damage = find_damage(checkpoint)
-    if damage is not None:
-        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
-    state = read_loop_state(checkpoint)
+    state = read_loop_state(require_intact(checkpoint))
     check_trainer(plan, checkpoint, state)
     change = model_change(plan, state)
     if change is not None:

@@ -7,12 +7,17 @@ import numpy as np
 from rlcore.spi import TrainStepResult
 
 
+def figures_of(result: TrainStepResult) -> dict[str, float]:
+    """All figures of an update by their names in metrics.jsonl."""
+    own = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
+    return {**own, **result.metrics}
+
+
 def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
     """Over a step's updates: the mean of each figure over the updates that report it, and the greatest of `*_max`."""
     values: dict[str, list[float]] = {}
     for result in results:
-        figures = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
-        for name, value in {**figures, **result.metrics}.items():
+        for name, value in figures_of(result).items():
             values.setdefault(name, []).append(value)
     return {name: _over_updates(name, found) for name, found in values.items()}
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.run.protocols import Responses
 from rlcore.run.train_step.microbatches import WIDTH, plan_ranks
@@ -120,14 +120,11 @@ def part_of(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
     own = request.prompts
     samples = _samples(prompts, request.num_samples)
-    return GenerateRequest(
+    return evolve(
+        request,
         prompts=RaggedTokens(tokens=take_rows(own.tokens, own.offsets, prompts), offsets=offsets_of(own.lengths[prompts])),
-        num_samples=request.num_samples,
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
-        sampling=request.sampling,
-        weight_version=request.weight_version,
-        routed_experts=request.routed_experts,
     )
 
 

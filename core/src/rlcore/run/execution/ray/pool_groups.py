@@ -13,6 +13,7 @@ from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
 from rlcore.run.protocols import RefitCommand, Responses
+from rlcore.run.train_step.metrics import figures_of
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi import (
     CheckpointError,
@@ -202,9 +203,11 @@ class _Counter:
 
 
 def _same_figures(one: TrainStepResult, other: TrainStepResult) -> bool:
-    figures = [(one.loss, other.loss), (one.grad_norm, other.grad_norm), (one.learning_rate, other.learning_rate)]
-    figures += [(value, other.metrics.get(name, math.nan)) for name, value in one.metrics.items()]
-    close = all(math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for first, second in figures)
+    expected = figures_of(other)
+    close = all(
+        math.isclose(value, expected.get(name, math.nan), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        for name, value in figures_of(one).items()
+    )
     return close and one.weight_version == other.weight_version
 
 
