@@ -92,9 +92,9 @@ FAULTS = (
     ),
     Fault(
         "the generator is refitted once",
-        LOOP,
-        "if self.refitter is None or self.position.generator_version == self.position.weight_version:",
-        "if self.refitter is None or self.position.generator_version >= 0:",
+        "rlcore.run.execution.refit",
+        "if self.version == weight_version:",
+        "if self.version >= 0:",
         WITH_KL,
     ),
     # What a step is made of

@@ -55,7 +55,7 @@ def test_gsm8k_names_a_model_of_the_hub():
     """Nothing is downloaded to check it."""
     prepared = prepare(RECIPES / "gsm8k-grpo.toml")
     assert prepared.model.path.count("/") == 1
-    assert prepared.chosen_names == {
+    assert {role: entry.name for role, entry in prepared.chosen.items()} == {
         "algorithm": "grpo",
         "environment": "math",
         "generator": "transformers",

@@ -41,13 +41,13 @@ def evaluate(
             directory = RunDirectory(path=checkpoint.parent.parent)
             RunSaver.of(prepared, backends, inputs.tokenizer, directory).load(checkpoint, state)
             version = state.weight_version
-        refitter = Refitter.of(prepared, backends, progress)
+        refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
         if refitter is None or evaluator is None:
             raise _nothing_to_evaluate()
         refit, residency = partial(refitter.refit, version), Residency.of(prepared, backends, clock)
         bring = refit if residency is None else partial(residency.to_generation, refit)
-        return refitter.generating(partial(evaluator.evaluate, version), bring, lambda: None)
+        return refitter.generating(partial(evaluator.evaluate, version), bring)
 
 
 def _nothing_to_evaluate() -> ConfigError:

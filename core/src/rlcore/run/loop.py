@@ -6,6 +6,7 @@ they start from, and a refit counts once the generator has acknowledged it.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -236,31 +237,24 @@ class Loop:
     def _refit(self) -> None:
         """Let the generator work, with the trainer's weights. A backend whose memory is half moved can save nothing, so that an
         interrupt waits."""
+        if self.refitter is None:
+            return
+        refit = partial(self.refitter.refit, self.position.weight_version)
         with self.guard.deferred():
             if self.residency is None:
-                self._sync_weights()
+                refit()
             else:
-                self.residency.to_generation(self._sync_weights)
-
-    def _sync_weights(self) -> None:
-        if self.refitter is None or self.position.generator_version == self.position.weight_version:
-            return
-        with self.clock.phase("refit"):
-            self.refitter.refit(self.position.weight_version)
-        self.position.generator_version = self.position.weight_version
+                self.residency.to_generation(refit)
 
     def _to_training(self) -> None:
         """Move trainer and generator to where the trainer can work."""
-        if self.residency is not None and self.residency.to_training():
-            self._forget_generator()
+        if self.residency is not None and self.residency.to_training() and self.refitter is not None:
+            self.refitter.version = -1
 
     def _generating(self, generate: Callable[[], ResultT]) -> ResultT:
         """What `generate` returns at the trainer's weights."""
         assert self.refitter is not None, "what generates is refitted"
-        return self.refitter.generating(generate, self._refit, self._forget_generator)
-
-    def _forget_generator(self) -> None:
-        self.position.generator_version = -1
+        return self.refitter.generating(generate, self._refit)
 
     def _evaluate(self) -> dict[str, float]:
         if self.evaluator is None:

@@ -159,8 +159,6 @@ class LoopPosition:
     """The number of steps that are done."""
     weight_version: int = 0
     """Optimizer steps done: the version the trainer holds."""
-    generator_version: int = -1
-    """The version the generator has acknowledged."""
     step_version: int = 0
     """The version that `step` ended with: behind weight_version while updates of the next step are done."""
     unlogged: dict[str, float] | None = None

@@ -24,7 +24,7 @@ from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.storage.resuming import newest, restore, starting_checkpoint
+from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import ConfigError, SinkContext, WorkerError
@@ -46,7 +46,7 @@ def train(
     """
     start = time.perf_counter()
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
-    starting = partial(starting_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
+    starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
     _ = starting(SilentProgress().note)  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
@@ -144,7 +144,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
         algorithm=algorithm,
         trainer=backends.trainer,
         source=inputs.source(recipe, generator, run.clock, progress),
-        refitter=Refitter.of(prepared, backends, progress),
+        refitter=Refitter.of(prepared, backends, run.clock, progress),
         residency=Residency.of(prepared, backends, run.clock),
         evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
         saver=saver,

@@ -3,17 +3,18 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import define
 
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import DtypeName, ExportWeightsRequest, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class Refitter:
     """Exports, hands over, and counts a version only once the generator has acknowledged every digest."""
 
@@ -23,10 +24,13 @@ class Refitter:
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int
+    clock: PhaseClock
     progress: Progress
+    version: int = -1
+    """The version that the generator has acknowledged; -1 where it may hold none."""
 
     @classmethod
-    def of(cls, plan: RunPlan, backends: Backends, progress: Progress) -> "Refitter | None":
+    def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
         """A plan's; None where nothing generates."""
         if backends.generator is None or backends.route is None or plan.channel is None:
             return None
@@ -37,32 +41,35 @@ class Refitter:
             dtype=plan.model.dtype,
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
+            clock=clock,
             progress=progress,
         )
 
     def refit(self, weight_version: int) -> None:
-        """Raises RefitError or WorkerError where the generator does not hold what the trainer exported, in no attempt."""
+        """Bring the generator to a version that it does not hold yet. RefitError or WorkerError where no attempt does."""
+        if self.version == weight_version:
+            return
         export = ExportWeightsRequest(weight_version=weight_version, dtype=self.dtype, max_bucket_bytes=self.max_bucket_bytes)
-        order = RefitCommand(export=export, channel=self.channel)
-        for attempt in range(1, self.max_attempts + 1):
-            try:
-                self.route.sync_weights(order)
-            except (RefitError, WorkerError) as error:
-                if attempt == self.max_attempts or not self.generator.is_usable:
-                    raise
-                self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
-            else:
-                return
+        with self.clock.phase("refit"):
+            for attempt in range(1, self.max_attempts + 1):
+                try:
+                    self.route.sync_weights(RefitCommand(export=export, channel=self.channel))
+                    break
+                except (RefitError, WorkerError) as error:
+                    if attempt == self.max_attempts or not self.generator.is_usable:
+                        raise
+                    self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
+        self.version = weight_version
 
-    def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None], lost: Callable[[], None]) -> ResultT:
-        """What `generate` returns once `refit` has brought the weights. A worker that dies in it costs one more attempt: the
-        seeds are the same, and so are the samples. `lost` is called where the generator may have lost its weights with it."""
+    def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:
+        """What `generate` returns once `refit`, which calls `self.refit`, has brought the weights. A worker that dies in it
+        costs one more attempt: the seeds are the same, and so are the samples."""
         for attempt in range(1, self.max_attempts + 1):
             refit()
             try:
                 return generate()
             except WorkerError as error:
-                lost()
+                self.version = -1
                 if attempt == self.max_attempts or not self.generator.is_usable:
                     raise
                 self.progress.note(f"generation failed and is tried again: {first_line(error)}")

@@ -58,14 +58,10 @@ class RunPlan:
         return self.registry.observers(self.recipe.observers.names)
 
     @property
-    def chosen_names(self) -> dict[str, str]:
-        """The plugin of each role, by name."""
-        return {role: entry.name for role, entry in self.chosen.items()}
-
-    @property
     def resolved(self) -> str:
         """The recipe as it runs, as TOML."""
-        return dump_toml(self.recipe, self.chosen_names, [entry.name for entry in self.observers])
+        names = {str(role): entry.name for role, entry in self.chosen.items()}
+        return dump_toml(self.recipe, names, [entry.name for entry in self.observers])
 
     @property
     def shares_devices(self) -> bool:

@@ -18,34 +18,28 @@ Note: TypeAlias = Callable[[str], None]
 """Tells the user one line."""
 
 
-def starting_checkpoint(
-    plan: RunPlan, directory: RunDirectory, note: Note, *, resume: bool, allow_changes: bool
-) -> Path | None:
-    """The checkpoint to resume from; None for a new run, whose directory may hold none yet. CheckpointError otherwise."""
-    if resume:
-        return find_checkpoint(plan, directory, note, allow_changes=allow_changes)
-    if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
-        raise CheckpointError(
-            f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
-        )
-    return None
+def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resume: bool, allow_changes: bool) -> Path | None:
+    """None for a new run, else what `newest` finds, for a recipe that may be another one than the run had.
 
-
-def find_checkpoint(prepared: RunPlan, directory: RunDirectory, note: Note, *, allow_changes: bool) -> Path | None:
-    """What `newest` finds, for a recipe that may be another one than the run had.
-
-    CheckpointError also where the recipe makes another run of it, unless `allow_changes`. Nothing is written.
+    CheckpointError where a new run finds another in its directory, and where the recipe makes another run of a resumed one,
+    unless `allow_changes`. Nothing is written.
     """
+    if not resume:
+        if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
+            raise CheckpointError(
+                f"{directory.path} already holds a run. Continue it with --resume, choose another run.name, or remove it"
+            )
+        return None
     checkpoint = newest(directory, note)
     state = None if checkpoint is None else read_loop_state(checkpoint)
     if checkpoint is not None and state is not None:
-        check_trainer(prepared, checkpoint, state)
-    _check_changes(prepared, directory, state, note, allow_changes)
+        check_trainer(plan, checkpoint, state)
+    _check_changes(plan, directory, state, note, allow_changes)
     if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
-        _, text = state_for(prepared.algorithm, checkpoint, allow_changes=allow_changes)
+        _, text = state_for(plan.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
             note(text)
-    num_steps = prepared.recipe.run.num_steps
+    num_steps = plan.recipe.run.num_steps
     if state is not None and state.step > num_steps:
         note(f"run.num_steps = {num_steps}, but {state.step} steps are done: none is left")
     return checkpoint

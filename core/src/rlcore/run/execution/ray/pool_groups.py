@@ -39,17 +39,11 @@ TOLERANCE = 1e-6
 
 
 @frozen(kw_only=True, eq=False)
-class PoolTrainer(MinibatchTrainer):
-    """The trainer on all ranks."""
+class _PoolGroup:
+    """What trainers and generators of a pool have in common."""
 
     calls: Calls
     entry: Entry
-    members: Sequence[Sequence[int]]
-    """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
-    max_tokens_per_microbatch: int
-    temperature: float
-    width: int = WIDTH
-    """The model's hidden size, by which attention weighs more or less."""
 
     @property
     def is_usable(self) -> bool:
@@ -59,6 +53,18 @@ class PoolTrainer(MinibatchTrainer):
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability."""
         return self.entry.provider is not None and capability in self.entry.provider.capabilities
+
+
+@frozen(kw_only=True, eq=False)
+class PoolTrainer(_PoolGroup, MinibatchTrainer):
+    """The trainer on all ranks."""
+
+    members: Sequence[Sequence[int]]
+    """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
+    max_tokens_per_microbatch: int
+    temperature: float
+    width: int = WIDTH
+    """The model's hidden size, by which attention weighs more or less."""
 
     def _train(
         self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
@@ -119,24 +125,16 @@ class PoolTrainer(MinibatchTrainer):
         return found
 
 
-@define(kw_only=True, eq=False)
-class PoolGenerator:
+@frozen(kw_only=True, eq=False)
+class PoolGenerator(_PoolGroup):
     """A generator on every rank that hosts one; prompts are dealt out among them."""
 
-    calls: Calls
-    entry: Entry
     hosts: Sequence[int]
     """The ranks with a generator."""
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether every rank lives and is in a known state."""
-        return self.calls.is_usable
-
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability. What it streams stays in the worker."""
-        declared = self.entry.provider is not None and capability in self.entry.provider.capabilities
-        return declared and capability != capabilities.STREAMING
+        return super().has(capability) and capability != capabilities.STREAMING
 
     def generate(self, request: GenerateRequest) -> Responses:
         """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
