@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner, Result
 
-import rlcore.serve.serving
+import rlcore.run.plan.sections
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
@@ -133,7 +133,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
     SERVED.clear()
 
     def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = (server("little", 1), server("large", 2))) -> Result:
-        monkeypatch.setattr(rlcore.serve.serving, "discover", lambda disabled: registry(*generators))
+        monkeypatch.setattr(rlcore.run.plan.sections, "discover", lambda disabled: registry(*generators))
         return CliRunner().invoke(cli, ["serve", *map(str, arguments), "--port", str(port)])
 
     return invoke
