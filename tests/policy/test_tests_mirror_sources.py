@@ -32,7 +32,7 @@ THROUGH = {
     "core/run/execution/test_refit.py": "core/run/execution/groups core/run/execution/in_process",
     "core/run/plan/test_channel.py": "core/run/plan/choice",
     "core/run/plan/test_prepare.py": "core/run/plan/checks core/run/plan/run_plan core/run/plan/sections",
-    "core/run/rollout/test_environment_runner.py": "core/run/rollout/event_loop",
+    "core/run/rollout/test_environment_runner.py": "core/run/rollout/environment_results core/run/rollout/event_loop",
     "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts core/run/rollout/sources",
     "core/run/storage/test_resuming.py": "core/run/storage/run_directory",
     "core/run/test_loop.py": "core/run/rollout/collector",

@@ -3,26 +3,22 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from numbers import Real
 from typing import Any, Generic, Literal, TypeVar
 
-import numpy as np
 from attrs import frozen
 
-from rlcore.run.data.datasets import prompt_fault
+from rlcore.run.rollout.environment_results import check_reset, check_step
 from rlcore.run.rollout.episode_failure import Failure, shown
 from rlcore.run.rollout.event_loop import Abandoned, LoopThread
 from rlcore.spi import (
     ContractError,
     Environment,
-    Observation,
     ResetResult,
     RewardError,
     Row,
     StepResult,
     Turn,
 )
-from rlcore.spi.arrays import check_array
 
 MAX_CONCURRENT = 256
 """Calls in flight at once; one that waits for its place is not yet on the clock."""
@@ -31,10 +27,6 @@ GRACE_S = 2.0
 MAX_STUCK = 8
 """Stuck calls in one batch after which even masking gives up: each costs the time limit and a fresh event loop."""
 POLL_S = 0.05
-OWN_METRICS = ("failed",)
-"""Names below `environment/` that the core writes itself."""
-LARGEST = float(np.finfo(np.float32).max)
-"""Rewards are float32 in the end."""
 TURN_S = 0.002
 """Seconds that calls which never wait may run before others that did wait go on."""
 
@@ -85,7 +77,7 @@ class EpisodeRunner:
             function="reset",
             number=len(rows),
             start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
-            check=lambda result: _check_reset(result, self._vocabulary_size),
+            check=lambda result: check_reset(result, self._vocabulary_size),
             describe=lambda index: f"row {shown(rows[index], 160)}",
         )
         return self._run(calls)
@@ -98,7 +90,7 @@ class EpisodeRunner:
             function="step",
             number=len(turns),
             start=lambda index: self._environment.step(states[index], turns[index]),
-            check=lambda result: _check_step(result, self._vocabulary_size),
+            check=lambda result: check_step(result, self._vocabulary_size),
             describe=lambda index: (
                 f"response {shown(turns[index].text, 120)} to the task with state {shown(states[index], 120)}"
             ),
@@ -297,63 +289,3 @@ def _awaitable(value: Any) -> Awaitable[Any]:
         raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
     awaitable: Awaitable[Any] = value
     return awaitable
-
-
-def _check_reset(result: Any, vocabulary_size: int | None) -> ResetResult:
-    if not isinstance(result, ResetResult):
-        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
-    _check_observation(result.observation, vocabulary_size)
-    return result
-
-
-def _check_step(result: Any, vocabulary_size: int | None) -> StepResult:
-    if not isinstance(result, StepResult):
-        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
-    _check_figure("the reward", result.reward)
-    if type(result.done) is not bool or type(result.success) is not bool:
-        raise ContractError(f"returned done={shown(result.done, 40)}, success={shown(result.success, 40)}; expected bools")
-    if result.done != (result.observation is None):
-        given = "an observation" if result.done else "no observation"
-        raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
-    if result.observation is not None:
-        _check_observation(result.observation, vocabulary_size)
-    if not isinstance(result.metrics, Mapping):
-        raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
-    for name, value in result.metrics.items():
-        if not isinstance(name, str) or name in OWN_METRICS:
-            taken = f", which is the core's own: {', '.join(OWN_METRICS)}" if name in OWN_METRICS else ""
-            raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
-        _check_figure(f"the metric {name!r}", value)
-    return result
-
-
-def _check_figure(name: str, value: object) -> None:
-    if not isinstance(value, (float, Real)):
-        raise ContractError(f"returned {name} {shown(value, 40)}; expected a float")
-    if not abs(float(value)) <= LARGEST:
-        raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
-
-
-def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
-    if not isinstance(observation, Observation):
-        raise ContractError(f"returned the observation {type(observation).__name__}; expected rlcore.spi.Observation")
-    given = [name for name in ("messages", "text", "tokens") if getattr(observation, name) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "nothing"
-        raise ContractError(f"returned an observation with {found}; expected exactly one of messages, text, tokens")
-    if observation.tokens is None:
-        fault = prompt_fault(observation.text if observation.messages is None else observation.messages)
-        if observation.text is not None and not isinstance(observation.text, str):
-            fault = f"the text {shown(observation.text, 40)}"
-        if fault is not None:
-            raise ContractError(f"returned an observation with {fault}; expected text, or messages with role and content")
-        return
-    check_array("observation.tokens", observation.tokens, np.int32)
-    if not len(observation.tokens) or observation.tokens.min() < 0:
-        found = f"the token {observation.tokens.min()}" if len(observation.tokens) else "no tokens"
-        raise ContractError(f"returned an observation with {found}; expected at least one, none below 0")
-    if vocabulary_size is not None and observation.tokens.max() >= vocabulary_size:
-        found = f"the token {observation.tokens.max()}"
-        raise ContractError(
-            f"returned an observation with {found}; expected tokens below {vocabulary_size}, the model's vocabulary"
-        )

@@ -1,0 +1,79 @@
+"""What an environment returns, held to what the interface says of it."""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from rlcore.run.data.datasets import prompt_fault
+from rlcore.run.rollout.episode_failure import shown
+from rlcore.spi import ContractError, Observation, ResetResult, RewardError, StepResult
+from rlcore.spi.arrays import check_array
+
+OWN_METRICS = ("failed",)
+"""Names below `environment/` that the core writes itself."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32 in the end."""
+
+
+def check_reset(result: Any, vocabulary_size: int | None) -> ResetResult:
+    """What `reset` returned, which may hold tokens below `vocabulary_size`. ContractError where it is something else."""
+    if not isinstance(result, ResetResult):
+        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
+    _check_observation(result.observation, vocabulary_size)
+    return result
+
+
+def check_step(result: Any, vocabulary_size: int | None) -> StepResult:
+    """What `step` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
+    if not isinstance(result, StepResult):
+        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
+    _check_figure("the reward", result.reward)
+    if type(result.done) is not bool or type(result.success) is not bool:
+        raise ContractError(f"returned done={shown(result.done, 40)}, success={shown(result.success, 40)}; expected bools")
+    if result.done != (result.observation is None):
+        given = "an observation" if result.done else "no observation"
+        raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
+    if result.observation is not None:
+        _check_observation(result.observation, vocabulary_size)
+    if not isinstance(result.metrics, Mapping):
+        raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
+    for name, value in result.metrics.items():
+        if not isinstance(name, str) or name in OWN_METRICS:
+            taken = f", which is the core's own: {', '.join(OWN_METRICS)}" if name in OWN_METRICS else ""
+            raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
+        _check_figure(f"the metric {name!r}", value)
+    return result
+
+
+def _check_figure(name: str, value: object) -> None:
+    if not isinstance(value, (float, Real)):
+        raise ContractError(f"returned {name} {shown(value, 40)}; expected a float")
+    if not abs(float(value)) <= LARGEST:
+        raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
+
+
+def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
+    if not isinstance(observation, Observation):
+        raise ContractError(f"returned the observation {type(observation).__name__}; expected rlcore.spi.Observation")
+    given = [name for name in ("messages", "text", "tokens") if getattr(observation, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "nothing"
+        raise ContractError(f"returned an observation with {found}; expected exactly one of messages, text, tokens")
+    if observation.tokens is None:
+        fault = prompt_fault(observation.text if observation.messages is None else observation.messages)
+        if observation.text is not None and not isinstance(observation.text, str):
+            fault = f"the text {shown(observation.text, 40)}"
+        if fault is not None:
+            raise ContractError(f"returned an observation with {fault}; expected text, or messages with role and content")
+        return
+    check_array("observation.tokens", observation.tokens, np.int32)
+    if not len(observation.tokens) or observation.tokens.min() < 0:
+        found = f"the token {observation.tokens.min()}" if len(observation.tokens) else "no tokens"
+        raise ContractError(f"returned an observation with {found}; expected at least one, none below 0")
+    if vocabulary_size is not None and observation.tokens.max() >= vocabulary_size:
+        found = f"the token {observation.tokens.max()}"
+        raise ContractError(
+            f"returned an observation with {found}; expected tokens below {vocabulary_size}, the model's vocabulary"
+        )
