@@ -20,9 +20,7 @@ FOLDERS = {
 
 THROUGH = {
     "core/cli/test_main.py": "core/cli/arguments",
-    "core/config/test_convert.py": "core/config/partial_config core/config/recipe core/schema/constraints "
-    "core/schema/listing core/schema/problem",
-    "core/config/test_validate.py": "core/config/rules",
+    "core/config/test_convert.py": "core/config/recipe core/schema/constraints core/schema/listing core/schema/problem",
     "core/registry/test_discovery.py": "core/installed",
     "core/registry/test_handle.py": "core/registry/plugin_errors",
     "core/registry/test_plugins_listing.py": "core/cli/plugins",

@@ -8,8 +8,7 @@ import pytest
 from rlcore.config.convert import convert
 from rlcore.config.load import read_raw
 from rlcore.config.recipe import Recipe
-from rlcore.config.rules import value_at
-from rlcore.config.validate import RULES
+from rlcore.config.validate import RULES, value_at
 from rlcore.schema import describe, types
 from rlcore.spi import ConfigError
 

@@ -8,12 +8,12 @@ import attrs
 from attrs import define, field
 
 from rlcore.config.load import RawRecipe
-from rlcore.config.partial_config import salvage, stand_in
 from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
 from rlcore.config.validate import find_problems
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key
 from rlcore.schema.suggestions import nearest
+from rlcore.schema.types import table_class
 from rlcore.spi import ConfigError, Problem
 
 Sections = Mapping[str, Mapping[str, type]]
@@ -212,18 +212,43 @@ class _Conversion:
             if parts.get(name) is not None:
                 whole[name] = parts[name]
             elif name in self.raw.values and not _choice_class(attribute.type):
-                whole[name] = salvage(self.raw.values[name], attribute.type)
+                whole[name] = _salvage(self.raw.values[name], table_class(attribute.type))
             elif attribute.default is attrs.NOTHING or name in self.raw.values:
-                whole[name] = stand_in(_choice_class(attribute.type) or attribute.type)
+                whole[name] = _stand_in(_choice_class(attribute.type) or attribute.type)
         return Recipe(**whole)
 
 
 def _tables_below(path: str, tp: object) -> dict[str, type]:
     """The attrs class at `path` and those nested in it, by path."""
-    found: dict[str, type] = {}
-    for cls in (*typing.get_args(tp), tp):
-        if isinstance(cls, type) and attrs.has(cls):
-            found[path] = cls
-            for name, attribute in describe.fields(cls).items():
-                found |= _tables_below(f"{path}.{name}", attribute.type)
+    cls = table_class(tp)
+    found: dict[str, type] = {} if cls is None else {path: cls}
+    for name, attribute in () if cls is None else describe.fields(cls).items():
+        found |= _tables_below(f"{path}.{name}", attribute.type)
     return found
+
+
+def _salvage(table: object, cls: Any) -> Any:
+    """A section with every key that cannot be used left out, and stand-ins for required ones, so that the rest of the recipe
+    can be checked in the same pass: a wrong type would otherwise hide impossible combinations until it is corrected."""
+    written = table if isinstance(table, Mapping) else {}
+    kept: dict[str, Any] = {}
+    for name, attribute in describe.fields(cls).items():
+        if name in written:
+            kept |= _salvage_key(name, written[name], attribute.type)
+        if name not in kept and attribute.default is attrs.NOTHING:
+            kept[name] = _stand_in(attribute.type)
+    return cls(**kept)
+
+
+def _salvage_key(name: str, value: object, tp: Any) -> dict[str, Any]:
+    """{name: value}, or nothing where the value is of a wrong type."""
+    nested = table_class(tp)
+    if nested and isinstance(value, Mapping):
+        return {name: _salvage(value, nested)}
+    made, problems = structure(value, tp, "")
+    return {} if problems else {name: made}
+
+
+def _stand_in(tp: Any) -> Any:
+    """Some value of the type, for a required key that is missing."""
+    return _salvage({}, tp) if attrs.has(tp) else tp()

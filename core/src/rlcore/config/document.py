@@ -55,11 +55,11 @@ def reference(sections: Sections) -> str:
 
 def _sections(path: str, tp: object) -> Iterator[str]:
     """A class's table, then those of the classes nested in it."""
-    cls = _class_in(tp)
+    cls = types.table_class(tp)
     if cls is None:
         return
     rows = {name: field for name, field in describe.fields(cls).items() if name != "options" or path not in role_names()}
-    plain = {name: field for name, field in rows.items() if _class_in(field.type) is None}
+    plain = {name: field for name, field in rows.items() if types.table_class(field.type) is None}
     note = _first_line(cls)
     if plain or note:
         yield f"## `[{path}]`\n"
@@ -75,14 +75,6 @@ def _sections(path: str, tp: object) -> Iterator[str]:
             if doc := describe.docs(cls)[name]:
                 yield f"`[{path}.{name}]`: {doc}\n"
             yield from _sections(f"{path}.{name}", field.type)
-
-
-def _class_in(tp: object) -> type | None:
-    """The attrs class that a type is, or is optionally."""
-    for branch in (tp, *(typing.get_args(tp) if types.is_union(tp) else ())):
-        if isinstance(branch, type) and attrs.has(branch):
-            return branch
-    return None
 
 
 def _first_line(cls: type) -> str:
@@ -104,7 +96,7 @@ def type_name(tp: object) -> str:
         return describe.conditioned(type_name(types.plain(tp)), conditions)
     tp = types.plain(tp)
     if types.is_union(tp):
-        branches = [branch for branch in typing.get_args(tp) if branch is not type(None)]
+        branches = types.alternatives(tp)
         comma = "," if any(types.is_constrained(branch) for branch in branches) else ""
         return " or ".join(type_name(branch) for branch in branches) + (f"{comma} or none" if types.is_optional(tp) else "")
     if typing.get_origin(tp) is Literal:
@@ -117,11 +109,9 @@ def type_name(tp: object) -> str:
 
 
 def _default(field: "attrs.Attribute[Any]") -> str:
-    if field.default is attrs.NOTHING:
+    default = describe.default_of(field)
+    if default is attrs.NOTHING:
         return "(required)"
-    default: Any = field.default
-    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-        default = default.factory()
     if default is None:
         return "none"
     if isinstance(default, set | frozenset):

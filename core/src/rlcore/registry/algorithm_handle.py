@@ -10,6 +10,7 @@ from attrs import evolve
 from rlcore.registry.checks import check_figures, check_int, check_loss_path, check_own_names, check_range, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import attributed
+from rlcore.schema.types import is_choice
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
 from rlcore.spi.arrays import AnyArray, check_array
 from rlcore.spi.batch import GROUP_IDS, TokenBatch
@@ -152,5 +153,5 @@ def _check_values(batch: TokenBatch, vocabulary_size: int | None) -> None:
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
+    if not is_choice(value, choices):
         raise ContractError(f"{name}: found {value!r}; expected one of {', '.join(map(repr, choices))}")

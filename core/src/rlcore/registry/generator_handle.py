@@ -38,10 +38,6 @@ class GeneratorHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: generate without an accepted refit; it holds no weights that count")
         self._state.require_version("generate", request.weight_version)
         self._require_sampling(request)
-        if request.on_finished is not None:
-            self._require_capability("generate", capabilities.STREAMING)
-        if request.routed_experts:
-            self._require_capability("generate", capabilities.ROUTED_EXPERTS)
         with self._generating():
             try:
                 return self._call("generate", request, GenerateResult, lambda result: self._check_samples(request, result))
@@ -52,9 +48,8 @@ class GeneratorHandle(BackendHandle):
     def refit(self, request: RefitRequest) -> RefitResult:
         """Bring the generator to an export's weights. RefitError, naming the tensors, where it does not hold them after."""
         self._require_legal("refit", request, RefitRequest)
-        self._require_capability("refit", f"refit.{request.channel}")
-        if self._num_generating:
-            self._require_capability("refit", capabilities.IN_FLIGHT_REFIT)
+        needed = {f"refit.{request.channel}": True, capabilities.IN_FLIGHT_REFIT: self._num_generating > 0}
+        self._require_capabilities("refit", needed)
         if request.weights.weight_version != request.weight_version:
             found = f"{request.weights.weight_version}, the request {request.weight_version}"
             raise ContractError(f"{self.entry.label}: refit: the export has weight version {found}")
@@ -69,8 +64,8 @@ class GeneratorHandle(BackendHandle):
 
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the generator holds; with `discard_weights` it holds none that count until the next refit."""
-        if isinstance(request, SetResidencyRequest) and request.discard_weights:
-            self._require_capability("set_residency", capabilities.DISCARD_WEIGHTS)
+        discards = isinstance(request, SetResidencyRequest) and request.discard_weights
+        self._require_capabilities("set_residency", {capabilities.DISCARD_WEIGHTS: discards})
         result = super().set_residency(request)
         if request.discard_weights:
             self._state.weight_version = None
@@ -96,13 +91,14 @@ class GeneratorHandle(BackendHandle):
         if longest >= self._max_sequence_length:
             limit = f"a prompt has {longest} tokens; expected fewer than max_sequence_length = {self._max_sequence_length}"
             raise ContractError(f"{self.entry.label}: generate: {limit}")
-        sampling = request.sampling
-        if sampling.top_k:
-            self._require_capability("generate", capabilities.TOP_K)
-        if sampling.top_p < 1:
-            self._require_capability("generate", capabilities.TOP_P)
-        if sampling.stop_strings:
-            self._require_capability("generate", capabilities.STOP_STRINGS)
+        needed = {
+            capabilities.TOP_K: request.sampling.top_k != 0,
+            capabilities.TOP_P: request.sampling.top_p < 1,
+            capabilities.STOP_STRINGS: bool(request.sampling.stop_strings),
+            capabilities.STREAMING: request.on_finished is not None,
+            capabilities.ROUTED_EXPERTS: request.routed_experts,
+        }
+        self._require_capabilities("generate", needed)
 
     def _check_samples(self, request: GenerateRequest, result: GenerateResult) -> None:
         check_range("logprobs", result.logprobs, upper=TOLERANCE)

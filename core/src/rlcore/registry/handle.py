@@ -15,7 +15,7 @@ changed. A refit that fails leaves a generator without weights that count, until
 only, and leave a backend usable whatever they raise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -125,8 +125,8 @@ class BackendHandle:
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move what the backend holds. Needs the capability `residency` for all but the fully resident state."""
         self._require_legal("set_residency", request, SetResidencyRequest)
-        if (request.weights, request.state) != ("device", "device"):
-            self._require_capability("set_residency", capabilities.RESIDENCY)
+        moves = (request.weights, request.state) != ("device", "device")
+        self._require_capabilities("set_residency", {capabilities.RESIDENCY: moves})
         result = self._call("set_residency", request, SetResidencyResult, _check_residency)
         self._state.weights, self._state.state = request.weights, request.state
         return result
@@ -134,8 +134,7 @@ class BackendHandle:
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
         """Write the state; every file that the result names is there."""
         self._require_legal("save_state", request, SaveStateRequest)
-        if request.kind == "hf":
-            self._require_capability("save_state", capabilities.SAVE_HF)
+        self._require_capabilities("save_state", {capabilities.SAVE_HF: request.kind == "hf"})
         return self._call("save_state", request, SaveStateResult, lambda result: _check_files(request, result))
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:
@@ -156,10 +155,12 @@ class BackendHandle:
             raise ContractError(f"{self.entry.label}: {hook} takes a {expected.__name__}; found a {type(request).__name__}")
         self._state.require(hook)
 
-    def _require_capability(self, hook: str, capability: str) -> None:
-        if not self.has(capability):
+    def _require_capabilities(self, hook: str, needed: Mapping[str, bool]) -> None:
+        """Raise ContractError unless the provider declares every capability that is needed."""
+        missing = [repr(capability) for capability, is_needed in needed.items() if is_needed and not self.has(capability)]
+        if missing:
             raise ContractError(
-                f"{self.entry.label}: this {hook} needs the capability {capability!r}, which it does not declare"
+                f"{self.entry.label}: this {hook} needs the capability {', '.join(missing)}, which it does not declare"
             )
 
     def _call(

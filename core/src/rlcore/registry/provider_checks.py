@@ -17,9 +17,9 @@ import attrs
 from rlcore.gpu import Device
 from rlcore.registry.hooks import arguments_problem, observer_problems
 from rlcore.registry.plugin_errors import is_outside
-from rlcore.schema.describe import SCALARS
+from rlcore.schema.describe import SCALARS, default_of
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.schema.types import innermost, is_array, is_attrs, is_mapping, is_union, origin, plain
+from rlcore.schema.types import innermost, is_array, is_attrs, is_choice, is_mapping, is_union, origin, plain
 from rlcore.spi.capabilities import KNOWN
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider
@@ -204,7 +204,7 @@ def _own_problems(cls: type) -> Iterator[str]:
         if unsupported:
             yield f"{where} is of type {', '.join(unsupported)}; expected {SUPPORTED}"
         elif not _is_fit(field):
-            yield f"{where} has the default {_default(field)!r}; expected one of its type, {_shown(field.type)}"
+            yield f"{where} has the default {default_of(field)!r}; expected one of its type, {_shown(field.type)}"
 
 
 def _unresolved(cls: type) -> str | None:
@@ -229,14 +229,9 @@ def _is_fit(field: "attrs.Attribute[Any]") -> bool:
     if field.default is attrs.NOTHING or field.converter is not None or getattr(field.default, "takes_self", False):
         return True
     try:
-        return _fits(_default(field), field.type)
+        return _fits(default_of(field), field.type)
     except Exception:  # a factory that fails is told of where the class is built
         return True
-
-
-def _default(field: "attrs.Attribute[Any]") -> Any:
-    default: Any = field.default
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 
 def _fits(value: Any, tp: Any) -> bool:
@@ -248,7 +243,7 @@ def _fits(value: Any, tp: Any) -> bool:
     if is_union(tp):
         return any(_fits(value, branch) for branch in arguments)
     if typing.get_origin(tp) is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in arguments)
+        return is_choice(value, arguments)
     if is_array(tp):
         branches = [argument for argument in arguments if argument is not Ellipsis] or [object]
         return isinstance(value, origin(tp)) and all(any(_fits(item, branch) for branch in branches) for item in value)

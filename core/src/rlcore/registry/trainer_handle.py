@@ -46,16 +46,14 @@ class TrainerHandle(BackendHandle):
         metric exceeds its bound."""
         self._require_legal("train_step", request, TrainStepRequest)
         self._require_batches("train_step", request.microbatches, request.temperature, request.weight_version)
-        if request.loss.entropy != "none":
-            self._require_capability("train_step", capabilities.ENTROPY)
-        if request.bounds:
-            self._require_capability("train_step", capabilities.METRIC_BOUNDS)
-        if request.loss.previous_logprobs != "absent":
-            self._require_capability("train_step", capabilities.PREVIOUS_LOGPROBS)
-        if request.logprobs:
-            self._require_capability("train_step", capabilities.STEP_LOGPROBS)
-        if request.schedule_step != request.weight_version:
-            self._require_capability("train_step", capabilities.SCHEDULE_STEP)
+        needed = {
+            capabilities.ENTROPY: request.loss.entropy != "none",
+            capabilities.METRIC_BOUNDS: bool(request.bounds),
+            capabilities.PREVIOUS_LOGPROBS: request.loss.previous_logprobs != "absent",
+            capabilities.STEP_LOGPROBS: request.logprobs,
+            capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
+        }
+        self._require_capabilities("train_step", needed)
         self._require_columns(request)
         require_loss(request.loss.path)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
@@ -66,10 +64,8 @@ class TrainerHandle(BackendHandle):
         """Log-probabilities of the given tokens; NonFiniteError where one is NaN or infinite."""
         self._require_legal("get_logprobs", request, LogprobsRequest)
         self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
-        if request.model == "reference":
-            self._require_capability("get_logprobs", capabilities.REFERENCE_POLICY)
-        if request.entropy:
-            self._require_capability("get_logprobs", capabilities.ENTROPY)
+        needed = {capabilities.REFERENCE_POLICY: request.model == "reference", capabilities.ENTROPY: request.entropy}
+        self._require_capabilities("get_logprobs", needed)
         result = self._call("get_logprobs", request, LogprobsResult, lambda result: _check_logprobs(request, result))
         self._state.weight_version = result.weight_version
         return result
@@ -91,8 +87,8 @@ class TrainerHandle(BackendHandle):
             raise ContractError(f"{self.entry.label}: {hook} takes a tuple of at least one microbatch; found {microbatches!r}")
         for microbatch in microbatches:
             check_record(microbatch, TokenBatch)
-        if any(ROUTED_EXPERTS in microbatch.token_columns for microbatch in microbatches):
-            self._require_capability(hook, capabilities.ROUTING_REPLAY)
+        is_routed = any(ROUTED_EXPERTS in microbatch.token_columns for microbatch in microbatches)
+        self._require_capabilities(hook, {capabilities.ROUTING_REPLAY: is_routed})
         if not temperature > 0:
             raise ContractError(f"{self.entry.label}: {hook} takes a positive temperature; found {temperature}")
         self._state.require_version(hook, weight_version)

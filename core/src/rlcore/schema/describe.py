@@ -14,7 +14,7 @@ import attrs
 import tomli_w
 
 from rlcore.schema.constraints import Constraint
-from rlcore.schema.types import constraints, is_array, is_table, is_union, item_type, plain
+from rlcore.schema.types import alternatives, constraints, is_array, is_table, is_union, item_type, plain
 
 SCALARS: Mapping[object, str] = {
     bool: "true or false",
@@ -34,6 +34,12 @@ def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:
     """The fields that a recipe may set, by name, with their types resolved."""
     attrs.resolve_types(cls)
     return {attribute.name: attribute for attribute in attrs.fields(cls) if attribute.init}
+
+
+def default_of(attribute: "attrs.Attribute[Any]") -> Any:
+    """A field's default, or what its factory makes; attrs.NOTHING where it has none."""
+    default: Any = attribute.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -59,7 +65,7 @@ def expectation(tp: object) -> str:
         return conditioned(expectation(plain(tp)), conditions)
     tp = plain(tp)
     if is_union(tp):
-        return " or ".join(expectation(branch) for branch in typing.get_args(tp) if branch is not type(None))
+        return " or ".join(map(expectation, alternatives(tp)))
     if typing.get_origin(tp) is Literal:
         choices = [toml_literal(choice) for choice in typing.get_args(tp) if choice is not None]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"

@@ -109,9 +109,8 @@ def _number(text: str) -> float | None:
 def _choice(value: Any, tp: Any) -> Any:
     """One of a Literal's values; True is not 1 here."""
     choices = typing.get_args(tp)
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:
-            return choice
+    if types.is_choice(value, choices):
+        return value
     remedy = ""
     if isinstance(value, str):
         near = nearest(value.lower(), [str(choice) for choice in choices])
@@ -121,8 +120,8 @@ def _choice(value: Any, tp: Any) -> Any:
 
 def _union_hook(made: Converter, tp: Any) -> Hook:
     """The first alternative that takes the value. TOML has no null, so None is only ever a default."""
-    branches = [branch for branch in typing.get_args(tp) if branch is not type(None)]
-    hooks = [(branch, made.get_structure_hook(branch)) for branch in sorted(branches, key=lambda branch: branch is float)]
+    branches = sorted(types.alternatives(tp), key=lambda branch: branch is float)
+    hooks = [(branch, made.get_structure_hook(branch)) for branch in branches]
 
     def hook(value: Any, _: Any) -> Any:
         fitting = [pair for pair in hooks if types.is_table(pair[0]) == isinstance(value, Mapping)]

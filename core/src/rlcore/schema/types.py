@@ -4,7 +4,7 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Union
 
@@ -52,6 +52,16 @@ def is_union(tp: object) -> bool:
     return typing.get_origin(tp) in (Union, types.UnionType)
 
 
+def alternatives(tp: object) -> list[Any]:
+    """The types of a union but for None, which a recipe cannot write; of any other type, none."""
+    return [branch for branch in typing.get_args(tp) if branch is not type(None)] if is_union(tp) else []
+
+
+def is_choice(value: object, choices: Iterable[object]) -> bool:
+    """Whether a value is one of `choices`, among which True is not 1."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
+
+
 def is_mapping(tp: object) -> bool:
     """Whether the type is a mapping, for which a recipe writes a table."""
     cls = origin(tp)
@@ -67,6 +77,11 @@ def is_array(tp: object) -> bool:
 def is_attrs(tp: object) -> bool:
     """Whether the type is an attrs class."""
     return isinstance(tp, type) and attrs.has(tp)
+
+
+def table_class(tp: object) -> Any:
+    """The attrs class that a type is, or is optionally; None where it is neither."""
+    return next((branch for branch in (*alternatives(tp), tp) if is_attrs(branch)), None)
 
 
 def is_table(tp: object) -> bool:
