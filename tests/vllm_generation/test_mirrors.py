@@ -132,7 +132,7 @@ WRONG = {"weight_version": 3, "digests": {"a": 1, "b": 2, "c": 3}}
         ("finish", WRONG, "rank 0 acknowledges other weights (a, b, c). It stays paused", False),
         ("finish", {"weight_version": 2, "digests": {}}, "acknowledges other weights", False),
         ("/reset_prefix_cache", {"success": False}, "did not drop its caches. It stays paused", False),
-        ("/pause", 500, "/pause?mode=keep&clear_cache=true: HTTP 500: a detail", False),
+        ("/pause", 500, "/pause: HTTP 500: a detail", False),
         ("/pause", 404, "expected a server that `rlcore serve` started", False),
     ],
 )

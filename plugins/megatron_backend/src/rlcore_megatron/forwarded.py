@@ -63,7 +63,8 @@ def table_problems(table: Mapping[str, Any], cls: type, path: str) -> Iterator[P
             )
         elif recipe_type(fields[key]) is None:
             expected = f"a field of Megatron's {cls.__name__} that a recipe can hold"
-            yield Problem(path=f"{path}.{key}", found="a field for a function or an object", expected=expected)
+            remedy = "Leave it out: the trainer sets those that it needs"
+            yield Problem(path=f"{path}.{key}", found="a field for a function or an object", expected=expected, remedy=remedy)
         else:
             for problem in structure(value, recipe_type(fields[key]), f"{path}.{key}")[1]:
                 yield evolve(problem, expected=f"{problem.expected}, as Megatron's {cls.__name__} has it")

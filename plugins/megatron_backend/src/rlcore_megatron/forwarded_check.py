@@ -1,6 +1,7 @@
 """What is wrong with the recipe's tables for Megatron: keys, types, and what Megatron takes and then computes wrongly."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -101,10 +102,7 @@ class _Setting:
 
 def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
     """How stages send each other what they have computed."""
-
-    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
-        return _value_problem("transformer", key, table[key], expected, remedy)
-
+    wrong = partial(_value_problem, "transformer", table)
     if table.get("calculate_per_token_loss") is False:
         remedy = "Losses are divided by the step's global counts already; Megatron would divide them again, by its own"
         yield wrong("calculate_per_token_loss", "true", remedy)
@@ -129,18 +127,16 @@ def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[
 
 def _engine_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
     """What layers need to be TransformerEngine's for."""
+    wrong = partial(_value_problem, "transformer", table)
     if not setting.fused:
         for key in NEEDS_ENGINE:
             if table.get(key):
-                yield _value_problem("transformer", key, table[key], "layers of TransformerEngine, for this", "Leave it out")
+                yield wrong(key, "layers of TransformerEngine, for this", "Leave it out")
         if table.get("gradient_accumulation_fusion") and find_spec("fused_weight_gradient_mlp_cuda") is None:
-            expected = "false without TransformerEngine and apex, whose kernels it needs"
-            yield _value_problem("transformer", "gradient_accumulation_fusion", True, expected)
+            yield wrong("gradient_accumulation_fusion", "false without TransformerEngine and apex, whose kernels it needs")
     if not setting.config.fp8:
-        for key in NEEDS_FP8:
-            if key in table:
-                remedy = f"Set {SECTION}.fp8 to true, or leave it out"
-                yield _value_problem("transformer", key, table[key], "no such field without fp8", remedy)
+        for key in (key for key in NEEDS_FP8 if key in table):
+            yield wrong(key, "no such field without fp8", f"Set {SECTION}.fp8 to true, or leave it out")
 
 
 def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
@@ -156,44 +152,37 @@ def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDi
     if dims is not None and not dims.num_experts:
         for key in sorted(table):
             if key.startswith("moe_"):
-                yield _value_problem(
-                    "transformer", key, table[key], "no such field for a model without experts", "Leave it out"
-                )
+                yield _value_problem("transformer", table, key, "no such field for a model without experts", "Leave it out")
         return
     yield from _balancing_problems(table)
     weighted = any(weight > 0 for weight in _listed(table.get("moe_aux_loss_coeff")))
     if "moe" in _listed(table.get("recompute_modules")) and setting.has_stages and (weighted or table.get("moe_z_loss_coeff")):
         expected = "other modules, with several stages and a loss of routers"
         remedy = f'A router would take the tokens of a later microbatch for its own. Or set {SECTION}.recompute to "full"'
-        yield _value_problem("transformer", "recompute_modules", table["recompute_modules"], expected, remedy)
+        yield _value_problem("transformer", table, "recompute_modules", expected, remedy)
 
 
 def _balancing_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     """Kinds of losses that balance experts, and their coefficients."""
-    keys = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
+    wrong, keys = partial(_value_problem, "transformer", table), ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
     kinds, weights = (_listed(table.get(key)) for key in keys)
     for kind in kinds:
         if kind not in BALANCING:
             expected = f"among {', '.join(BALANCING)}, which leave the routing itself as it is in generation"
-            yield _value_problem("transformer", keys[0], kind, expected)
+            yield _problem("transformer", keys[0], repr(kind), expected)
     if len(set(kinds)) < len(kinds):
-        yield _value_problem("transformer", keys[0], table[keys[0]], "each of them once")
+        yield wrong(keys[0], "each of them once")
     balanced, weighted = any(kind != "none" for kind in kinds), any(weight > 0 for weight in weights)
     listed = {isinstance(table.get(key), list | tuple) for key in keys}
     if kinds and weights and (len(kinds) != len(weights) or len(listed) > 1):
-        expected = f"a number for each of {keys[0]}: a list where that is one, and as long"
-        yield _value_problem("transformer", keys[1], table[keys[1]], expected)
+        yield wrong(keys[1], f"a number for each of {keys[0]}: a list where that is one, and as long")
     elif weighted != balanced:
         found, missing = reversed(keys) if weighted else keys
-        yield _value_problem(
-            "transformer", found, table[found], f"{missing} beside it", "One without the other balances nothing"
-        )
+        yield wrong(found, f"{missing} beside it", "One without the other balances nothing")
 
 
 def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
-        return _value_problem("optimizer", key, table[key], expected, remedy)
-
+    wrong = partial(_value_problem, "optimizer", table)
     for key in ("decoupled_lr", "decoupled_min_lr"):
         if key in table and not setting.config.scheduler:
             remedy = f"[schedule] sets one rate for all parameters; a table {SECTION}.scheduler can set two"
@@ -225,10 +214,7 @@ def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
 
 def _scheduler_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     """Megatron's scheduler has no messages for these, and meets some of them in the middle of a run only."""
-
-    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
-        return _value_problem("scheduler", key, table[key], expected, remedy)
-
+    wrong = partial(_value_problem, "scheduler", table)
     courses = {"lr_decay_style": RATE_COURSES, "lr_wsd_decay_style": ANNEALING_COURSES, "wd_incr_style": DECAY_COURSES}
     for key, known in courses.items():
         if key in table and table[key] not in known:
@@ -252,9 +238,7 @@ def _scheduler_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _ddp_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    def wrong(key: str, expected: str, remedy: str = "") -> Problem:
-        return _value_problem("ddp", key, table[key], expected, remedy)
-
+    wrong = partial(_value_problem, "ddp", table)
     if table.get("average_in_collective"):
         remedy = "Losses are divided by the step's global counts, so gradients add up over ranks and are no means"
         yield wrong("average_in_collective", "false", remedy)
@@ -275,8 +259,8 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _value_problem(table: str, key: str, value: object, expected: str, remedy: str = "") -> Problem:
-    return _problem(table, key, repr(value), expected, remedy)
+def _value_problem(name: str, table: Mapping[str, Any], key: str, expected: str, remedy: str = "") -> Problem:
+    return _problem(name, key, repr(table[key]), expected, remedy)
 
 
 def _problem(table: str, key: str, found: str, expected: str, remedy: str = "") -> Problem:

@@ -7,7 +7,6 @@ _MODEL = "Leave it out: it follows from the model at model.path"
 _WEIGHTS = "Leave it out: the weights are read from model.path"
 _DTYPE = "Set model.dtype"
 _LEAVE = "Leave it out: {}"
-_FUNCTION = "Leave it out: it is a function, which the trainer sets where it needs one"
 _ADAM = "Leave it out: [optimizer] is AdamW, the same under every trainer"
 _EVEN = "Leave it out: stages hold equally many layers"
 _SHARDED = "Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
@@ -57,11 +56,6 @@ OWNED: dict[str, dict[str, str]] = {
         **_owned(_DTYPE, "params_dtype bf16 fp16 pipeline_dtype autocast_dtype enable_autocast"),
         "fp32_residual_connection": _LEAVE.format(
             "Megatron rounds every sum to model.dtype again, and layers in bfloat16 fail over the float32 of the first"
-        ),
-        **_owned(
-            _FUNCTION,
-            "timers finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func "
-            "_cpu_offloading_context",
         ),
         **_owned(
             _EVEN,
@@ -122,7 +116,6 @@ OWNED: dict[str, dict[str, str]] = {
         "overlap_param_gather": f"Set {SECTION}.ddp.overlap_param_gather",
         "fp8_recipe": f"Set {SECTION}.transformer.fp8_recipe",
         "use_distributed_optimizer": _LEAVE.format("it is on"),
-        "timers": _FUNCTION,
         "overlap_param_gather_with_optimizer_step": _OVERLAP,
         **_owned(_DTYPE, "params_dtype bf16 fp16"),
         "main_grads_dtype": f"Set {SECTION}.ddp.grad_reduce_in_fp32",
@@ -138,7 +131,7 @@ OWNED: dict[str, dict[str, str]] = {
         ),
     },
     "scheduler": {
-        "optimizer": _FUNCTION,
+        "optimizer": _LEAVE.format("it is the trainer's"),
         "max_lr": "Set optimizer.learning_rate",
         **_owned(
             _LEAVE.format("the rate of a step follows from its number, which checkpoints hold"),

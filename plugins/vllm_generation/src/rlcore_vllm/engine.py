@@ -40,7 +40,7 @@ class _Job:
         self.num_left -= len(finished)
         self.deliver(finished)
         if not self.num_left:
-            _settle(self.done, None)
+            settle(self.done, None)
 
 
 class _Sample:
@@ -326,7 +326,7 @@ class Engine:
             self._commands.get()[1].set_exception(self._error())
         left = [*self._samples.values(), *self._ended.values()]
         for job in {id(sample.job): sample.job for sample in left}.values():
-            _settle(job.done, self._error())
+            settle(job.done, self._error())
         self._samples, self._ended = {}, {}
         del self._llm, self._core, self._recorder
         self._running.stop()
@@ -352,10 +352,10 @@ def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
 
 def _forward_failure(added: Future[None], done: Future[None]) -> None:
     if added.exception() is not None:
-        _settle(done, added.exception())
+        settle(done, added.exception())
 
 
-def _settle(future: Future[None], error: BaseException | None) -> None:
+def settle(future: Future[None], error: BaseException | None) -> None:
     """End a future that its owner may have cancelled."""
     if future.set_running_or_notify_cancel():
         if error is None:

@@ -168,6 +168,17 @@ def _clean_up() -> None:
 
 
 @contextlib.contextmanager
+def _replaced(**functions: Any) -> Iterator[None]:
+    """Put other functions in the place of those of torch.distributed."""
+    before = {name: getattr(torch.distributed, name) for name in functions}
+    vars(torch.distributed).update(functions)
+    try:
+        yield
+    finally:
+        vars(torch.distributed).update(before)
+
+
+@contextlib.contextmanager
 def _default_group_kept(is_hosts: bool) -> Iterator[None]:
     """Let vLLM destroy its own process groups, but not a default group that was there before it."""
     destroy = torch.distributed.destroy_process_group
@@ -176,11 +187,8 @@ def _default_group_kept(is_hosts: bool) -> Iterator[None]:
         if group is not None or not is_hosts:
             destroy(group)
 
-    torch.distributed.destroy_process_group = destroy_own
-    try:
+    with _replaced(destroy_process_group=destroy_own):
         yield
-    finally:
-        torch.distributed.destroy_process_group = destroy
 
 
 @contextlib.contextmanager
@@ -192,21 +200,18 @@ def alone() -> Iterator[None]:
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         yield
         return
-    names = ("get_rank", "get_world_size", "new_group")
-    get_rank, get_world_size, new_group = replaced = [getattr(torch.distributed, name) for name in names]
-    rank = get_rank()
+    get_rank, get_world_size = torch.distributed.get_rank, torch.distributed.get_world_size
+    new_group, rank = torch.distributed.new_group, get_rank()
 
     def own_group(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:  # noqa: ARG001 - [0], the one there seems to be
         return new_group([rank], *arguments, **options, use_local_synchronization=True)
 
-    torch.distributed.get_rank = lambda group=None: 0 if group is None else get_rank(group)
-    torch.distributed.get_world_size = lambda group=None: 1 if group is None else get_world_size(group)
-    torch.distributed.new_group = own_group
-    try:
+    with _replaced(
+        get_rank=lambda group=None: 0 if group is None else get_rank(group),
+        get_world_size=lambda group=None: 1 if group is None else get_world_size(group),
+        new_group=own_group,
+    ):
         yield
-    finally:
-        for name, function in zip(names, replaced, strict=True):
-            setattr(torch.distributed, name, function)
 
 
 @contextlib.contextmanager

@@ -4,16 +4,12 @@ The run's own refit comes first. While its buckets pass, each is written to a fi
 the worker that they reach are vLLM's, so this is a part of its plugin and not of the core.
 """
 
-import json
 import logging
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
+import httpx
 import torch
 from attrs import evolve, frozen
 
@@ -90,8 +86,10 @@ class Mirrors:
 
     def _update(self, address: str) -> str | None:
         """Why one mirror could not be brought to the weights, or None."""
-        server = _Server(address=address.rstrip("/"), timeout_s=self._config.refit_timeout_s)
         assert self._manifest is not None
+        # Mirrors are named by where they are: no proxy of the environment stands between.
+        client = httpx.Client(base_url=address, timeout=self._config.refit_timeout_s, trust_env=False)
+        server = _Server(client=client, timeout_s=self._config.refit_timeout_s)
         try:
             server.workers("connect", {"channel": CHANNEL, "options": {}})
             server.post("/pause", mode="keep", clear_cache="true")
@@ -101,6 +99,8 @@ class Mirrors:
             server.post("/resume")
         except RefitError as error:
             return f"mirror {address} does not have version {self._manifest.weight_version}: {error}"
+        finally:
+            client.close()
         return None
 
     def _transfer(self, server: "_Server", manifest: Manifest) -> None:
@@ -117,7 +117,9 @@ class Mirrors:
             raise
         except RefitError as error:
             raise RefitError(f"{error}. It stays paused until a refit succeeds") from error
-        digests = {name: digest for bucket in self._buckets for name, digest in zip(*_columns(bucket), strict=True)}
+        digests = {
+            name: digest for bucket in self._buckets for name, digest in zip(bucket["names"], bucket["digests"], strict=True)
+        }
         for rank, answer in enumerate(acknowledged):
             if answer["weight_version"] != manifest.weight_version or answer["digests"] != digests:
                 wrong = sorted(name for name in digests if answer["digests"].get(name) != digests[name])
@@ -137,13 +139,13 @@ class Mirrors:
 class _Server:
     """A server of `rlcore serve`, by its routes."""
 
-    address: str
+    client: httpx.Client
     timeout_s: float
 
     def workers(self, step: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A step of the refit in every rank."""
         call = {"method": "rlcore_refit", "args": [step, content], "timeout": self.timeout_s}
-        answers: list[dict[str, Any]] = self._post("/collective_rpc", call)["results"]
+        answers: list[dict[str, Any]] = self.post("/collective_rpc", call)["results"]
         for answer in answers:
             if "refused" in answer:
                 raise (_RefusedError if step == "begin" else RefitError)(answer["refused"])
@@ -160,45 +162,25 @@ class _Server:
     def label(self, weight_version: int) -> None:
         """What GET /weight_info says, where this version of vLLM has it."""
         try:
-            self._post("/update_weight_version", {"new_version": str(weight_version)})
+            self.post("/update_weight_version", {"new_version": str(weight_version)})
         except _NotFoundError:
             return
 
-    def post(self, route: str, **query: str) -> Any:
-        return self._post(f"{route}?{urllib.parse.urlencode(query)}" if query else route, {})
-
-    def _post(self, route: str, content: Mapping[str, Any]) -> Any:
+    def post(self, route: str, content: Mapping[str, Any] | None = None, **query: str) -> Any:
         """The JSON that the route answers with."""
-        body = json.dumps(content).encode()
-        request = urllib.request.Request(self.address + route, body, {"Content-Type": "application/json"})
         try:
-            with _direct().open(request, timeout=self.timeout_s) as response:
-                text = response.read()
-        except urllib.error.HTTPError as error:
-            raise _http_error(route, error) from error
-        except OSError as error:
-            reason = getattr(error, "reason", None) or error
-            raise RefitError(f"{route}: {reason}") from error
+            answer = self.client.post(route, params=query or None, json=content or {})
+        except httpx.HTTPError as error:
+            raise RefitError(f"{route}: {error}") from error
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise _NotFoundError(f"{route}: not found there; expected a server that `rlcore serve` started with vLLM")
+        if not answer.is_success:
+            raise RefitError(f"{route}: HTTP {answer.status_code}: {answer.text[:500]}")
         try:
-            return json.loads(text) if text else {}
+            return answer.json() if answer.content else {}
         except ValueError as error:
-            raise RefitError(f"{route}: answered with something else than JSON: {text[:80]!r}") from error
+            raise RefitError(f"{route}: answered with something else than JSON: {answer.text[:80]!r}") from error
 
 
 class _NotFoundError(RefitError):
     """The server has no such route."""
-
-
-def _http_error(route: str, error: urllib.error.HTTPError) -> RefitError:
-    if error.code == 404:
-        return _NotFoundError(f"{route}: not found there; expected a server that `rlcore serve` started with vLLM")
-    detail = error.read().decode(errors="replace")[:500]
-    return RefitError(f"{route}: HTTP {error.code}: {detail}")
-
-
-_direct = partial(urllib.request.build_opener, urllib.request.ProxyHandler({}))
-"""Mirrors are named by where they are: no proxy of the environment stands between."""
-
-
-def _columns(bucket: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    return bucket["names"], bucket["digests"]

@@ -15,7 +15,7 @@ from typing import Any
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.child import Child
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.engine import Deliver
+from rlcore_vllm.engine import Deliver, settle
 from rlcore_vllm.explain import is_passing
 from rlcore_vllm.sampling import Samples
 from rlcore_vllm.settings import EngineSettings
@@ -98,11 +98,7 @@ class ProcessReplica:
                 self._call(child, lambda host: collect(host, number), "generate", "generate_timeout_s")
             except RlcoreError as raised:
                 error = raised
-            if future.set_running_or_notify_cancel():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+            settle(future, error)
 
         threading.Thread(target=work, name=f"{self.name}-generate", daemon=True).start()
         return future

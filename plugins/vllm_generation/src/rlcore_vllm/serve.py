@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
+from rlcore.model_files import config_number
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -132,7 +132,7 @@ def _server_environment(settings: EngineSettings, config: VllmConfig) -> dict[st
 
 def _raise_problems(request: ServeRequest, config: VllmConfig) -> None:
     """As `check` before a run, for the longest sequence that clients may ask for."""
-    longest = request.max_sequence_length or _model_limit(request.model.path)
+    longest = request.max_sequence_length or config_number(request.model.path, "max_position_embeddings") or 1
     context = CheckContext(model=request.model, device=request.device, world_size=1, max_sequence_length=longest)
     problems = [
         evolve(problem, remedy=problem.remedy.replace(SHORTER, f"{MAX_LENGTH.capitalize()}."))
@@ -141,14 +141,6 @@ def _raise_problems(request: ServeRequest, config: VllmConfig) -> None:
     if problems:
         about_model = all(Path(problem.path).is_relative_to(request.model.path) for problem in problems)
         raise (ModelError if about_model else ConfigError)(problems)
-
-
-def _model_limit(path: str) -> int:
-    """max_position_embeddings of a local model; 1 where it does not say, or is on the Hub."""
-    try:
-        return int(json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1
 
 
 def _end_message(error: Exception, last_lines: str) -> str:
