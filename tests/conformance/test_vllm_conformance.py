@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from rlcore.registry.binding import build_generator
-from rlcore.spi import GeneratorContext, RankInfo, SetResidencyRequest
+from rlcore.spi import SetResidencyRequest
 from rlcore.testing import GeneratorConformance
 from rlcore.testing.conformance.fixtures import entry_of, tiny_model
-from rlcore.testing.conformance.generator_fixtures import MAX_SEQUENCE_LENGTH, GeneratorUnderTest
+from rlcore.testing.conformance.generator_fixtures import GeneratorUnderTest
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.provider import PROVIDER
 
@@ -54,17 +54,17 @@ class VllmConformance(GeneratorConformance):
         return tiny_model(tmp_path_factory, seed, architecture or self.architecture, **options)
 
     @pytest.fixture
-    def open_generator(self, provider, config, model, device, channel, kept):
-        context = GeneratorContext(
-            model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
-        )
-
+    def open_generator(self, provider, config, generator_context, tolerance, kept):
         def build():
             if not kept:
-                kept.append(build_generator(entry_of("generator", provider, device), context, config))
+                kept.append(
+                    build_generator(
+                        entry_of("generator", provider, generator_context.rank_info.device), generator_context, config
+                    )
+                )
             kept[0].set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
             kept[0].set_residency(SetResidencyRequest(weights="device", state="device"))
-            return GeneratorUnderTest(handle=kept[0], channel=channel)
+            return GeneratorUnderTest(handle=kept[0], provider=provider, channel=generator_context.channel, tolerance=tolerance)
 
         return build
 

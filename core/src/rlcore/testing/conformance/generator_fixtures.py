@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from rlcore.registry.binding import build_generator
@@ -26,7 +26,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.lifecycle import Place
-from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of, tiny_model
+from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of, require, tiny_model
 from rlcore.testing.conformance.reference import (
     Float64Array,
     Reference,
@@ -90,7 +90,14 @@ class GeneratorUnderTest:
     """A generator's handle, with the calls that the checks repeat."""
 
     handle: GeneratorHandle
+    provider: Provider
     channel: str
+    tolerance: float
+    """Most that a log-probability may be off, in nats."""
+
+    def require(self, capability: str) -> None:
+        """Skip the test unless the generator declares the capability."""
+        require(self.provider, capability)
 
     def refit(self, weights: Mapping[str, Any], weight_version: int, **options: Any) -> None:
         """Bring it to copies of `weights`."""
@@ -111,6 +118,19 @@ class GeneratorUnderTest:
     ) -> GenerateResult:
         """Let the generator sample for a request."""
         return self.handle.generate(question.request(sampling or PLAIN, weight_version, on_finished))
+
+    def assert_logprobs(
+        self,
+        policy: ReferencePolicy,
+        question: Question,
+        result: GenerateResult,
+        sampling: SamplingParams = PLAIN,
+        *,
+        when: str = "",
+    ) -> None:
+        """The sampled tokens' log-probabilities are the reference's; `when` begins the message."""
+        greatest = logprob_errors(policy, question, result, sampling).max()
+        assert greatest <= self.tolerance, f"{when}log-probabilities are off by up to {greatest:.3g} nats"
 
     def move(self, weights: Place, state: Place, *, discard_weights: bool = False) -> int:
         """Move weights and cache to "device" or "host"; the bytes that it then holds on the device."""
@@ -155,20 +175,6 @@ def logprob_errors(
     return np.concatenate(errors)
 
 
-def assert_logprobs(
-    policy: ReferencePolicy,
-    question: Question,
-    result: GenerateResult,
-    tolerance: float,
-    sampling: SamplingParams = PLAIN,
-    *,
-    when: str = "",
-) -> None:
-    """The sampled tokens' log-probabilities are the reference's; `when` begins the message."""
-    greatest = logprob_errors(policy, question, result, sampling).max()
-    assert greatest <= tolerance, f"{when}log-probabilities are off by up to {greatest:.3g} nats"
-
-
 class GeneratorFixtures(BackendFixtures):
     """What the generator's checks are made of; each can be overridden."""
 
@@ -199,29 +205,31 @@ class GeneratorFixtures(BackendFixtures):
         return "in_process"
 
     @pytest.fixture
-    def open_generator(
-        self, provider: Provider, config: Any, model: ModelSpec, device: Device, channel: str
-    ) -> Iterator[OpenGenerator]:
-        """Opens a fresh generator, without weights that count; the one before is closed."""
-        context = GeneratorContext(
+    def generator_context(self, model: ModelSpec, device: Device, channel: str) -> GeneratorContext:
+        """What it is built with."""
+        return GeneratorContext(
             model=model, rank_info=RankInfo(device=device), seed=0, max_sequence_length=MAX_SEQUENCE_LENGTH, channel=channel
         )
-        yield from opening(provider, config, context)
+
+    @pytest.fixture
+    def open_generator(
+        self, provider: Provider, config: Any, generator_context: GeneratorContext, tolerance: float
+    ) -> Iterator[OpenGenerator]:
+        """Opens a fresh generator, without weights that count; the one before is closed."""
+        yield from opening(provider, config, generator_context, tolerance)
 
     @pytest.fixture
     def open_routed(
-        self, provider: Provider, config: Any, routed_model: ModelSpec, device: Device, channel: str
+        self,
+        provider: Provider,
+        config: Any,
+        generator_context: GeneratorContext,
+        routed_model: ModelSpec,
+        tolerance: float,
     ) -> Iterator[OpenGenerator]:
         """As `open_generator`, of a mixture-of-experts model, of which it may be asked to report the experts used."""
-        context = GeneratorContext(
-            model=routed_model,
-            rank_info=RankInfo(device=device),
-            seed=0,
-            max_sequence_length=MAX_SEQUENCE_LENGTH,
-            channel=channel,
-            routed_experts=True,
-        )
-        yield from opening(provider, config, context)
+        context = evolve(generator_context, model=routed_model, routed_experts=True)
+        yield from opening(provider, config, context, tolerance)
 
     @pytest.fixture
     def fresh(self, open_generator: OpenGenerator) -> GeneratorUnderTest:
@@ -245,7 +253,7 @@ class GeneratorFixtures(BackendFixtures):
         return make_question(reference.vocabulary_size)
 
 
-def opening(provider: Provider, config: Any, context: GeneratorContext) -> Iterator[OpenGenerator]:
+def opening(provider: Provider, config: Any, context: GeneratorContext, tolerance: float) -> Iterator[OpenGenerator]:
     """Opens a fresh generator each time, and closes the one before."""
     opened: list[GeneratorHandle] = []
 
@@ -256,7 +264,7 @@ def opening(provider: Provider, config: Any, context: GeneratorContext) -> Itera
     def build() -> GeneratorUnderTest:
         close()
         opened.append(build_generator(entry_of("generator", provider, context.rank_info.device), context, config))
-        return GeneratorUnderTest(handle=opened[-1], channel=context.channel)
+        return GeneratorUnderTest(handle=opened[-1], provider=provider, channel=context.channel, tolerance=tolerance)
 
     yield build
     close()

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import FinishReason, Provider, RaggedTokens, SamplingParams, capabilities
+from rlcore.spi import FinishReason, RaggedTokens, SamplingParams, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore.testing.conformance.chance import KOLMOGOROV_SMIRNOV, UNLIKELY, distance_to_uniform, limit_of
-from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
     MAX_SEQUENCE_LENGTH,
+    PLAIN,
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
-    assert_logprobs,
     assert_same_samples,
+    logprob_errors,
     make_long_question,
     make_question,
     samples_of,
@@ -42,26 +42,19 @@ class GeneratorSampling(GeneratorFixtures):
 
     @pytest.mark.parametrize("name", SAMPLINGS)
     def test_logprobs_are_those_of_the_distribution_sampled_from(
-        self,
-        provider: Provider,
-        generator: GeneratorUnderTest,
-        policy: ReferencePolicy,
-        question: Question,
-        name: str,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, name: str
     ) -> None:
         """For each prompt's own samples, in order, whatever the lengths of the prompts around it."""
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
-            require(provider, capability)
-        assert_logprobs(policy, question, generator.generate(question, 0, sampling), tolerance, sampling)
+            generator.require(capability)
+        generator.assert_logprobs(policy, question, generator.generate(question, 0, sampling), sampling)
 
-    def test_exact_logprobs(
-        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
-    ) -> None:
+    def test_exact_logprobs(self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question) -> None:
         """Within 1e-4 of a plain forward pass."""
-        require(provider, capabilities.EXACT_LOGPROBS)
-        assert_logprobs(policy, question, generator.generate(question), 1e-4)
+        generator.require(capabilities.EXACT_LOGPROBS)
+        errors = logprob_errors(policy, question, generator.generate(question), PLAIN)
+        assert errors.max() <= 1e-4, f"log-probabilities are off by up to {errors.max():.3g} nats"
 
     def test_greedy_takes_the_most_probable_token(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question
@@ -77,7 +70,7 @@ class GeneratorSampling(GeneratorFixtures):
 
     @pytest.mark.parametrize("name", ["plain", "top_k_top_p"])
     def test_frequencies_are_those_of_the_distribution(
-        self, provider: Provider, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
     ) -> None:
         """Of first and second tokens, which don't depend on each other but through the model, nor on a neighbouring seed.
 
@@ -86,7 +79,7 @@ class GeneratorSampling(GeneratorFixtures):
         """
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
-            require(provider, capability)
+            generator.require(capability)
         prompt = undecided_prompt(policy, reference.vocabulary_size, sampling)
         question = Question(
             prompts=RaggedTokens.from_lists([prompt.tolist()]),
@@ -112,29 +105,25 @@ class GeneratorSampling(GeneratorFixtures):
             f"{num_repeated} samples repeat their first token; expected {repeats.sum():.1f} by chance"
         )
 
-    def test_same_seeds_give_the_same_samples(
-        self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
-    ) -> None:
+    def test_same_seeds_give_the_same_samples(self, generator: GeneratorUnderTest, question: Question) -> None:
         """Equal seeds give equal samples, and other seeds give others."""
-        require(provider, capabilities.PER_SAMPLE_SEEDS)
+        generator.require(capabilities.PER_SAMPLE_SEEDS)
         order = range(len(question.seeds))
         first = generator.generate(question)
-        assert_same_samples(generator.generate(question), first, order, tolerance)
+        assert_same_samples(generator.generate(question), first, order, generator.tolerance)
         other = generator.generate(evolve(question, seeds=question.seeds + 1))
         assert any(one.tolist() != two.tolist() for one, two in zip(samples_of(first), samples_of(other), strict=True)), (
             "all seeds give the same samples"
         )
 
-    def test_a_sample_does_not_depend_on_the_batch_around_it(
-        self, provider: Provider, generator: GeneratorUnderTest, question: Question, tolerance: float
-    ) -> None:
+    def test_a_sample_does_not_depend_on_the_batch_around_it(self, generator: GeneratorUnderTest, question: Question) -> None:
         """Ungrouped, reversed, in part and alone, each prompt with its seed and limit gives the same sample."""
-        require(provider, capabilities.PER_SAMPLE_SEEDS)
+        generator.require(capabilities.PER_SAMPLE_SEEDS)
         expected = generator.generate(question)
         everything = list(range(len(question.seeds)))
         for order in (everything, everything[::-1], [7, 2, 3], [4]):
             found = generator.generate(question.ungrouped(order))
-            assert_same_samples(found, expected, order, tolerance)
+            assert_same_samples(found, expected, order, generator.tolerance)
 
     def test_a_limit_cuts_exactly_and_is_called_one(
         self, generator: GeneratorUnderTest, reference: Reference, question: Question
@@ -160,7 +149,7 @@ class GeneratorSampling(GeneratorFixtures):
         assert (result.finish_reasons == FinishReason.LENGTH).all()
 
     def test_stop_tokens_end_a_sample(
-        self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, tolerance: float
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference
     ) -> None:
         """The first of them is the last token, even at the limit; a sample without one is cut, not finished."""
         question = make_question(reference.vocabulary_size, num_samples=8)  # enough for both kinds, whatever is sampled
@@ -174,16 +163,16 @@ class GeneratorSampling(GeneratorFixtures):
             assert is_stop[-1] or len(sample) == limit
         reasons = set(result.finish_reasons.tolist())
         assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "the batch does not hold both kinds of samples"
-        assert_logprobs(policy, question, result, tolerance, sampling)
+        generator.assert_logprobs(policy, question, result, sampling)
         all_stop = generator.generate(question, 0, SamplingParams(stop_token_ids=tuple(range(reference.vocabulary_size))))
         assert np.diff(all_stop.offsets).tolist() == [1] * len(question.seeds)
         assert (all_stop.finish_reasons == FinishReason.STOP).all()
 
     def test_stop_strings_end_a_sample(
-        self, provider: Provider, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
+        self, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
     ) -> None:
         """With the token that completes one in the response's text; what the prompt says does not count."""
-        require(provider, capabilities.STOP_STRINGS)
+        generator.require(capabilities.STOP_STRINGS)
         free = [decode(sample) for sample in samples_of(generator.generate(question))]
         longest = max(free, key=len)
         prompt = decode(question.prompts.sequence(3))
@@ -195,16 +184,16 @@ class GeneratorSampling(GeneratorFixtures):
             assert not any(string in decode(sample[:-1]) for string in strings), "a sample goes on after a stop string"
             assert stopped[index] == any(string in decode(sample) for string in strings)
             assert stopped[index] or len(sample) == question.max_tokens[index]
-        if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
+        if capabilities.PER_SAMPLE_SEEDS in generator.provider.capabilities:
             assert stopped[free.index(longest)], "the same seed without the stop string came past it"
             assert not stopped.all()
 
     def test_stop_strings_are_of_generated_text_alone(
-        self, provider: Provider, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
+        self, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
     ) -> None:
         """One that the prompt begins and the response completes does not end a sample; its second half does. Greedily, so that
         no seed is needed, and one prompt at a time, so that nothing is rounded otherwise."""
-        require(provider, capabilities.STOP_STRINGS)
+        generator.require(capabilities.STOP_STRINGS)
         num_told = 0
         for index in range(0, len(question.seeds), question.num_samples):
             one = question.ungrouped([index])

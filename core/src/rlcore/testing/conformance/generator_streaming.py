@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GenerateResult, Provider, RlcoreError, capabilities
-from rlcore.testing.conformance.fixtures import require
+from rlcore.spi import GenerateResult, RlcoreError, capabilities
 from rlcore.testing.conformance.generator_fixtures import (
     MAX_SEQUENCE_LENGTH,
     PLAIN,
@@ -17,7 +16,6 @@ from rlcore.testing.conformance.generator_fixtures import (
     GeneratorUnderTest,
     Question,
     WeightSets,
-    assert_logprobs,
     load_reference,
     logprob_errors,
     samples_of,
@@ -31,11 +29,9 @@ ATTEMPTS = 5
 class GeneratorStreaming(GeneratorFixtures):
     """Samples as they end, refits in flight, and weights that need not be kept."""
 
-    def test_each_sample_is_handed_out_once(
-        self, provider: Provider, generator: GeneratorUnderTest, question: Question
-    ) -> None:
+    def test_each_sample_is_handed_out_once(self, generator: GeneratorUnderTest, question: Question) -> None:
         """Each sample is delivered once, equal to its part of the whole result."""
-        require(provider, capabilities.STREAMING)
+        generator.require(capabilities.STREAMING)
         handed: list[tuple[int, GenerateResult]] = []
         result = generator.generate(question, on_finished=lambda sample, one: handed.append((sample, one)))
         assert sorted(sample for sample, _ in handed) == list(range(len(question.seeds))), "expected each sample exactly once"
@@ -47,17 +43,11 @@ class GeneratorStreaming(GeneratorFixtures):
             assert one.finish_reasons.tolist() == [result.finish_reasons[sample]]
 
     def test_weights_that_change_in_flight(
-        self,
-        provider: Provider,
-        generator: GeneratorUnderTest,
-        reference: Reference,
-        weights: WeightSets,
-        question: Question,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question
     ) -> None:
         """Each token's log-probability is that of the weights whose version it carries, with all tokens before it."""
-        require(provider, capabilities.IN_FLIGHT_REFIT)
-        require(provider, capabilities.STREAMING)
+        generator.require(capabilities.IN_FLIGHT_REFIT)
+        generator.require(capabilities.STREAMING)
         long = evolve(question, max_tokens=np.full(len(question.seeds), MAX_SEQUENCE_LENGTH, np.int32))
         long.max_tokens[0] = 1
         policies = [load_reference(reference, one) for one in weights]
@@ -68,24 +58,20 @@ class GeneratorStreaming(GeneratorFixtures):
             of_new = result.weight_versions == old + 1
             errors = [logprob_errors(policy, long, result, PLAIN) for policy in policies]
             found = np.where(of_new, errors[(old + 1) % 2], errors[old % 2])
-            assert found.max() <= tolerance, f"log-probabilities are off by up to {found.max():.3g} nats"
+            assert found.max() <= generator.tolerance, f"log-probabilities are off by up to {found.max():.3g} nats"
             if of_new.any():
                 other = np.where(of_new, errors[old % 2], errors[(old + 1) % 2])
-                assert other[of_new].max() > 10 * tolerance, "the two sets of weights are too alike to tell them apart"
+                assert other[of_new].max() > 10 * generator.tolerance, (
+                    "the two sets of weights are too alike to tell them apart"
+                )
                 return
         pytest.fail("no token carries the new version: refit waits for generate to end")
 
     def test_discarded_weights_do_not_count(
-        self,
-        provider: Provider,
-        generator: GeneratorUnderTest,
-        policy: ReferencePolicy,
-        weights: WeightSets,
-        question: Question,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question
     ) -> None:
         """Nothing is generated from them; a refit after they are back in place makes the generator fit again."""
-        require(provider, capabilities.DISCARD_WEIGHTS)
+        generator.require(capabilities.DISCARD_WEIGHTS)
         generator.generate(question)
         generator.move("host", "host", discard_weights=True)
         generator.move("device", "host")
@@ -94,7 +80,7 @@ class GeneratorStreaming(GeneratorFixtures):
             generator.generate(question)
         generator.move("host", "host", discard_weights=True)
         generator.wake_and_refit(weights[0], 1)
-        assert_logprobs(policy, question, generator.generate(question, 1), tolerance)
+        generator.assert_logprobs(policy, question, generator.generate(question, 1))
 
 
 def generate_and_refit(

@@ -8,7 +8,6 @@ import pytest
 from rlcore.spi import (
     ContractError,
     LoadStateRequest,
-    Provider,
     RefitRequest,
     RlcoreError,
     SaveStateRequest,
@@ -16,7 +15,7 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray
-from rlcore.testing.conformance.fixtures import Device, require
+from rlcore.testing.conformance.fixtures import Device
 from rlcore.testing.conformance.generator_fixtures import (
     PLAIN,
     GeneratorFixtures,
@@ -24,7 +23,6 @@ from rlcore.testing.conformance.generator_fixtures import (
     OpenGenerator,
     Question,
     WeightSets,
-    assert_logprobs,
     assert_same_samples,
     load_reference,
     logprob_errors,
@@ -61,13 +59,7 @@ class GeneratorWeights(GeneratorFixtures):
 
     @pytest.mark.parametrize("max_bucket_bytes", [1, 1 << 30])
     def test_each_refit_counts(
-        self,
-        fresh: GeneratorUnderTest,
-        reference: Reference,
-        weights: WeightSets,
-        question: Question,
-        tolerance: float,
-        max_bucket_bytes: int,
+        self, fresh: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question, max_bucket_bytes: int
     ) -> None:
         """After each of several, with the same prompts: nothing computed under old weights is used again."""
         policies = [load_reference(reference, one) for one in weights]
@@ -75,9 +67,9 @@ class GeneratorWeights(GeneratorFixtures):
             fresh.refit(weights[which], version, max_bucket_bytes=max_bucket_bytes)
             result = fresh.generate(question, version)
             assert (result.weight_versions == version).all()
-            assert_logprobs(policies[which], question, result, tolerance, when=f"after refit {version} ")
+            fresh.assert_logprobs(policies[which], question, result, when=f"after refit {version} ")
             stale = logprob_errors(policies[1 - which], question, result, PLAIN)
-            assert stale.max() > 10 * tolerance, "the two sets of weights are too alike to tell a stale one"
+            assert stale.max() > 10 * fresh.tolerance, "the two sets of weights are too alike to tell a stale one"
 
     def test_refit_acknowledges_what_it_holds(self, fresh: GeneratorUnderTest, weights: WeightSets) -> None:
         """A digest for every tensor."""
@@ -88,13 +80,7 @@ class GeneratorWeights(GeneratorFixtures):
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_refit_that_went_wrong_is_an_error(
-        self,
-        generator: GeneratorUnderTest,
-        policy: ReferencePolicy,
-        weights: WeightSets,
-        question: Question,
-        change: str,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, change: str
     ) -> None:
         """Nothing is generated under its version; a refit after it puts things right."""
         with pytest.raises(RlcoreError):
@@ -102,20 +88,20 @@ class GeneratorWeights(GeneratorFixtures):
         with pytest.raises(RlcoreError):
             generator.generate(question, 1)
         generator.refit(weights[0], 2)
-        assert_logprobs(policy, question, generator.generate(question, 2), tolerance)
+        generator.assert_logprobs(policy, question, generator.generate(question, 2))
 
     def test_copies_stay_when_the_trainer_moves_on(
-        self, fresh: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, tolerance: float
+        self, fresh: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question
     ) -> None:
         """Without may_alias, changing a persistent export's tensors changes nothing."""
         tensors = copies(weights[0])
         fresh.refit_export(make_export(tensors, 0, persistent=True))
         for value in tensors.values():
             value[...] = float("nan")
-        assert_logprobs(policy, question, fresh.generate(question, 0), tolerance)
+        fresh.assert_logprobs(policy, question, fresh.generate(question, 0))
 
     def test_shared_tensors_are_good_for_the_next_refit(
-        self, fresh: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question, tolerance: float
+        self, fresh: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question
     ) -> None:
         """With may_alias, tensors that change in place are taken over anew by each refit, which leaves them as they are."""
         tensors = copies(weights[0])
@@ -125,7 +111,7 @@ class GeneratorWeights(GeneratorFixtures):
             fresh.refit_export(make_export(tensors, version, persistent=True), may_alias=True)
             result = fresh.generate(question, version)
             policy = load_reference(reference, weights[which])
-            assert_logprobs(policy, question, result, tolerance, when=f"after refit {version} ")
+            fresh.assert_logprobs(policy, question, result, when=f"after refit {version} ")
             for name, value in tensors.items():
                 np.testing.assert_array_equal(bytes_of(value), bytes_of(weights[which][name]), err_msg=name)
 
@@ -152,17 +138,10 @@ class GeneratorWeights(GeneratorFixtures):
         generator.generate(question)
 
     def test_moving_to_the_host_and_back_changes_nothing(
-        self,
-        provider: Provider,
-        generator: GeneratorUnderTest,
-        policy: ReferencePolicy,
-        weights: WeightSets,
-        question: Question,
-        device: Device,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question, device: Device
     ) -> None:
         """The weights come back, and may be refitted while the cache is away. What is said to be left on a device shrinks."""
-        require(provider, capabilities.RESIDENCY)
+        generator.require(capabilities.RESIDENCY)
         before = generator.generate(question)
         resident, moved = generator.move("device", "device"), generator.move("host", "host")
         # What is left may be a workspace that is larger than this small model: then what has gone counts.
@@ -172,25 +151,19 @@ class GeneratorWeights(GeneratorFixtures):
         )
         generator.move("device", "device")
         after = generator.generate(question)
-        assert_logprobs(policy, question, after, tolerance)
-        if capabilities.PER_SAMPLE_SEEDS in provider.capabilities:
-            assert_same_samples(after, before, range(len(question.seeds)), tolerance)
+        generator.assert_logprobs(policy, question, after)
+        if capabilities.PER_SAMPLE_SEEDS in generator.provider.capabilities:
+            assert_same_samples(after, before, range(len(question.seeds)), generator.tolerance)
 
     def test_refit_while_the_cache_is_away(
-        self,
-        provider: Provider,
-        generator: GeneratorUnderTest,
-        reference: Reference,
-        weights: WeightSets,
-        question: Question,
-        tolerance: float,
+        self, generator: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question
     ) -> None:
         """As when trainer and generator take turns on a device."""
-        require(provider, capabilities.RESIDENCY)
+        generator.require(capabilities.RESIDENCY)
         generator.generate(question)
         generator.move("host", "host")
         generator.wake_and_refit(weights[1], 1)
-        assert_logprobs(load_reference(reference, weights[1]), question, generator.generate(question, 1), tolerance)
+        generator.assert_logprobs(load_reference(reference, weights[1]), question, generator.generate(question, 1))
 
     def test_saved_state_holds_no_weights(
         self,

@@ -51,6 +51,7 @@ class RankJob:
     provider: Provider
     config: Any
     context: TrainerContext
+    tolerance: float
     directory: Path
     """Empty: for the checkpoint, and for each rank's report in `report-<rank>`."""
     steps: tuple[SharedStep, ...]
@@ -81,7 +82,10 @@ def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
     )
     handle = build_trainer(entry, evolve(job.context, rank_info=place), job.config)
     try:
-        report = _play(TrainerUnderTest(handle=handle, loss=job.steps[0].request.loss), job, barrier)
+        trainer = TrainerUnderTest(
+            handle=handle, provider=job.provider, loss=job.steps[0].request.loss, tolerance=job.tolerance
+        )
+        report = _play(trainer, job, barrier)
     finally:
         handle.close()
     (job.directory / f"report-{rank}").write_bytes(pickle.dumps(report))

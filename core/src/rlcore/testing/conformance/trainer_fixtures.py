@@ -30,7 +30,7 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore.testing.conformance.batches import MAX_SEQUENCE_LENGTH, counts_of, make_batch
-from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of
+from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of, require
 from rlcore.testing.conformance.probe import ProbeConfig
 from rlcore.testing.conformance.reference import Reference
 from rlcore.testing.conformance.tensors import Values, collect
@@ -52,7 +52,14 @@ class TrainerUnderTest:
     """A trainer's handle, with the calls that the checks repeat."""
 
     handle: TrainerHandle
+    provider: Provider
     loss: LossSpec
+    tolerance: float
+    """Most that a log-probability may be off, in nats."""
+
+    def require(self, capability: str) -> None:
+        """Skip the test unless the trainer declares the capability."""
+        require(self.provider, capability)
 
     def request(
         self,
@@ -195,15 +202,16 @@ class TrainerFixtures(BackendFixtures):
 
     @pytest.fixture
     def open_trainer(
-        self, provider: Provider, config: Any, trainer_context: TrainerContext, device: Device, loss: LossSpec
+        self, provider: Provider, config: Any, trainer_context: TrainerContext, loss: LossSpec, tolerance: float
     ) -> OpenTrainer:
         """Opens a fresh trainer; only one is open at a time."""
 
         @contextmanager
         def opened(**changes: Any) -> Iterator[TrainerUnderTest]:
-            handle = build_trainer(entry_of("trainer", provider, device), evolve(trainer_context, **changes), config)
+            entry = entry_of("trainer", provider, trainer_context.rank_info.device)
+            handle = build_trainer(entry, evolve(trainer_context, **changes), config)
             try:
-                yield TrainerUnderTest(handle=handle, loss=loss)
+                yield TrainerUnderTest(handle=handle, provider=provider, loss=loss, tolerance=tolerance)
             finally:
                 handle.close()
 

@@ -190,12 +190,10 @@ class TrainerLifecycle(TrainerFixtures):
             np.testing.assert_array_equal(trainer.logprobs((undisturbed.other,), 1)[0], logprobs)
             assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], before)
 
-    def test_reference_stays_through_sleep_and_steps(
-        self, provider: Provider, trainer: TrainerUnderTest, batch: TokenBatch
-    ) -> None:
+    def test_reference_stays_through_sleep_and_steps(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
         """The reference stays the same in whatever order the trainer sleeps, wakes and trains."""
-        require(provider, capabilities.REFERENCE_POLICY)
-        require(provider, capabilities.RESIDENCY)
+        trainer.require(capabilities.REFERENCE_POLICY)
+        trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(2):
             for place in (ON_HOST, ON_DEVICE):
@@ -225,16 +223,10 @@ class TrainerLifecycle(TrainerFixtures):
             assert_same_step(trainer.outcome((batch,), 0), first, before)
 
     def test_hf_directory_is_the_exported_model(
-        self,
-        provider: Provider,
-        trainer: TrainerUnderTest,
-        model: ModelSpec,
-        batch: TokenBatch,
-        tolerance: float,
-        tmp_path: Path,
+        self, trainer: TrainerUnderTest, model: ModelSpec, batch: TokenBatch, tmp_path: Path
     ) -> None:
         """Loaded by from_pretrained it has the trainer's log-probabilities."""
-        require(provider, capabilities.SAVE_HF)
+        trainer.require(capabilities.SAVE_HF)
         trainer.step((batch,), 0)
         trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
         import_transformers()
@@ -246,4 +238,4 @@ class TrainerLifecycle(TrainerFixtures):
             tmp_path, dtype="float32", attn_implementation="eager", trust_remote_code=model.trust_remote_code
         )
         expected, _ = reference_logprobs(HuggingFacePolicy(loaded), batch, 1.0)
-        np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=trainer.tolerance)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.spi import GENERATION_LOGPROBS, MISMATCH_METRICS, PREVIOUS_LOGPROBS, LossSpec, Provider, TokenBatch, capabilities
+from rlcore.spi import GENERATION_LOGPROBS, MISMATCH_METRICS, PREVIOUS_LOGPROBS, LossSpec, TokenBatch, capabilities
 from rlcore.testing.conformance.batches import (
     ARRANGEMENTS,
     LONG_LENGTHS,
@@ -18,7 +18,6 @@ from rlcore.testing.conformance.batches import (
     with_logprobs,
     without_loss,
 )
-from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.probe import ProbeConfig, expected_mismatch, expected_probe
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
 from rlcore.testing.conformance.trainer_fixtures import (
@@ -41,47 +40,39 @@ class TrainerNumerics(TrainerFixtures):
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     def test_logprobs_equal_the_reference(
-        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float, tolerance: float
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
     ) -> None:
         """At every token but the first of a sequence, whatever the loss mask says."""
         expected, _ = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
         (found,) = trainer.logprobs((batch,), temperature=temperature)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=trainer.tolerance)
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     def test_entropy_equals_the_reference(
-        self,
-        provider: Provider,
-        trainer: TrainerUnderTest,
-        reference: Reference,
-        batch: TokenBatch,
-        temperature: float,
-        tolerance: float,
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
     ) -> None:
         """Entropies, in nats and of the tempered distribution, equal the reference's."""
-        require(provider, capabilities.ENTROPY)
+        trainer.require(capabilities.ENTROPY)
         _, expected = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
-        np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(trainer.entropy(batch, 0, temperature), expected, rtol=0, atol=trainer.tolerance)
 
-    def test_long_sequences_equal_the_reference(
-        self, provider: Provider, trainer: TrainerUnderTest, reference: Reference, loss: LossSpec, tolerance: float
-    ) -> None:
+    def test_long_sequences_equal_the_reference(self, trainer: TrainerUnderTest, reference: Reference, loss: LossSpec) -> None:
         """Log-probabilities, entropies, loss and gradient of sequences of 61 and 270 tokens."""
         policy = reference.load(trainer.weights())
         batch = make_batch(reference.vocabulary_size, seed=4, lengths=LONG_LENGTHS)
         logprobs, entropy = reference_logprobs(policy, batch, 1.0)
-        np.testing.assert_allclose(trainer.logprobs((batch,))[0], logprobs, rtol=0, atol=tolerance)
-        if capabilities.ENTROPY in provider.capabilities:
-            np.testing.assert_allclose(trainer.entropy(batch, 0, 1.0), entropy, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(trainer.logprobs((batch,))[0], logprobs, rtol=0, atol=trainer.tolerance)
+        if capabilities.ENTROPY in trainer.provider.capabilities:
+            np.testing.assert_allclose(trainer.entropy(batch, 0, 1.0), entropy, rtol=0, atol=trainer.tolerance)
         assert isinstance(loss.config, ProbeConfig)
         value, _ = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
         result = trainer.step((batch,))
-        assert_close("loss", result.loss, value, tolerance)
+        assert_close("loss", result.loss, value, trainer.tolerance)
         assert_close("grad_norm", result.grad_norm, policy.gradient_norm(batch, loss, 1.0), 1e-3)
 
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_logprobs_do_not_depend_on_the_microbatches(
-        self, trainer: TrainerUnderTest, batch: TokenBatch, arrangement: Arrangement, tolerance: float
+        self, trainer: TrainerUnderTest, batch: TokenBatch, arrangement: Arrangement
     ) -> None:
         """A sequence's log-probabilities are its own, whatever is packed around it."""
         (together,) = trainer.logprobs((batch,))
@@ -89,7 +80,7 @@ class TrainerNumerics(TrainerFixtures):
         found = trainer.logprobs(arrange(batch, arrangement))
         for indices, array in zip(arranged_indices(batch, arrangement), found, strict=True):
             expected = np.concatenate([sequences[index] for index in indices])
-            np.testing.assert_allclose(array, expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(array, expected, rtol=0, atol=trainer.tolerance)
 
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
@@ -101,23 +92,21 @@ class TrainerNumerics(TrainerFixtures):
         loss: LossSpec,
         arrangement: Arrangement,
         temperature: float,
-        tolerance: float,
     ) -> None:
         """Sums are added over all microbatches, each once; of maxima the greatest counts."""
         logprobs, entropy = reference_logprobs(reference.load(trainer.weights()), batch, temperature)
         assert isinstance(loss.config, ProbeConfig)
         value, metrics = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, loss.config)
         result = trainer.step(arrange(batch, arrangement), temperature=temperature)
-        assert_close("loss", result.loss, value, tolerance)
+        assert_close("loss", result.loss, value, trainer.tolerance)
         assert_same_names("metrics", result.metrics, metrics)
         for name, expected in metrics.items():
-            assert_close(name, result.metrics[name], expected, tolerance)
+            assert_close(name, result.metrics[name], expected, trainer.tolerance)
 
     @pytest.mark.parametrize("entropy", ["none", "metric", "loss"])
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     def test_grad_norm_equals_the_reference(
         self,
-        provider: Provider,
         trainer: TrainerUnderTest,
         reference: Reference,
         batch: TokenBatch,
@@ -127,7 +116,7 @@ class TrainerNumerics(TrainerFixtures):
     ) -> None:
         """Before clipping; with a gradient of the entropy exactly where the loss asks for one."""
         if entropy != "none":
-            require(provider, capabilities.ENTROPY)
+            trainer.require(capabilities.ENTROPY)
         chosen = with_loss(loss, entropy=entropy)
         expected = reference.load(trainer.weights()).gradient_norm(batch, chosen, temperature)
         result = trainer.step(arrange(batch, "reversed"), temperature=temperature, loss=chosen)
@@ -136,16 +125,14 @@ class TrainerNumerics(TrainerFixtures):
     @pytest.mark.parametrize("declared", ["unchanged", "given", "absent"])
     def test_previous_logprobs_are_those_declared(
         self,
-        provider: Provider,
         trainer: TrainerUnderTest,
         reference: Reference,
         batch: TokenBatch,
         loss: LossSpec,
         declared: Literal["unchanged", "given", "absent"],
-        tolerance: float,
     ) -> None:
         """The step's own, without a gradient; those of the column; or none. The column is there in each case."""
-        require(provider, capabilities.PREVIOUS_LOGPROBS)
+        trainer.require(capabilities.PREVIOUS_LOGPROBS)
         carrying, policy = with_logprobs(batch, PREVIOUS_LOGPROBS), reference.load(trainer.weights())
         chosen = with_loss(loss, previous_logprobs=declared)
         logprobs, entropy = reference_logprobs(policy, batch, 1.0)
@@ -156,8 +143,8 @@ class TrainerNumerics(TrainerFixtures):
         result = trainer.step(arrange(carrying, "reversed"), loss=chosen)
         assert_same_names(f"metrics with previous log-probabilities {declared!r}", result.metrics, metrics)
         for name, expected in metrics.items():
-            assert_close(name, result.metrics[name], expected, tolerance)
-        assert_close("loss", result.loss, value, tolerance)
+            assert_close(name, result.metrics[name], expected, trainer.tolerance)
+        assert_close("loss", result.loss, value, trainer.tolerance)
         assert_close("grad_norm", result.grad_norm, norm, 1e-3)
 
     @pytest.mark.parametrize("arrangement", ["together", "uneven"])

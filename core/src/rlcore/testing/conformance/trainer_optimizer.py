@@ -6,6 +6,7 @@ gradient.
 
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ class TrainerOptimizer(TrainerFixtures):
     ) -> None:
         """Of whatever gradient: both moments are corrected for their start, and their quotient is its sign."""
         with open_trainer(optimizer=evolve(optimizer, weight_decay=0.0)) as trainer:
-            lengths = np.abs(flat(updates(trainer, batch)[0])) / optimizer.learning_rate
+            lengths = np.abs(flat(update_of(trainer, (batch,)))) / optimizer.learning_rate
         assert lengths.max() <= 1.01, f"a weight moved by {lengths.max():.4g} learning rates; expected at most 1"
         typical = float(np.median(lengths[lengths > 0.0]))
         assert abs(typical - 1.0) <= SMALL, f"weights that moved did by {typical:.4g} learning rates; expected 1"
@@ -120,9 +121,9 @@ class TrainerOptimizer(TrainerFixtures):
         rate = optimizer.learning_rate / 4
         with open_trainer(optimizer=evolve(optimizer, weight_decay=0.0), schedule=schedule) as trainer:
             before = trainer.weights()
-            plain = updates(trainer, batch)[0]
+            plain = update_of(trainer, (batch,))
         with open_trainer(optimizer=evolve(optimizer, weight_decay=0.5 / rate), schedule=schedule) as trainer:
-            decayed = updates(trainer, batch)[0]
+            decayed = update_of(trainer, (batch,))
         for name, weight in before.items():
             expected = -0.5 * weight if weight.ndim > 1 else np.zeros_like(weight)
             allowed = SMALL * np.linalg.norm(expected) + 0.1 * rate * sqrt(weight.size)
@@ -143,10 +144,9 @@ class TrainerOptimizer(TrainerFixtures):
         found = {}
         for share in (0.0, 4.0, 0.25):
             with open_trainer(optimizer=evolve(spec, max_grad_norm=share * norm)) as trainer:
-                found[share] = updates(trainer, batch)[0]
+                found[share] = update_of(trainer, (batch,))
         with open_trainer(optimizer=evolve(spec, max_grad_norm=0.25 * norm)) as trainer:
-            before = trainer.weights()
-            apart = difference_of(trainer.outcome(arrange(batch, "apart")).weights, before)
+            apart = update_of(trainer, arrange(batch, "apart"))
         length = np.linalg.norm(flat(found[0.0]))
         # A head that is tied to the embedding may be exported beside it.
         assert 0.098 <= length <= 0.1 * sqrt(2), f"without clipping the update is {length:.4g} long; expected 0.1"
@@ -162,9 +162,9 @@ class TrainerOptimizer(TrainerFixtures):
         spec = evolve(optimizer, learning_rate=1e4, eps=1e3, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
             before = trainer.weights()
-            expected = updates(trainer, batch)[0]
+            expected = update_of(trainer, (batch,))
         with open_trainer(optimizer=evolve(spec, eps=spec.eps / 2**16)) as trainer:
-            found = difference_of(trainer.outcome((batch,), counts=manifold(batch, 2**16)).weights, before)
+            found = update_of(trainer, (batch,), counts=manifold(batch, 2**16))
         for name, update in expected.items():
             length, error = np.linalg.norm(update), np.linalg.norm(found[name] - update)
             allowed = 1e-3 * length + 1e-6 * np.linalg.norm(before[name])
@@ -178,9 +178,8 @@ class TrainerOptimizer(TrainerFixtures):
         beta1, beta2 = 0.9, 0.99
         spec = evolve(optimizer, learning_rate=0.01, betas=(beta1, beta2), eps=1e-15, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
-            first = updates(trainer, batch)[0]
-            before = trainer.weights(1)
-            second = difference_of(trainer.outcome((batch,), 1, counts=manifold(batch, 2**20)).weights, before)
+            first = update_of(trainer, (batch,))
+            second = update_of(trainer, (batch,), 1, counts=manifold(batch, 2**20))
         moved = np.abs(flat(first)) > spec.learning_rate / 2
         shares = flat(second)[moved] / flat(first)[moved]
         expected = beta1 / (1 + beta1) / sqrt(beta2 / (1 + beta2))
@@ -195,9 +194,8 @@ class TrainerOptimizer(TrainerFixtures):
         rate, (beta1, beta2) = 3e-5, betas
         spec = evolve(optimizer, learning_rate=rate, betas=betas, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
-            first = updates(trainer, batch)[0]
-            before = trainer.weights(1)
-            second = difference_of(trainer.outcome((batch,), 1, counts=manifold(batch, 10)).weights, before)
+            first = update_of(trainer, (batch,))
+            second = update_of(trainer, (batch,), 1, counts=manifold(batch, 10))
         moved = np.abs(flat(first)) > rate / 2
         found = float(np.median(np.abs(flat(second))[moved])) / rate
         expected = (beta1 + 0.1) / (1 + beta1) / sqrt((beta2 + 0.01) / (1 + beta2))
@@ -206,14 +204,15 @@ class TrainerOptimizer(TrainerFixtures):
         )
 
 
+def update_of(trainer: TrainerUnderTest, batches: tuple[TokenBatch, ...], version: int = 0, **options: Any) -> Values:
+    """What a step adds to the weights."""
+    before = trainer.weights(version)
+    return difference_of(trainer.outcome(batches, version, **options).weights, before)
+
+
 def updates(trainer: TrainerUnderTest, *batches: TokenBatch) -> list[Values]:
     """What each step from the first on adds to the weights."""
-    weights, found = trainer.weights(), []
-    for version, batch in enumerate(batches):
-        after = trainer.outcome((batch,), version).weights
-        found.append(difference_of(after, weights))
-        weights = after
-    return found
+    return [update_of(trainer, (batch,), version) for version, batch in enumerate(batches)]
 
 
 def difference_of(after: Values, before: Values) -> Values:

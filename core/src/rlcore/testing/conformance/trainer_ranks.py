@@ -131,6 +131,7 @@ def make_job(
         provider=evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one),
         config=config,
         context=context,
+        tolerance=trainer.tolerance,
         directory=directory,
         steps=(
             shared(trainer, first, 0),

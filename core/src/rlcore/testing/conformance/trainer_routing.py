@@ -36,28 +36,26 @@ class TrainerRouting(TrainerFixtures):
         """The reference with that trainer's weights."""
         return routed_reference(routed_trainer.weights())
 
-    def test_routed_tokens_equal_the_reference(
-        self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy, tolerance: float
-    ) -> None:
+    def test_routed_tokens_equal_the_reference(self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy) -> None:
         """Log-probabilities and gradient, with experts at random and tokens here and there left to the router."""
         batch = make_batch(VOCABULARY_SIZE, seed=5)
         routed = batch.with_token_column(ROUTED_EXPERTS, random_experts(routed_policy, batch))
         expected = routed_logprobs(routed_policy, routed)
         (own,) = routed_trainer.logprobs((batch,))
-        assert np.abs(own - expected).max() > 10 * tolerance, "the experts given make no difference to the model"
+        assert np.abs(own - expected).max() > 10 * routed_trainer.tolerance, "the experts given make no difference to the model"
         found = routed_trainer.logprobs(arrange(routed, "uneven"))
         for indices, part in zip(arranged_indices(batch, "uneven"), found, strict=True):
             wanted = batch.with_token_column("expected", expected.astype(np.float32)).select(indices)
-            np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(part, wanted.token_columns["expected"], rtol=0, atol=routed_trainer.tolerance)
         (after,) = routed_trainer.logprobs((batch,))
-        np.testing.assert_allclose(after, own, rtol=0, atol=tolerance, err_msg="routing outlasts the batch it came with")
+        np.testing.assert_allclose(
+            after, own, rtol=0, atol=routed_trainer.tolerance, err_msg="routing outlasts the batch it came with"
+        )
         norm = routed_policy.gradient_norm(routed, routed_trainer.loss, 1.0)
         result = routed_trainer.step(arrange(routed, "uneven"))
         assert_close("grad_norm", result.grad_norm, norm, 1e-3)
 
-    def test_own_routing_changes_nothing(
-        self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy, tolerance: float
-    ) -> None:
+    def test_own_routing_changes_nothing(self, routed_trainer: TrainerUnderTest, routed_policy: RoutedPolicy) -> None:
         """Experts that the model chooses by itself, in another order, and none at all."""
         batch = make_batch(VOCABULARY_SIZE, seed=6)
         tokens = np.split(batch.tokens, batch.offsets[1:-1])
@@ -65,7 +63,7 @@ class TrainerRouting(TrainerFixtures):
         (expected,) = routed_trainer.logprobs((batch,))
         for column in (np.ascontiguousarray(experts[..., ::-1]), np.full_like(experts, -1)):
             (found,) = routed_trainer.logprobs((batch.with_token_column(ROUTED_EXPERTS, column),))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=routed_trainer.tolerance)
 
 
 def random_experts(policy: RoutedPolicy, batch: TokenBatch) -> Int16Array:

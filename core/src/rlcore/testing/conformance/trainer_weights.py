@@ -12,9 +12,7 @@ from rlcore.spi import (
     capabilities,
     tensor_digest,
 )
-from rlcore.spi.provider import Provider
 from rlcore.testing.conformance.batches import make_batch
-from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
 from rlcore.testing.conformance.tensors import bytes_of, values_of
 from rlcore.testing.conformance.trainer_fixtures import TrainerFixtures, TrainerUnderTest, export_request
@@ -53,13 +51,13 @@ class TrainerWeights(TrainerFixtures):
         assert names == expected.keys()
 
     def test_export_computes_what_the_trainer_computes(
-        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, tolerance: float
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
     ) -> None:
         """After every update an independent model with the exported weights has the trainer's log-probabilities."""
         weights = trainer.weights(0)
         for version in range(3):
             expected, _ = reference_logprobs(reference.load(weights), batch, 1.0)
-            np.testing.assert_allclose(trainer.logprobs((batch,), version)[0], expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(trainer.logprobs((batch,), version)[0], expected, rtol=0, atol=trainer.tolerance)
             weights = trainer.outcome((batch,), version).weights
 
     def test_export_changes_with_the_weights(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
@@ -92,7 +90,7 @@ class TrainerWeights(TrainerFixtures):
             np.testing.assert_array_equal(values_of(named.tensor), current[named.name], err_msg=named.name)
 
     def test_results_are_not_overwritten_by_later_calls(
-        self, provider: Provider, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
     ) -> None:
         """An array that was handed out keeps its values."""
         other = make_batch(reference.vocabulary_size, seed=5)
@@ -102,7 +100,7 @@ class TrainerWeights(TrainerFixtures):
         np.testing.assert_array_equal(first, copy)
         assert (second != first).any()
         trainer.logprobs((other,))
-        if capabilities.REFERENCE_POLICY in provider.capabilities:
+        if capabilities.REFERENCE_POLICY in trainer.provider.capabilities:
             trainer.logprobs((other,), model="reference")
         trainer.step((other,))
         trainer.logprobs((batch,), 1)
@@ -119,14 +117,14 @@ class TrainerWeights(TrainerFixtures):
         assert trainer.step((batch,), 0).weight_version == 1
 
     def test_reference_stays_while_the_policy_trains(
-        self, provider: Provider, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, tolerance: float
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
     ) -> None:
         """It is the initial policy, at the temperature asked for, before and after updates."""
-        require(provider, capabilities.REFERENCE_POLICY)
+        trainer.require(capabilities.REFERENCE_POLICY)
         for temperature in (1.0, 0.6):
             expected, _ = reference_logprobs(reference.load(trainer.weights(0)), batch, temperature)
             (found,) = trainer.logprobs((batch,), 0, model="reference", temperature=temperature)
-            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=trainer.tolerance)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(3):
             trainer.step((batch,), version)
