@@ -82,11 +82,6 @@ class ParallelLayout:
         return self.stage_size * self.pipeline
 
     @property
-    def expert_data(self) -> int:
-        """Ranks of a stage that hold the same part of the same experts."""
-        return self.stage_size // (self.expert * self.expert_tensor)
-
-    @property
     def tensor_rank(self) -> int:
         return self.rank % self.tensor
 
@@ -110,10 +105,6 @@ class ParallelLayout:
     def expert_rank(self) -> int:
         """Which part of the experts this rank holds."""
         return self.rank // self.expert_tensor % self.expert
-
-    @property
-    def expert_data_rank(self) -> int:
-        return self.rank % self.stage_size // (self.expert_tensor * self.expert)
 
     @property
     def is_first_stage(self) -> bool:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from attrs import frozen
 from megatron.core import parallel_state
@@ -84,10 +83,3 @@ class Groups:
 def is_last_stage() -> bool:
     """Whether this rank holds the head of the model."""
     return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
-
-
-def broadcast_from_last_stage(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Broadcast a tensor from the last stage to all stages, in place."""
-    if group.size() > 1:
-        dist.broadcast(tensor, group=group, group_src=group.size() - 1)
-    return tensor
