@@ -7,6 +7,7 @@ import argparse
 import json
 import resource
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from teacher import write_solutions
 from rlcore.cli.display import open_display
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
+from rlcore.spi import RlcoreError
 from rlcore.testing.models import make_model
 from rlcore.transformers_import import import_transformers
 
@@ -72,4 +74,8 @@ def report(root: Path, summary: dict[str, object], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RlcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
