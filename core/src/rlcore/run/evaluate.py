@@ -39,7 +39,8 @@ def evaluate(
         version = 0
         if checkpoint is not None and state is not None:
             directory = RunDirectory(path=checkpoint.parent.parent)
-            RunSaver.of(prepared, backends, inputs.tokenizer, directory).load(checkpoint, state)
+            saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
+            saver.load(checkpoint, state)
             version = state.weight_version
         refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)

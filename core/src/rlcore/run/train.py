@@ -135,7 +135,8 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     """From a checkpoint, or the beginning, to the end."""
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
     recipe, algorithm, generator = prepared.recipe, prepared.algorithm, backends.generator
-    saver, position = RunSaver.of(prepared, backends, inputs.tokenizer, directory), LoopPosition()
+    saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
+    position = LoopPosition()
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, GeneratorGroup, LoopPosition, TrainerGroup
+from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.algorithm_state import write_state
@@ -49,55 +49,42 @@ def model_digest(model_path: str, revision: str | None = None) -> str:
 class RunSaver:
     """Saves into one run directory."""
 
-    directory: RunDirectory
-    trainer: TrainerGroup
-    generator: GeneratorGroup | None
+    plan: RunPlan
+    backends: Backends
     tokenizer: Tokenizer
-    model: str
+    directory: RunDirectory
+    model: str = field(init=False)
     """`model_digest` of the recipe's model."""
-    trainer_name: str
-    algorithm_name: str
-    keep: int
 
-    @classmethod
-    def of(cls, plan: RunPlan, backends: Backends, tokenizer: Tokenizer, directory: RunDirectory) -> "RunSaver":
-        """That of a plan's run."""
-        return cls(
-            directory=directory,
-            trainer=backends.trainer,
-            generator=backends.generator,
-            tokenizer=tokenizer,
-            model=model_digest(plan.recipe.model.path, plan.recipe.model.revision),
-            trainer_name=plan.chosen["trainer"].name,
-            algorithm_name=plan.chosen["algorithm"].name,
-            keep=plan.recipe.checkpoint.keep,
-        )
+    @model.default
+    def _model(self) -> str:
+        return model_digest(self.plan.recipe.model.path, self.plan.recipe.model.revision)
 
     def save(self, position: LoopPosition, *, prune: bool) -> None:
-        """A checkpoint of a position; `prune` drops all but the `keep` newest."""
+        """A checkpoint of a position; `prune` drops all but the `checkpoint.keep` newest."""
         state = LoopState(
             step=position.step,
             weight_version=position.weight_version,
             model=self.model,
-            trainer=self.trainer_name,
+            trainer=self.plan.chosen["trainer"].name,
             unlogged=position.unlogged,
         )
         write = partial(self._write, position.algorithm_state)
-        save_checkpoint(self.directory.checkpoints, state, write, keep=self.keep if prune else None)
+        save_checkpoint(self.directory.checkpoints, state, write, keep=self.plan.recipe.checkpoint.keep if prune else None)
         self.directory.note_saved(position.step)
 
     @property
     def can_save(self) -> bool:
         """Whether trainer and generator are in a known state."""
-        return self.trainer.is_usable and (self.generator is None or self.generator.is_usable)
+        return self.backends.trainer.is_usable and (self.backends.generator is None or self.backends.generator.is_usable)
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
         """Bring trainer and generator to a checkpoint of this model and trainer."""
-        found = self.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
+        found = self.backends.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
         if found != state.weight_version:
             raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")
-        if self.generator is not None and (checkpoint / "generator").is_dir():
-            self.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
+        if self.backends.generator is not None and (checkpoint / "generator").is_dir():
+            self.backends.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
 
     def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step, as a line of metrics.jsonl."""
@@ -119,7 +106,7 @@ class RunSaver:
         try:
             with storage_errors("the exported model", self.directory.path):
                 partial.mkdir(parents=True)
-                self.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                self.backends.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:
@@ -128,9 +115,9 @@ class RunSaver:
 
     def _write(self, algorithm_state: AlgorithmState | None, checkpoint: Path) -> None:
         (checkpoint / "trainer").mkdir()
-        self.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
-        if self.generator is not None:
+        self.backends.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
+        if self.backends.generator is not None:
             (checkpoint / "generator").mkdir()
-            self.generator.save_state(SaveStateRequest(directory=checkpoint / "generator", kind="resume"))
+            self.backends.generator.save_state(SaveStateRequest(directory=checkpoint / "generator", kind="resume"))
         if algorithm_state is not None:
-            write_state(checkpoint, self.algorithm_name, algorithm_state)
+            write_state(checkpoint, self.plan.chosen["algorithm"].name, algorithm_state)
