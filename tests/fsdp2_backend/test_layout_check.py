@@ -103,8 +103,9 @@ def test_float8_needs_torchao_and_sides_of_whole_blocks(problems, monkeypatch):
 
 
 def test_a_model_that_the_check_could_not_see_is_refused_by_the_trainer(model_directory, backend):
-    with pytest.raises(ConfigError, match="for a model without experts"):
+    with pytest.raises(ConfigError) as raised:
         backend(model_directory("llama"), config=Fsdp2Config(expert_parallel=2), world_size=2, rendezvous="file:///nowhere")
+    assert [problem.path for problem in raised.value.problems] == ["trainer.fsdp2.expert_parallel"]
 
 
 def test_a_config_that_is_no_table_is_left_to_the_cores_model_check(tmp_path):

@@ -36,7 +36,7 @@ class FaultyWorkerExtension(WorkerExtension):
 
     def refit_test_load_layerwise(self, layerwise):
         """From now on go through vLLM's layerwise reload, or straight into the parameters again."""
-        self.weight_transfer_engine._loader._is_direct = not layerwise
+        self.weight_transfer_engine._loader.is_direct = not layerwise
 
 
 def _read(file):

@@ -40,6 +40,12 @@ def context(tmp_path: Path) -> CheckContext:
     )
 
 
+def test_a_null_in_a_table_is_as_good_as_no_key(context: CheckContext) -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": None}
+    (Path(context.model.path) / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": rope}))
+    assert isinstance(rlcore_vllm.check.check(context, VllmConfig()), list)
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
 @pytest.mark.parametrize(

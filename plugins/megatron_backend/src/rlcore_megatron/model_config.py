@@ -1,6 +1,5 @@
 """Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,7 @@ from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_torchkit.architectures.architecture import Architecture
-from rlcore_torchkit.architectures.dims import ModelDims, expert_layers
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 
 
@@ -23,10 +22,11 @@ def transformer_config(
     """For a transformers config `hf`; the recipe's table has the last word."""
     fused = uses_transformer_engine(config, device, dtype)
     params_dtype, family, standard = getattr(torch, dtype), architecture_of(hf), standard_config(hf)
+    dims = dims_of(hf)
     interleaved = layout.virtual_pipeline > 1
     values: dict[str, Any] = {
-        **_shape(family, dims_of(hf), standard["rms_norm_eps"]),
-        **(_experts(standard, layout, fused) if any(expert_layers(standard)) else {}),
+        **_shape(family, dims, standard["rms_norm_eps"]),
+        **(_experts(dims, standard["norm_topk_prob"], layout, fused) if dims.num_moe_layers else {}),
         **_recompute(config),
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
@@ -86,16 +86,15 @@ def _shape(family: Architecture, dims: ModelDims, epsilon: float) -> dict[str, A
     }
 
 
-def _experts(standard: Mapping[str, Any], layout: ParallelLayout, fused: bool) -> dict[str, Any]:
-    layers = expert_layers(standard)
+def _experts(dims: ModelDims, is_normalised: bool, layout: ParallelLayout, fused: bool) -> dict[str, Any]:
     return {
-        "num_moe_experts": standard["num_experts"],
-        "moe_ffn_hidden_size": standard["moe_intermediate_size"],
+        "num_moe_experts": dims.num_experts,
+        "moe_ffn_hidden_size": dims.moe_intermediate_size,
         # A list would have Megatron ask for each layer by its number in checkpoints that hold all layers in one tensor.
-        "moe_layer_freq": 1 if all(layers) else [int(has_experts) for has_experts in layers],
-        "moe_router_topk": standard["num_experts_per_tok"],
+        "moe_layer_freq": 1 if all(dims.has_experts) else [int(has_experts) for has_experts in dims.has_experts],
+        "moe_router_topk": dims.num_experts_per_token,
         # Normalising the chosen experts' shares of one softmax equals a softmax over the chosen experts.
-        "moe_router_pre_softmax": not standard["norm_topk_prob"],
+        "moe_router_pre_softmax": not is_normalised,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,

@@ -34,12 +34,7 @@ def model_problems(
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "longrope":
-        problems.append(
-            Problem(
-                path=path,
-                found="rope_type = 'longrope', whose angles change with the length of the sequence",
-                expected="one of default, linear, dynamic, yarn, llama3",
-                remedy="Use another generator for this model.",
-            )
-        )
+        found = "rope_type = 'longrope', whose angles change with the length of the sequence"
+        expected, remedy = "one of default, linear, dynamic, yarn, llama3", "Use another generator for this model."
+        problems.append(Problem(path=path, found=found, expected=expected, remedy=remedy))
     return problems

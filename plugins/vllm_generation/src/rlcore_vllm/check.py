@@ -111,7 +111,7 @@ def length_problems(model: Mapping[str, Any], directory: Path, max_sequence_leng
     if kind in SCALES_POSITIONS:
         longest = int(longest * factor)
     elif kind == "yarn":  # whether the longer length is stated already, versions of vLLM judge differently
-        longest = max(longest, int(rope.get("original_max_position_embeddings", 0) * factor))
+        longest = max(longest, int((rope.get("original_max_position_embeddings") or 0) * factor))
     longest = max(longest, model.get("model_max_length") or 0)
     if max_sequence_length > longest:
         yield too_few_positions(directory / file, f"{key} = {longest}", max_sequence_length)
@@ -123,7 +123,7 @@ def _tokenizer_limit(directory: Path) -> int | None:
         limit = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("model_max_length")
     except (OSError, ValueError, AttributeError):
         return None
-    return int(limit) if isinstance(limit, int | float) and limit < 2**31 else None
+    return int(limit) if isinstance(limit, int | float) and abs(limit) < 2**31 else None
 
 
 def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem]:

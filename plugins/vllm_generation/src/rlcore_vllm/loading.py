@@ -29,19 +29,15 @@ class Loader:
         self._load_weights: Callable[[Iterator[tuple[str, Tensor]]], set[str] | None] = model.load_weights  # type: ignore
         self._model_config = model_config
         self._device = device
-        self._is_direct = _is_in_checkpoint_form(model, model_config, device)
+        self.is_direct = _is_in_checkpoint_form(model, model_config, device)
+        """Whether tensors are copied straight into the parameters, without the layerwise reload."""
         self._tied_heads = _tied_heads(model)
         self._parameters = {name for name, _ in model.named_parameters()} - _optional_parameters(model)
         self._loaded: set[str] | None = set()
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether tensors are copied straight into the parameters, without the layerwise reload."""
-        return self._is_direct
-
     def begin(self) -> None:
         self._loaded = set()
-        if self._is_direct:
+        if self.is_direct:
             return
         if self._device.type == "cpu":
             # The kernel object holds the experts packed from the old weights, and is made anew only where there is none.
@@ -59,14 +55,14 @@ class Loader:
             self._loaded = None
         else:
             self._loaded |= names
-        if not stable and not self._is_direct:
+        if not stable and not self.is_direct:
             self._keep_gathered({tensor.untyped_storage().data_ptr() for _, tensor in weights})
 
     def finish(self) -> None:
         """RefitError, naming layers, where some have not got all their weights; otherwise the model is ready to run."""
         if self._model_config.quantization is None and self._loaded is not None:
             refuse("of vLLM's model got no weights", without_weights(self._parameters, self._loaded))
-        if self._is_direct:
+        if self.is_direct:
             return
         for head in self._tied_heads:
             # Its weight is the embedding's, which has been loaded; left to vLLM it is reported as missing.

@@ -43,8 +43,8 @@ class Architecture:
 
     def malformed_values(self, config: Mapping[str, Any], path: str) -> list[Problem]:
         """Values in a config.json of this model_type that nothing can be computed with; `path` is the file's."""
-        problems = value_problems(self.standard(config))
         names = {ours: theirs for ours, theirs in self.aliases.items() if ours not in config}
+        problems = value_problems(self.standard(config))
         return [
             evolve(problem, path=path, found=f"{names.get(problem.path, problem.path)} = {problem.found}")
             for problem in problems
@@ -57,24 +57,15 @@ class Architecture:
             return
         classes = config.get("architectures") or ["none"]
         found = classes[0] if isinstance(classes, list) else classes
-        window, kinds = self.standard(config).get(self.window_key), set(config.get("layer_types") or ()) - {"full_attention"}
+        key, kinds = self.window_key, set(config.get("layer_types") or ()) - {"full_attention"}
+        window = self.standard(config).get(key)
         if found != self.class_name:
-            yield Problem(
-                path=path,
-                found=f"architecture {found}",
-                expected=f"{self.class_name}, the language model of model_type {self.model_type}",
-            )
+            expected = f"{self.class_name}, the language model of model_type {self.model_type}"
+            yield Problem(path=path, found=f"architecture {found}", expected=expected)
         elif window:
+            given = f"{key} = {json.dumps(window)}" if key in config else f"no {key}, which stands for {window}"
             remedy = f"Set it to {'false' if window is True else 'null'} if all sequences are short"
-            yield Problem(
-                path=path,
-                found=f"{self.window_key} = {json.dumps(window)}"
-                if self.window_key in config
-                else f"no {self.window_key}, which stands for {window}",
-                expected="full causal attention",
-                remedy=remedy,
-            )
+            yield Problem(path=path, found=given, expected="full causal attention", remedy=remedy)
         elif kinds:
-            yield Problem(
-                path=path, found=f"layers of {', '.join(sorted(map(str, kinds)))}", expected="full_attention in each layer"
-            )
+            given = f"layers of {', '.join(sorted(map(str, kinds)))}"
+            yield Problem(path=path, found=given, expected="full_attention in each layer")

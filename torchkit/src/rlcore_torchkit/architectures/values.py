@@ -11,11 +11,8 @@ from rlcore.spi.errors import Problem
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window")
-_ROPE = {
-    **dict.fromkeys(("rope_type", "type"), str),
-    "factor": Annotated[float, above_at_most(0, 2**31)],
-    "original_max_position_embeddings": Positive,
-}
+_ROPE = {"rope_type": str, "type": str, "factor": Annotated[float, above_at_most(0, 2**31)]}
+_ROPE |= {"original_max_position_embeddings": Positive}
 TYPES: Mapping[str, Any] = {
     **dict.fromkeys((*_SIZES, "decoder_sparse_step", "sliding_window"), Positive),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), Annotated[int, between(1, 2**16)]),
