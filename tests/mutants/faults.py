@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         "minibatches cut groups apart",
         LOOP,
-        "return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]",
+        "return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]",
         "return [np.sort(part) for part in np.array_split(random.permutation(batch.num_sequences), num_updates)]",
         WITH_KL,
     ),
@@ -194,7 +194,7 @@ FAULTS = (
     Fault(
         "what only keeps a rank busy counts in the loss",
         "rlcore.run.execution.ray.dispatch",
-        "column[taken.offsets[place] : taken.offsets[place + 1]] = 0",
+        "column[taken.offsets[filler] : taken.offsets[filler + 1]] = 0",
         "pass",
         "tests/core/run/execution/ray/test_dispatch.py",
     ),

@@ -102,11 +102,11 @@ def _weight_problems(directory: Path) -> Iterator[Problem]:
     if isinstance(content, Problem):
         yield content
         return
-    places = content.get("weight_map")
-    if not isinstance(places, dict) or not places:
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         yield _problem(index, "no weight_map", "a table from tensor names to files")
         return
-    shards = sorted({str(shard) for shard in places.values()})
+    shards = sorted({str(shard) for shard in weight_map.values()})
     missing = [shard for shard in shards if not (directory / shard).exists()]
     if missing:
         yield _problem(directory, f"no {', '.join(missing)}", f"every file that {INDEX_FILE} names", "Complete the download")

@@ -1,11 +1,11 @@
 """Figures in words."""
 
-from rlcore.cli.figures import describe_figures, describe_times, sparkline
+from rlcore.cli.figures import describe_metrics, describe_times, sparkline
 
 
 def test_figures_in_words() -> None:
-    assert describe_figures({"loss": 0.5}) == [("loss", "0.5000")]
-    assert describe_figures({"loss": 0.5, "reward_mean": 1.0}) == [("reward", "1.000")]
+    assert describe_metrics({"loss": 0.5}) == [("loss", "0.5000")]
+    assert describe_metrics({"loss": 0.5, "reward_mean": 1.0}) == [("reward", "1.000")]
     assert describe_times({"reward_mean": 1.0}) == []
     assert describe_times({"time/total_s": 0.5}) == ["0.50 s"]
     assert sparkline([0.0, 1.0, 0.5, 0.5], 3) == "█▁▁"

@@ -16,7 +16,7 @@ from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 from rlcore.cli.errors import RUN_DIRECTORY, color_setting
-from rlcore.cli.figures import describe_figures, describe_times, sparkline
+from rlcore.cli.figures import describe_metrics, describe_times, sparkline
 from rlcore.cli.report import run_report
 from rlcore.run.report.progress import Progress, SilentProgress
 from rlcore.run.storage.run_directory import RunDirectory
@@ -79,7 +79,7 @@ class PlainProgress(Progress):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line."""
         self._history.add(step, metrics)
-        parts = [f"{label} {value}" for label, value in describe_figures(metrics)]
+        parts = [f"{label} {value}" for label, value in describe_metrics(metrics)]
         self._print("  ".join([f"step {step}/{self._num_steps}", *parts, *describe_times(metrics)]))
 
     def note(self, text: str) -> None:
@@ -179,13 +179,13 @@ class LiveProgress(Progress):
 
     def _render(self) -> RenderableType:
         lines: list[RenderableType] = [self._bar]
-        figures = Text("   ").join(
-            Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in describe_figures(self._latest)
+        metrics = Text("   ").join(
+            Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in describe_metrics(self._latest)
         )
         rewards = [record["reward_mean"] for record in self._history.records if "reward_mean" in record]
         if len(rewards) > 1:
-            figures.append_text(Text.assemble("   ", (sparkline(rewards, 30), "green")))
-        lines += [Padding(figures, (0, 2))] if figures else []
+            metrics.append_text(Text.assemble("   ", (sparkline(rewards, 30), "green")))
+        lines += [Padding(metrics, (0, 2))] if metrics else []
         if self._pools:
             pools = Text("   ").join(Text.assemble((f"{name} ", "dim"), doing) for name, doing in dict(self._pools).items())
             lines.append(Padding(pools, (0, 2)))

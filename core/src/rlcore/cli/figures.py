@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.run.report.timing import STEP_PHASES
 
-FIGURES = {
+STEP_METRICS = {
     "evaluation/pass@1": ("pass@1", "{:.3f}"),
     "reward_mean": ("reward", "{:.3f}"),
     "loss": ("loss", "{:.4f}"),
@@ -16,9 +16,9 @@ FIGURES = {
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def describe_figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def describe_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """(label, value) of what the metrics hold; the loss only where there is no reward, since with one it says little."""
-    shown = {name: style for name, style in FIGURES.items() if name in metrics}
+    shown = {name: style for name, style in STEP_METRICS.items() if name in metrics}
     if "reward_mean" in metrics:
         shown.pop("loss", None)
     return [(label, style.format(metrics[name])) for name, (label, style) in shown.items()]

@@ -64,18 +64,18 @@ def plugins_command(as_json: bool, verbose: bool, device: Literal["auto", "cpu",
     A broken plugin is listed with its error and does not change the exit code.
     """
     registry = discover()
-    place = detect_device() if device == "auto" else "cuda" if device == "gpu" else device
+    kind = detect_device() if device == "auto" else "cuda" if device == "gpu" else device
     if as_json:
-        click.echo(json.dumps(plugins_json(registry, place), indent=2))
+        click.echo(json.dumps(plugins_json(registry, kind), indent=2))
         return
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_WIDTH_WITHOUT_TERMINAL)
-    console.print(f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {place}", highlight=False)
-    console.print(plugins_grid(registry, place, verbose=verbose))
-    for line in _footnotes(registry, place):
+    console.print(f"Plugins for rlcore's SPI {_version(SPI_VERSION)}, device {kind}", highlight=False)
+    console.print(plugins_grid(registry, kind, verbose=verbose))
+    for line in _footnotes(registry, kind):
         console.print(line, markup=False, highlight=False)
 
 

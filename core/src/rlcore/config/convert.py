@@ -62,7 +62,7 @@ def _choice_class(tp: object) -> type[Any] | None:
     return classes[0] if classes else None
 
 
-def _own_key(role: str) -> str:
+def _choice_key(role: str) -> str:
     """The key of a section that chooses plugins, besides their tables."""
     return "names" if role in (SINKS, OBSERVERS) else "name"
 
@@ -109,24 +109,24 @@ class _Conversion:
 
     def _choice(self, role: str, cls: type[Any], table: object) -> Any:
         """`[role]`: its `name`, or `names` of sinks and observers, and one object per plugin."""
-        key = _own_key(role)
+        key = _choice_key(role)
         if not isinstance(table, Mapping):
             found = describe.describe_value(table)
             value = found.rpartition(" (")[0] if key == "name" else f"[{found.rpartition(' (')[0]}]"
             remedy = f"Write [{role}] and below it {key} = {value}." if isinstance(table, str) else ""
             self.problems.append(Problem(path=role, found=found, expected="a table", remedy=remedy))
             return None
-        own, problems = structure({key: table[key]} if key in table else {}, cls, role)
+        choice, problems = structure({key: table[key]} if key in table else {}, cls, role)
         self.problems.extend(problems)
         plugins = self.sections.get(role, {})
         options = dict(self._options(role, plugins, table))
         kept = {key: table[key] for key in self.unchecked.get(role, ()) if isinstance(table.get(key), Mapping)}
         for unknown in table.keys() - plugins.keys() - kept.keys() - {key}:
             self.problems.append(self._unknown_plugin(role, unknown, table[unknown]))
-        return attrs.evolve(own, options=options | kept) if own is not None else None
+        return attrs.evolve(choice, options=options | kept) if choice is not None else None
 
     def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-        written = table.get(_own_key(role))
+        written = table.get(_choice_key(role))
         named = written if isinstance(written, list | tuple) else [written]
         for plugin, cls in plugins.items():
             value, problems = structure(table.get(plugin, {}), cls, f"{role}.{plugin}")
@@ -140,7 +140,7 @@ class _Conversion:
         """Either an option written one level too high, or a section of a plugin that is not there."""
         plugins = self.sections.get(role, {})
         installed = f"an installed {role.removesuffix('s')}: {', '.join(sorted(plugins)) or 'none'}"
-        near = nearest(key, [_own_key(role), *plugins])
+        near = nearest(key, [_choice_key(role), *plugins])
         remedy = f"Did you mean {role}.{near}?" if near else ""
         if isinstance(value, Mapping):
             remedy = f"Did you mean [{key}]?" if key in describe.fields(Recipe) else remedy
@@ -152,7 +152,7 @@ class _Conversion:
             )
         owners = [f"{role}.{plugin}.{key}" for plugin, cls in plugins.items() if key in describe.fields(cls)]
         remedy = f"Did you mean {' or '.join(owners)}?" if owners else remedy
-        expected = f"{_own_key(role)}, or the table of {installed}"
+        expected = f"{_choice_key(role)}, or the table of {installed}"
         return Problem(path=f"{role}.{key}", found="an unknown key", expected=expected, remedy=remedy)
 
     def _require(self, name: str, tp: object) -> None:

@@ -26,7 +26,7 @@ from rlcore.schema.constraints import (
 from rlcore.schema.describe import WORDS
 from rlcore.spi import CHANNELS, OptimizerSpec, ScheduleSpec
 
-OWN_TEMPLATE_ARGUMENTS = (
+RESERVED_TEMPLATE_ARGUMENTS = (
     "messages",
     "conversation",
     "chat_template",
@@ -45,10 +45,10 @@ OWN_TEMPLATE_ARGUMENTS = (
 )
 """Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
 
-_OWN_ARGUMENTS = Constraint(
+_NOT_RESERVED = Constraint(
     "without what the core itself gives to the template",
-    lambda value: not value.keys() & set(OWN_TEMPLATE_ARGUMENTS),
-    f"Leave out {', '.join(OWN_TEMPLATE_ARGUMENTS)}.",
+    lambda value: not value.keys() & set(RESERVED_TEMPLATE_ARGUMENTS),
+    f"Leave out {', '.join(RESERVED_TEMPLATE_ARGUMENTS)}.",
 )
 _FOLDER = Constraint(
     "that names one folder",
@@ -68,7 +68,7 @@ _MISMATCH = Constraint(
 )
 _NO_GREEDY = "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature."
 
-TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float], _OWN_ARGUMENTS]
+TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float], _NOT_RESERVED]
 FolderName: TypeAlias = Annotated[str, _FOLDER]
 RayAddress: TypeAlias = Annotated[str, _RAY_ADDRESS]
 Mismatch: TypeAlias = Annotated[float, _MISMATCH]

@@ -232,7 +232,7 @@ class Loop:
             )
         random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
         order = random.permutation(np.unique(groups))
-        return [np.flatnonzero(np.isin(groups, part)) for part in np.array_split(order, num_updates)]
+        return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
         """Let the generator work, with the trainer's weights. A backend whose memory is half moved can save nothing, so that an

@@ -50,8 +50,8 @@ class Minibatch:
     @classmethod
     def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
         """Some sequences, given the loss tokens of each of the batch's, int64 [N]."""
-        own = num_loss_tokens[sequences]
-        counts = GlobalCounts(num_loss_tokens=int(own.sum()), num_loss_sequences=int(np.count_nonzero(own)))
+        lengths = num_loss_tokens[sequences]
+        counts = GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
         return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
 
 

@@ -95,9 +95,9 @@ def prepare_serving(
     recipe, registry = convert_recipe(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     able = _those_that_serve(registry)
-    own = recipe.generator.name
-    if generator is None and any(entry.name == own and _serves(entry) for entry in registry.of("generator")):
-        generator = own
+    configured = recipe.generator.name
+    if generator is None and any(entry.name == configured and _serves(entry) for entry in registry.of("generator")):
+        generator = configured
     name = generator or _only_usable(able, device) or AUTO
     entry = select(able, "generator", name, device=device, needs={})
     return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)

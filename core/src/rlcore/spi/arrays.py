@@ -72,10 +72,10 @@ def put_rows(parts: Sequence[AnyArray], offsets: Int64Array, indices: Int64Array
     absent = np.ones(num_rows, np.bool_)
     absent[indices] = False
     order = np.concatenate([indices, np.flatnonzero(absent)])
-    places = np.empty(num_rows, np.int64)
-    places[order] = np.arange(len(order))
+    positions = np.empty(num_rows, np.int64)
+    positions[order] = np.arange(len(order))
     values = np.concatenate([*parts, np.zeros(lengths[absent].sum(), parts[0].dtype)])
-    return take_rows(values, offsets_of(lengths[order]), places)
+    return take_rows(values, offsets_of(lengths[order]), positions)
 
 
 def join_rows(pieces: Sequence[tuple[AnyArray, Int64Array]]) -> AnyArray:

@@ -15,7 +15,7 @@ class GradientsAveraged(RankedFakeTrainer):
 
     def reduced(self, loss, sums, maxima, grads):
         loss, metrics, grads = super().reduced(loss, sums, maxima, grads)
-        return loss, metrics, {name: grad / self.place.world_size for name, grad in grads.items()}
+        return loss, metrics, {name: grad / self.rank_info.world_size for name, grad in grads.items()}
 
 
 @killed_by(RANKS)
@@ -27,7 +27,7 @@ class GradientsOfTheRank(RankedFakeTrainer):
 @killed_by(RANKS)
 class CountsOfTheRank(RankedFakeTrainer):
     def accumulate(self, request):
-        if self.place.world_size == 1:
+        if self.rank_info.world_size == 1:
             return super().accumulate(request)
         found = [batch.counts() for batch in request.microbatches]
         counts = evolve(
@@ -67,7 +67,7 @@ class SecondRankForgotten(RankedFakeTrainer):
         import torch
 
         values = torch.from_numpy(array.copy())
-        if self.place.world_size > 1:
+        if self.rank_info.world_size > 1:
             dist.broadcast(values, 0)
         return values.numpy()
 
@@ -87,13 +87,13 @@ class OtherWeightsOnRankOne(RankedFakeTrainer):
     def apply_gradients(self, grads, norm):
         super().apply_gradients(grads, norm)
         for value in self.weights.values():
-            value *= 1.0 + 1e-6 * self.place.rank
+            value *= 1.0 + 1e-6 * self.rank_info.rank
 
 
 @killed_by(RANKS)
 class PreviousLogprobsDroppedOnRankOne(RankedFakeTrainer):
     def call_loss(self, request, batch, forward):
-        if self.place.rank:
+        if self.rank_info.rank:
             request = evolve(request, loss=evolve(request.loss, previous_logprobs="unchanged"))
         return super().call_loss(request, batch, forward)
 
@@ -101,5 +101,5 @@ class PreviousLogprobsDroppedOnRankOne(RankedFakeTrainer):
 @killed_by(RANKS)
 class ScheduleStepIgnoredOnRanks(RankedFakeTrainer):
     def learning_rate(self):
-        step = self.schedule_step if self.place.world_size == 1 else self.weight_version
+        step = self.schedule_step if self.rank_info.world_size == 1 else self.weight_version
         return self.context.learning_rate(step)

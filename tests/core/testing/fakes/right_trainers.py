@@ -15,7 +15,7 @@ class FiguresRoundedOnRankOne(RankedFakeTrainer):
 
     def reduced(self, loss, sums, maxima, grads):
         loss, metrics, grads = super().reduced(loss, sums, maxima, grads)
-        scale = 1.0 + 1e-9 * self.place.rank
+        scale = 1.0 + 1e-9 * self.rank_info.rank
         return scale * loss, {name: scale * value for name, value in metrics.items()}, grads
 
 

@@ -152,9 +152,9 @@ class JsonlRows(Sequence[Row]):
 
 
 def _renamed(row: dict[str, Any], config: DatasetConfig) -> Row:
-    for name, own_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
-        if own_name != name and own_name in row:
-            row[name] = row[own_name]
+    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
+        if field_name != name and field_name in row:
+            row[name] = row[field_name]
     return row
 
 
@@ -268,10 +268,10 @@ def _arrow_rows(table: pa.Table, config: DatasetConfig, key: str) -> ArrowRows:
             f"{key}: row {first} of {config.path} (the first is 0) has no {config.prompt_field!r}: it is null there and in "
             f"{prompts.null_count - 1} other rows; expected a prompt in every row"
         )
-    for name, own_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
-        if own_name != name and own_name in names:
+    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
+        if field_name != name and field_name in names:
             others = table.drop_columns([name]) if name in table.column_names else table
-            table = others.append_column(name, table.column(own_name))
+            table = others.append_column(name, table.column(field_name))
     return ArrowRows(table)
 
 

@@ -65,9 +65,9 @@ def encode_prompts(prompts: Sequence[Observation], tokenizer: Tokenizer) -> list
         if text is None:
             tokens.append([] if prompt.tokens is None else prompt.tokens.tolist())
             continue
-        own = next(encoded)
-        starts_right = prompt.messages is not None or own[: len(prefix)] == prefix
-        tokens.append(own if starts_right else prefix + own)
+        encoded_prompt = next(encoded)
+        starts_right = prompt.messages is not None or encoded_prompt[: len(prefix)] == prefix
+        tokens.append(encoded_prompt if starts_right else prefix + encoded_prompt)
     return tokens
 
 

@@ -36,8 +36,8 @@ class InProcessRoute:
 @contextmanager
 def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None) -> Iterator[Backends]:
     """Trainer and generator, closed at the end whatever happens."""
-    place, observers = RankInfo(device=prepared.device), prepared.observers
-    context = prepared.trainer_context(place)
+    rank_info, observers = RankInfo(device=prepared.device), prepared.observers
+    context = prepared.trainer_context(rank_info)
     trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
     with closed_after(trainer):
         group = InProcessTrainer(
@@ -49,7 +49,7 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
             yield Backends(trainer=group, generator=None, route=None)
             return
         make_room(trainer, room_for_generator(prepared))
-        generator_context = prepared.generator_context(place, log_directory)
+        generator_context = prepared.generator_context(rank_info, log_directory)
         entry = prepared.chosen["generator"]
         generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
         with closed_after(generator):

@@ -140,13 +140,13 @@ class _Collection:
     def run(self) -> CollectedRollouts:
         active, prompts = self._reset()
         for turn in range(self.c.max_turns):
-            said = self._generate(prompts, active, num_samples=self.c.samples_per_prompt if turn == 0 else 1)
-            result = said.result
+            responses = self._generate(prompts, active, num_samples=self.c.samples_per_prompt if turn == 0 else 1)
+            result = responses.result
             self._append(active, result.offsets, result.tokens, result.logprobs, result.weight_versions)
             if result.routed_experts is not None:
                 self.routed.append((active, result.routed_experts))
-            observed = self._step(active, said)
-            del said, result  # they take as much memory as what is made of them
+            observed = self._step(active, responses)
+            del responses, result  # they take as much memory as what is made of them
             if turn + 1 == self.c.max_turns:
                 break
             # An episode goes on where the environment says so and at least one token can still be generated.
@@ -218,20 +218,20 @@ class _Collection:
 
         return count
 
-    def _step(self, active: Int64Array, said: Responses) -> dict[int, Observation]:
+    def _step(self, active: Int64Array, responses: Responses) -> dict[int, Observation]:
         """Score a turn of each active episode; returns what those observe that go on."""
-        result = said.result
+        result = responses.result
         lengths = np.diff(result.offsets)
         self.budget[active] -= lengths
         self.num_generated[active] += lengths
         self.finish_reasons[active] = result.finish_reasons
-        for index, text, length, end in zip(active.tolist(), said.texts, lengths, result.offsets[1:], strict=True):
+        for index, text, length, end in zip(active.tolist(), responses.texts, lengths, result.offsets[1:], strict=True):
             self.texts[index] += text
             if self.c.max_turns > 1:
-                self.conversations.said(index, text, int(result.tokens[end - 1]) if length else None)
+                self.conversations.add_turn(index, text, int(result.tokens[end - 1]) if length else None)
         alive = np.flatnonzero(self.valid[active])
         indices = active[alive].tolist()
-        states, turns = [self.states[index] for index in indices], said.turns(alive)
+        states, turns = [self.states[index] for index in indices], responses.turns(alive)
         with self.c.clock.phase("rewards"):
             answers = self.c.episodes.step_all(states, turns)
         scored = {}
@@ -299,8 +299,8 @@ class _Collection:
         for episodes, routed in self.routed:
             for number, start in enumerate(offsets[episodes].tolist()):
                 rows = routed.experts[routed.offsets[number] : routed.offsets[number + 1]]
-                place = column[start : start + len(rows)]
-                np.copyto(place, rows, where=rows >= 0)
+                target = column[start : start + len(rows)]
+                np.copyto(target, rows, where=rows >= 0)
         return {ROUTED_EXPERTS: column}
 
     def _environment_metrics(self) -> dict[str, float]:

@@ -31,7 +31,7 @@ class Conversation:
         """Start a conversation with the prompt's messages."""
         return cls(messages=tuple(messages), shown=tokenizer.render_chat(messages))
 
-    def said(self, text: str) -> "Conversation":
+    def with_text(self, text: str) -> "Conversation":
         """Return the conversation with more text of the present turn."""
         return evolve(self, turn=self.turn + text)
 
@@ -83,11 +83,11 @@ class Conversations:
             for episode in episodes:
                 self._conversations[episode] = begun
 
-    def said(self, episode: int, text: str, last_token: int | None) -> None:
-        """What the policy said in an episode: its text without special tokens, and its last token."""
+    def add_turn(self, episode: int, text: str, last_token: int | None) -> None:
+        """Add what the policy said in an episode: its text without special tokens, and its last token."""
         conversation = self._conversations[episode]
         if conversation is not None:
-            self._conversations[episode] = conversation.said(text)
+            self._conversations[episode] = conversation.with_text(text)
         self._ends[episode] = -1 if last_token not in self._silent else last_token
 
     def read(self, episodes: Sequence[int], observations: Sequence[Observation]) -> list[Int32Array | DataError]:
@@ -119,7 +119,7 @@ class Conversations:
         if observation.messages is None:
             if conversation is not None:
                 tokens = () if observation.tokens is None else observation.tokens
-                self._conversations[episode] = conversation.said(observation.text or self._tokenizer.decode(tokens))
+                self._conversations[episode] = conversation.with_text(observation.text or self._tokenizer.decode(tokens))
             return observation.text or ""
         if conversation is None:
             raise ContractError(

@@ -11,7 +11,7 @@ from rlcore.run.rollout.episode_failure import shown
 from rlcore.spi import ContractError, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 
-OWN_METRICS = ("failed",)
+RESERVED_METRICS = ("failed",)
 """Names below `environment/` that the core writes itself."""
 LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 in the end."""
@@ -29,7 +29,7 @@ def check_step(result: Any, vocabulary_size: int | None) -> StepResult:
     """What `step` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
-    _check_figure("the reward", result.reward)
+    _check_number("the reward", result.reward)
     if type(result.done) is not bool or type(result.success) is not bool:
         raise ContractError(f"returned done={shown(result.done, 40)}, success={shown(result.success, 40)}; expected bools")
     if result.done != (result.observation is None):
@@ -40,14 +40,14 @@ def check_step(result: Any, vocabulary_size: int | None) -> StepResult:
     if not isinstance(result.metrics, Mapping):
         raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
     for name, value in result.metrics.items():
-        if not isinstance(name, str) or name in OWN_METRICS:
-            taken = f", which is the core's own: {', '.join(OWN_METRICS)}" if name in OWN_METRICS else ""
+        if not isinstance(name, str) or name in RESERVED_METRICS:
+            taken = f", which is the core's own: {', '.join(RESERVED_METRICS)}" if name in RESERVED_METRICS else ""
             raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
-        _check_figure(f"the metric {name!r}", value)
+        _check_number(f"the metric {name!r}", value)
     return result
 
 
-def _check_figure(name: str, value: object) -> None:
+def _check_number(name: str, value: object) -> None:
     if not isinstance(value, (float, Real)):
         raise ContractError(f"returned {name} {shown(value, 40)}; expected a float")
     if not abs(float(value)) <= LARGEST:

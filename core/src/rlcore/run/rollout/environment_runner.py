@@ -114,7 +114,7 @@ class EpisodeRunner:
             outcomes |= stuck
             self._raise_first(calls, outcomes)
             if len(stuck) > MAX_STUCK:
-                what = self._said(calls, *min(stuck.items()))
+                what = self._message(calls, *min(stuck.items()))
                 raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")
         return [outcomes[index] for index in range(calls.number)]
 
@@ -129,9 +129,9 @@ class EpisodeRunner:
                 raise failure.final_error(self._where(calls, index)) from failure.error
             if self._on_error == "error":
                 remedy = 'Correct the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
-                raise RewardError(f"{self._said(calls, index, failure)}. {remedy}") from failure.error
+                raise RewardError(f"{self._message(calls, index, failure)}. {remedy}") from failure.error
 
-    def _said(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
+    def _message(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
         """A failure, with the environment and the episode that it is of."""
         return f"{self._where(calls, index)}, {failure.reason}"
 
@@ -144,10 +144,10 @@ class EpisodeRunner:
             self._thread = LoopThread()
         future = self._thread.submit(sweep.run())
         try:
-            seen, quiet_s = sweep.beats, 0.0
+            seen, quiet_s = sweep.heartbeats, 0.0
             # Time is counted in polls: a process that was stopped and continued must not find all its calls overdue.
             while not self._thread.ends(future, POLL_S):
-                seen, quiet_s = sweep.beats, quiet_s + POLL_S if sweep.beats == seen else 0.0
+                seen, quiet_s = sweep.heartbeats, quiet_s + POLL_S if sweep.heartbeats == seen else 0.0
                 if quiet_s > self._timeout_s + GRACE_S or sweep.uncancellable:
                     return self._give_up(sweep)
             future.result()
@@ -191,7 +191,7 @@ class _Sweep(Generic[Result]):
         self, calls: _Calls[Result], todo: Sequence[int], timeout_s: float, max_concurrent: int, *, stop_at_first: bool
     ) -> None:
         self.outcomes: dict[int, Result | Failure] = {}
-        self.beats = 0
+        self.heartbeats = 0
         """Grows while the event loop turns."""
         self.uncancellable: list[int] = []
         """Calls that were cancelled and go on."""
@@ -239,7 +239,7 @@ class _Sweep(Generic[Result]):
                 outcome = await self._outcome(index, task)
             finally:
                 del self._running[task]
-            self.beats += 1
+            self.heartbeats += 1
             self.outcomes[index] = outcome
             if isinstance(outcome, Failure) and (self._stop_at_first or outcome.ends_run):
                 raise _FirstFailure
@@ -268,7 +268,7 @@ class _Sweep(Generic[Result]):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(self._timeout_s / 4, POLL_S))
-            self.beats += 1
+            self.heartbeats += 1
             now = time.monotonic()
             for task, (index, started) in list(self._running.items()):
                 if now - started <= self._timeout_s:

@@ -37,10 +37,10 @@ def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float
 def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
     """pass@1 counts a sample whose environment failed as not solved: a share of all samples is the one that evaluations of
     several models can be compared by."""
-    figures = rollout_metrics(collected)
+    metrics = rollout_metrics(collected)
     names = ("reward_mean", "response_length_mean", "truncated_fraction")
     return {
         "evaluation/pass@1": float(collected.success.mean()),
-        **{f"evaluation/{name}": figures[name] for name in names},
-        "evaluation/failed": figures["environment/failed"],
+        **{f"evaluation/{name}": metrics[name] for name in names},
+        "evaluation/failed": metrics["environment/failed"],
     }

@@ -83,8 +83,8 @@ def _token_lines(worst: WorstSamples, index: int, tokenizer: Tokenizer) -> Itera
         version = batch.token_columns[WEIGHT_VERSIONS][at]
         generation, trainer = np.exp(batch.token_columns[GENERATION_LOGPROBS][at]), np.exp(worst.trainer_logprobs[at])
         token = f"{batch.tokens[at]} {tokenizer.decode(batch.tokens[at : at + 1])!r}"
-        figures = f"{generation:>10.4g}  {trainer:>10.4g}  {worst.differences[at]:>+10.4f}"
-        yield f"  {position:>8}  {version:>7}  {figures}  {token}"
+        numbers = f"{generation:>10.4g}  {trainer:>10.4g}  {worst.differences[at]:>+10.4f}"
+        yield f"  {position:>8}  {version:>7}  {numbers}  {token}"
 
 
 def _texts(batch: TokenBatch, tokenizer: Tokenizer) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ ANOTHER_RUN = (
 )
 """Keys, and sections, that what a checkpoint stands for depends on: which prompts come in which step, how they read, what is
 random and what is learned. Whether model.path is another model its digest says."""
-PLACES = ("run.directory", "run.name")
+LOCATION_KEYS = ("run.directory", "run.name")
 """Where the run lies, which may be moved."""
 ABSENT, SECTION = "none", "a section"
 """In place of a value: of a key that is not there, and of a table."""
@@ -51,7 +51,7 @@ def recipe_changes(before: str, after: str) -> list[Change]:
     Raises ValueError where `before` is no TOML.
     """
     changes = _differences(tomli.loads(before), tomli.loads(after), "")
-    return [change for change in changes if change.key not in PLACES]
+    return [change for change in changes if change.key not in LOCATION_KEYS]
 
 
 def earlier_recipes(directory: Path) -> Mapping[int, Path]:

@@ -138,9 +138,9 @@ def _check_changes(
             f"cannot change:{lines}\nResume with the values before, choose another run.name, or add --allow-changes to go "
             "on all the same"
         )
-    said = changes if other_model is None else [*changes, other_model]
-    if said:
-        note(f"the recipe has changed: {'; '.join(map(str, said))}")
+    reported = changes if other_model is None else [*changes, other_model]
+    if reported:
+        note(f"the recipe has changed: {'; '.join(map(str, reported))}")
 
 
 def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence[Change]:

@@ -108,10 +108,10 @@ def _fill(lengths: Int64Array, weights: Costs, order: Int64Array, num_bins: int,
         after = before + weights[done : done + len(lightest)]
         overtaken = before[1:] > np.minimum.accumulate(after)[:-1]
         count = int(overtaken.argmax()) + 1 if overtaken.any() else len(lightest)
-        places = open_[lightest[:count]]
-        chosen[done : done + count] = places
-        loads[places] = after[:count]
-        room[places] -= lengths[done : done + count]
+        targets = open_[lightest[:count]]
+        chosen[done : done + count] = targets
+        loads[targets] = after[:count]
+        room[targets] -= lengths[done : done + count]
         done += count
     bins = np.empty_like(chosen)
     bins[order] = chosen
@@ -123,12 +123,12 @@ def _best_fit(lengths: list[int], order: list[int], max_tokens: int) -> list[lis
     members: list[list[int]] = []
     room: list[tuple[int, int]] = []  # tokens left and bin, ascending
     for sequence in order:
-        place = bisect_left(room, (lengths[sequence], -1))
-        if place == len(room):
+        position = bisect_left(room, (lengths[sequence], -1))
+        if position == len(room):
             left, index = max_tokens, len(members)
             members.append([])
         else:
-            left, index = room.pop(place)
+            left, index = room.pop(position)
         members[index].append(sequence)
         insort(room, (left - lengths[sequence], index))
     return members
@@ -143,9 +143,9 @@ def _spread(members: list[list[int]], costs: Costs, num_bins: int) -> Int64Array
         halves = members[index][::2], members[index][1::2]
         members[index] = halves[0]
         members.append(halves[1])
-        for place, half in zip((index, len(members) - 1), halves, strict=True):
+        for bin_index, half in zip((index, len(members) - 1), halves, strict=True):
             if len(half) > 1:
-                heapq.heappush(heap, (-float(costs[half].sum()), place))
+                heapq.heappush(heap, (-float(costs[half].sum()), bin_index))
     bins = np.empty(len(costs), np.int64)
     for index, sequences in enumerate(members):
         bins[sequences] = index

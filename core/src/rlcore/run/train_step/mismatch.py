@@ -49,8 +49,8 @@ class WorstSamples:
     @property
     def worst_positions(self) -> Int64Array:
         """int64 [S]: where in each sample, its prompt included, the difference is largest."""
-        parts = np.split(np.abs(self.differences), self.batch.offsets[1:-1])
-        return np.array([part.argmax() for part in parts], np.int64)
+        by_sample = np.split(np.abs(self.differences), self.batch.offsets[1:-1])
+        return np.array([sample.argmax() for sample in by_sample], np.int64)
 
     def describe_worst_token(self) -> str:
         """The token of the largest difference in the worst sample, in words."""

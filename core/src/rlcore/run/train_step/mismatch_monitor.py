@@ -113,8 +113,8 @@ class MismatchMonitor:
         before = refused or logprobs is not None
         if logprobs is None:
             logprobs = self.trainer.logprobs(batch, sequences, "policy", weight_version)
-        own = take_rows(logprobs, batch.offsets, sequences)
-        worst = WorstSamples.of(batch.select(sequences), own, weight_version)
+        compared = take_rows(logprobs, batch.offsets, sequences)
+        worst = WorstSamples.of(batch.select(sequences), compared, weight_version)
         weights = (
             "before the update, those that generated" if before else "after the update: this trainer returns none before it"
         )

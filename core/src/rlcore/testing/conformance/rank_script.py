@@ -77,10 +77,10 @@ class RankReport:
 def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
     """The whole script on one rank; its report is pickled into job.directory."""
     entry = entry_of("trainer", job.provider, job.context.rank_info.device)
-    place = RankInfo(
+    rank_info = RankInfo(
         rank=rank, world_size=NUM_RANKS, local_rank=rank, device=job.context.rank_info.device, rendezvous=rendezvous
     )
-    handle = build_trainer(entry, evolve(job.context, rank_info=place), job.config)
+    handle = build_trainer(entry, evolve(job.context, rank_info=rank_info), job.config)
     try:
         trainer = TrainerUnderTest(
             handle=handle, provider=job.provider, loss=job.steps[0].request.loss, tolerance=job.tolerance

@@ -196,8 +196,8 @@ class TrainerLifecycle(TrainerFixtures):
         trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(2):
-            for place in (ON_HOST, ON_DEVICE):
-                trainer.handle.set_residency(place)
+            for residency in (ON_HOST, ON_DEVICE):
+                trainer.handle.set_residency(residency)
             found = [trainer.logprobs((batch,), version, model="reference")[0]]
             trainer.step((batch,), version)
             found += trainer.logprobs((batch,), version + 1, model="reference")

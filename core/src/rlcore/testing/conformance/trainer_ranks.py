@@ -201,10 +201,10 @@ def assert_two_or_one(layouts: Sequence[TrainerLayout]) -> None:
 
 def assert_agreement(who: str, found: StepOutcome, first: StepOutcome) -> None:
     """With rank 0: on figures as nearly as a run demands it, on exports bit by bit."""
-    figures = [{"loss": one.loss, "grad_norm": one.grad_norm, **one.metrics} for one in (found.result, first.result)]
-    assert_same_names(f"{who}: figures", *figures)
-    for name, value in figures[1].items():
-        assert_close(f"{who}: {name}, of which rank 0 reports the one expected", figures[0][name], value, AGREEMENT)
+    metrics = [{"loss": one.loss, "grad_norm": one.grad_norm, **one.metrics} for one in (found.result, first.result)]
+    assert_same_names(f"{who}: figures", *metrics)
+    for name, value in metrics[1].items():
+        assert_close(f"{who}: {name}, of which rank 0 reports the one expected", metrics[0][name], value, AGREEMENT)
     for name, weight in first.weights.items():
         np.testing.assert_array_equal(found.weights[name], weight, err_msg=f"{who} exports another {name} than rank 0")
 

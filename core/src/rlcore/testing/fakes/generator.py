@@ -45,7 +45,7 @@ class FakeGenerator:
         self.weights: dict[str, AnyArray] = {}
         self.weight_version = -1
         self.tokenizer = FakeTokenizer()
-        self.place = context.rank_info
+        self.rank_info = context.rank_info
 
     @hookimpl
     def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -103,7 +103,7 @@ class FakeGenerator:
         if request.discard_weights:
             self.weights, self.weight_version = {}, -1
         return count_residency(
-            self.place, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
+            self.rank_info, request, weight_bytes=sum(value.nbytes for value in self.weights.values()), state_bytes=0
         )
 
     @hookimpl

@@ -21,15 +21,15 @@ class RankedFakeTrainer(FakeTrainer):
 
     def __init__(self, context: TrainerContext, config: FakeTrainerConfig) -> None:
         super().__init__(context, config)
-        place = context.rank_info
-        self.layout = TrainerLayout(data_parallel_rank=place.rank, data_parallel_size=place.world_size)
-        if place.world_size > 1:
-            dist.init_process_group("gloo", init_method=place.rendezvous, rank=place.rank, world_size=place.world_size)
+        info = context.rank_info
+        self.layout = TrainerLayout(data_parallel_rank=info.rank, data_parallel_size=info.world_size)
+        if info.world_size > 1:
+            dist.init_process_group("gloo", init_method=info.rendezvous, rank=info.rank, world_size=info.world_size)
 
     @hookimpl
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
         """Rank 0 writes; every rank holds the same."""
-        return super().save_state(request) if self.place.rank == 0 else SaveStateResult(files=())
+        return super().save_state(request) if self.rank_info.rank == 0 else SaveStateResult(files=())
 
     @hookimpl
     def close(self, request: CloseRequest) -> None:
@@ -48,16 +48,16 @@ class RankedFakeTrainer(FakeTrainer):
             {name: self.added(grad) for name, grad in grads.items()},
         )
 
-    def over_ranks(self, figures: dict[str, float], how: str) -> dict[str, float]:
-        """Each figure of the ranks together, by its "sum" or "max"; all ranks have figures of the same names."""
-        values = torch.tensor([figures[name] for name in sorted(figures)], dtype=torch.float64)
-        if self.place.world_size > 1:
+    def over_ranks(self, metrics: dict[str, float], how: str) -> dict[str, float]:
+        """Combine each metric over the ranks, by its "sum" or "max"; all ranks have metrics of the same names."""
+        values = torch.tensor([metrics[name] for name in sorted(metrics)], dtype=torch.float64)
+        if self.rank_info.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return dict(zip(sorted(figures), values.tolist(), strict=True))
+        return dict(zip(sorted(metrics), values.tolist(), strict=True))
 
     def added(self, array: Float64Array) -> Float64Array:
         """Return the sum of an array over all ranks."""
         values = torch.from_numpy(array.copy())
-        if self.place.world_size > 1:
+        if self.rank_info.world_size > 1:
             dist.all_reduce(values)
         return np.asarray(values.numpy())

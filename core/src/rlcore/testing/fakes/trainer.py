@@ -78,7 +78,7 @@ class FakeTrainer:
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
             name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()
         }
-        self.place = context.rank_info
+        self.rank_info = context.rank_info
 
     @hookimpl
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
@@ -141,7 +141,7 @@ class FakeTrainer:
         copies = 1 if self.reference is None else 2
         weight_bytes = copies * sum(value.nbytes for value in self.weights.values())
         state_bytes = sum(first.nbytes + second.nbytes for first, second in self.moments.values())
-        return count_residency(self.place, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
+        return count_residency(self.rank_info, request, weight_bytes=weight_bytes, state_bytes=state_bytes)
 
     @hookimpl
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:

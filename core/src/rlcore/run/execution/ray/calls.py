@@ -17,7 +17,7 @@ BESIDE = "beside"
 POLL_S = 0.25
 GRACE_S = 5.0
 """Seconds that the other ranks get to answer after one has failed: an error that all have is the error of the call."""
-ASK_S = 3.0
+QUERY_TIMEOUT_S = 3.0
 """Most seconds for a rank to say where it is."""
 CLOSE_S = 30.0
 
@@ -35,7 +35,7 @@ Outcome: TypeAlias = Any
 class Rank:
     """One worker and the rank that it has."""
 
-    place: WorkerInfo
+    worker: WorkerInfo
     actor: Any
 
 
@@ -68,18 +68,18 @@ class Calls:
     """Calls whose answers nobody waits for, after another rank's failure."""
 
     @property
-    def places(self) -> list[WorkerInfo]:
+    def workers(self) -> list[WorkerInfo]:
         """The node and process of each rank."""
-        return [rank.place for rank in self.ranks]
+        return [rank.worker for rank in self.ranks]
 
     @property
     def is_usable(self) -> bool:
         """Whether every rank lives and is in a known state."""
         return self.lost is None and not self.unusable
 
-    def locate(self, places: Sequence[WorkerInfo]) -> None:
+    def locate(self, workers: Sequence[WorkerInfo]) -> None:
         """Know from now on where the ranks live."""
-        self.ranks = [evolve(rank, place=place) for rank, place in zip(self.ranks, places, strict=True)]
+        self.ranks = [evolve(rank, worker=worker) for rank, worker in zip(self.ranks, workers, strict=True)]
 
     def all(
         self, name: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None, limit_s: float | None = None
@@ -138,7 +138,7 @@ class Calls:
         # Where one rank's failure makes others fail, these know only of a lost connection.
         order = sorted(failed, key=lambda rank: (not isinstance(failed[rank], RlcoreError), rank != first, rank))
         error: BaseException = failed[order[0]]
-        others = [f"{self.places[rank]}: {type(failed[rank]).__name__}" for rank in order[1:]]
+        others = [f"{self.workers[rank]}: {type(failed[rank]).__name__}" for rank in order[1:]]
         if others:
             error.add_note(f"raised on other ranks too: {'; '.join(others)}")
         raise error
@@ -162,14 +162,14 @@ class Calls:
             with contextlib.suppress(Exception):
                 ray.kill(rank.actor)
 
-    def ask(self, ranks: Sequence[int], name: str, otherwise: Any) -> list[Any]:
+    def query(self, ranks: Sequence[int], name: str, otherwise: Any) -> list[Any]:
         """What busy ranks answer beside their work; `otherwise` from those that do not."""
         import ray
 
-        asked = [getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote() for rank in ranks]
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S)
+        queries = [getattr(self.ranks[rank].actor, name).options(concurrency_group=BESIDE).remote() for rank in ranks]
+        ready, _ = ray.wait(queries, num_returns=len(queries), timeout=QUERY_TIMEOUT_S)
         answers = []
-        for reference in asked:
+        for reference in queries:
             answer = otherwise
             if reference in ready:
                 with contextlib.suppress(ray.exceptions.RayError):
@@ -226,14 +226,14 @@ class Calls:
             self.unusable.add(rank)
         if reply.error is None:
             return reply.value
-        return with_origin(reply.error.restore(), self.places[rank], reply.error)
+        return with_origin(reply.error.restore(), self.workers[rank], reply.error)
 
     def _death(self, rank: int, wait: _Wait, error: Exception) -> WorkerError:
         """The error for a rank that ended; all others then wait for it in vain."""
-        place = self.places[rank]
-        cause = _cause(error, place)
-        self.lose(f"{place} {cause}")
-        return WorkerError(f"{wait.name}: {place} {cause}. {last_lines(place.log_file)}")
+        worker = self.workers[rank]
+        cause = _cause(error, worker)
+        self.lose(f"{worker} {cause}")
+        return WorkerError(f"{wait.name}: {worker} {cause}. {last_lines(worker.log_file)}")
 
     def _check_limit(self, wait: _Wait, limit_s: float | None) -> None:
         """Give the pool up where a rank takes too long."""
@@ -262,7 +262,7 @@ class Calls:
     def _give_up(self, wait: _Wait, what: str, key: str | None) -> None:
         positions = self._positions(wait)
         ranks = sorted(wait.pending.values())
-        lines = "\n".join(last_lines(self.places[rank].log_file) for rank in ranks[:1])
+        lines = "\n".join(last_lines(self.workers[rank].log_file) for rank in ranks[:1])
         self.lose(f"rank(s) {', '.join(map(str, ranks))} gave no answer to {wait.name}")
         remedy = f" If it only needs longer, raise {key}." if key else ""
         raise WorkerError(f"{wait.name}: {what} from {positions}.{remedy} {lines}")
@@ -270,8 +270,8 @@ class Calls:
     def _positions(self, wait: _Wait) -> str:
         """The ranks that have not answered, each with what it does; those that wait for others are told by their line."""
         ranks = sorted(wait.pending.values())
-        found = self.ask(ranks, "where", "which does not answer at all")
-        return "; ".join(f"{self.places[rank]} {position}" for rank, position in zip(ranks, found, strict=True))
+        found = self.query(ranks, "where", "which does not answer at all")
+        return "; ".join(f"{self.workers[rank]} {position}" for rank, position in zip(ranks, found, strict=True))
 
 
 def _first_error(wait: _Wait) -> BaseException:
@@ -286,14 +286,14 @@ def _goes_on(wait: _Wait) -> bool:
     return wait.name == "refit" and isinstance(_first_error(wait), RefitError | WorkerError)
 
 
-def _cause(error: Exception, place: WorkerInfo) -> str:
+def _cause(error: Exception, worker: WorkerInfo) -> str:
     """Why a rank is gone, as far as Ray can tell."""
     import ray
 
     with contextlib.suppress(Exception):
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         alive = {node["NodeID"] for node in nodes if node["Alive"]}
-        if place.node_id and place.node_id not in alive:
+        if worker.node_id and worker.node_id not in alive:
             return "is gone: its node has left the cluster"
     text = str(error)
     if "OOM" in text and "memory monitor" in text.lower():

@@ -77,7 +77,7 @@ class WorkerEnv:
     """A name that no other pool has: what the process starts is known by it."""
     gpu_ids: tuple[str, ...]
     """The GPUs of the node that all its ranks see, in the order of their local ranks."""
-    own_gpu_ids: tuple[str, ...]
+    rank_gpu_ids: tuple[str, ...]
     """Those of them that are this rank's."""
     ranks_on_node: int
     directory: Path

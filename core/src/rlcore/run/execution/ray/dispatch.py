@@ -96,10 +96,10 @@ class Dispatch:
     def parts(self, batch: TokenBatch) -> list[RankPart]:
         """What each data-parallel rank gets: views of one copy, since memory that is new costs more than the copying."""
         taken = batch.select(self.sequences)
-        for place in self.fillers.tolist():
+        for filler in self.fillers.tolist():
             for name, column in {"loss_mask": taken.loss_mask, **taken.token_columns}.items():
                 if name != ROUTED_EXPERTS:
-                    column[taken.offsets[place] : taken.offsets[place + 1]] = 0
+                    column[taken.offsets[filler] : taken.offsets[filler + 1]] = 0
         size = (len(self.bounds) - 1) // self.num_ranks
         return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]
 
@@ -116,13 +116,13 @@ def deal_prompts(request: GenerateRequest, num_workers: int) -> list[Int64Array]
     return [np.sort(order[lanes == worker]) for worker in range(num_workers)]
 
 
-def part_of(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
+def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
-    own = request.prompts
+    rows = request.prompts
     samples = _samples(prompts, request.num_samples)
     return evolve(
         request,
-        prompts=RaggedTokens(tokens=take_rows(own.tokens, own.offsets, prompts), offsets=offsets_of(own.lengths[prompts])),
+        prompts=RaggedTokens(tokens=take_rows(rows.tokens, rows.offsets, prompts), offsets=offsets_of(rows.lengths[prompts])),
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
     )

@@ -96,9 +96,9 @@ def last_lines(log_file: Path) -> str:
     return "\n".join([f"Its output is in {log_file}.", "Its last lines:", *(f"  {line}" for line in lines)])
 
 
-def with_origin(error: BaseException, place: WorkerInfo, remote: RemoteError) -> BaseException:
+def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -> BaseException:
     """The same error, with notes on where it comes from."""
-    error.add_note(f"raised on {place}. {remote.last_lines}")
+    error.add_note(f"raised on {worker}. {remote.last_lines}")
     if not remote.is_ours:
         error.add_note(f"The worker's own traceback:\n{remote.traceback}")
     return error

@@ -45,7 +45,7 @@ def open_pool(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | Non
             calls.close()
         except WorkerError:
             calls.kill()
-            end_everywhere(name, calls.places, progress)  # others may be started in their place
+            end_everywhere(name, calls.workers, progress)  # others may be started in their place
             raise
         finally:
             calls.kill()
@@ -73,7 +73,7 @@ def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Pa
             variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
             options |= {"num_gpus": devices, "runtime_env": {"env_vars": variables}}
         handle = actor.options(**options).remote(number, log_file)
-        ranks.append(Rank(place=WorkerInfo(rank=number, log_file=log_file), actor=handle))
+        ranks.append(Rank(worker=WorkerInfo(rank=number, log_file=log_file), actor=handle))
     return ranks
 
 
@@ -90,17 +90,17 @@ def _set_up(
     import ray
 
     arrived = calls.all("arrive", limit_s=ARRIVE_S)
-    calls.locate([place for place, _ in arrived])
-    _require_same([place for place, _ in arrived], [software for _, software in arrived])
+    calls.locate([worker for worker, _ in arrived])
+    _require_same([worker for worker, _ in arrived], [software for _, software in arrived])
     run_directory = None if log_directory is None else log_directory.absolute().parent
-    surroundings = [_surroundings(rank.place, calls.places, cluster, name, run_directory) for rank in calls.ranks]
+    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name, run_directory) for rank in calls.ranks]
     _load_plugins(prepared, calls, surroundings)
     rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
     pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
-    places = [_rank_spec(prepared, cluster, rank, rendezvous) for rank in range(cluster.world_size)]
-    orders = [_build_order(prepared, place) for place in places]
+    rank_infos = [_rank_spec(prepared, cluster, rank, rendezvous) for rank in range(cluster.world_size)]
+    orders = [_build_order(prepared, rank_info) for rank_info in rank_infos]
     built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
-    hosted = {rank: (_generator_order(prepared, pickled, places[rank], logs),) for rank in _hosts(prepared, cluster)}
+    hosted = {rank: (_generator_order(prepared, pickled, rank_infos[rank], logs),) for rank in _hosts(prepared, cluster)}
     if hosted:
         calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
     return [each.layout for each in built]
@@ -130,16 +130,16 @@ def _hosts(prepared: RunPlan, cluster: ClusterConfig) -> list[int]:
 
 
 def _surroundings(
-    place: WorkerInfo, places: Sequence[WorkerInfo], cluster: ClusterConfig, pool: str, run_directory: Path | None
+    worker: WorkerInfo, workers: Sequence[WorkerInfo], cluster: ClusterConfig, pool: str, run_directory: Path | None
 ) -> WorkerEnv:
     """The first device of each rank of the node, by local rank, then those that only generate."""
-    on_node = [other for other in places if other.node_id == place.node_id]
+    on_node = [other for other in workers if other.node_id == worker.node_id]
     firsts = [gpu for other in on_node for gpu in other.gpu_ids[:1]]
     others = [gpu for other in on_node for gpu in other.gpu_ids[1:]]
     return WorkerEnv(
         pool=pool,
         gpu_ids=(*firsts, *others),
-        own_gpu_ids=place.gpu_ids[:1],
+        rank_gpu_ids=worker.gpu_ids[:1],
         ranks_on_node=cluster.ranks_per_node,
         directory=Path.cwd(),
         run_directory=run_directory,
@@ -157,19 +157,19 @@ def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous:
     )
 
 
-def _build_order(prepared: RunPlan, place: RankInfo) -> BuildCommand:
+def _build_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
     return BuildCommand(
-        trainer=prepared.trainer_context(place),
+        trainer=prepared.trainer_context(rank_info),
         trainer_config=prepared.config("trainer"),
         room_for_generator=room_for_generator(prepared),
     )
 
 
-def _generator_order(prepared: RunPlan, tokenizer: bytes, place: RankInfo, logs: Path) -> GeneratorCommand:
+def _generator_order(prepared: RunPlan, tokenizer: bytes, rank_info: RankInfo, logs: Path) -> GeneratorCommand:
     # Engines of several ranks must not write into one file.
-    directory = logs if place.world_size == 1 else logs / f"rank-{place.rank}"
+    directory = logs if rank_info.world_size == 1 else logs / f"rank-{rank_info.rank}"
     return GeneratorCommand(
-        context=prepared.generator_context(place, directory), config=prepared.config("generator"), tokenizer=tokenizer
+        context=prepared.generator_context(rank_info, directory), config=prepared.config("generator"), tokenizer=tokenizer
     )
 
 
@@ -177,7 +177,7 @@ def _load_plugins(prepared: RunPlan, calls: Calls, surroundings: Sequence[Worker
     """On every rank what the driver chose; one PluginError that names all nodes where it is not to be had."""
     plugins = Plugins.of(prepared)
     outcomes = calls.outcomes("prepare", each=[(plugins, each) for each in surroundings], limit_s=ARRIVE_S)
-    failed = [(calls.places[rank].node, outcome) for rank, outcome in outcomes.items() if isinstance(outcome, PluginError)]
+    failed = [(calls.workers[rank].node, outcome) for rank, outcome in outcomes.items() if isinstance(outcome, PluginError)]
     if failed:
         by_reason = _grouped([(str(error), node) for node, error in failed])
         lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {reason}" for reason, nodes in by_reason.items())
@@ -185,15 +185,15 @@ def _load_plugins(prepared: RunPlan, calls: Calls, surroundings: Sequence[Worker
     calls.values(outcomes)
 
 
-def _require_same(places: Sequence[WorkerInfo], software: Sequence[Software]) -> None:
+def _require_same(workers: Sequence[WorkerInfo], software: Sequence[Software]) -> None:
     """PluginError, naming the nodes, unless they all have the driver's versions of what decides on results."""
     expected = dict(Software.here().versions)
     wrong = []
-    for place, found in zip(places, software, strict=True):
+    for worker, found in zip(workers, software, strict=True):
         here = dict(found.versions)
         differing = [f"{name} {here.get(name, 'missing')}" for name in expected | here if here.get(name) != expected.get(name)]
         if differing:
-            wrong.append((", ".join(differing), place.node))
+            wrong.append((", ".join(differing), worker.node))
     if wrong:
         lines = "".join(f"\n  - node(s) {', '.join(nodes)}: {what}" for what, nodes in _grouped(wrong).items())
         has = ", ".join(f"{name} {version}" for name, version in expected.items())

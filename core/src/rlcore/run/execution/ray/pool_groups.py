@@ -11,7 +11,7 @@ from attrs import define, evolve, frozen
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
-from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, part_of
+from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, request_for
 from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.run.train_step.metrics import figures_of
 from rlcore.run.train_step.microbatches import WIDTH
@@ -75,10 +75,10 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         results: list[TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):
-            if not _same_figures(result, results[0]):
+            if not _same_metrics(result, results[0]):
                 self.calls.lose("ranks disagree on the figures of a step")
                 found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
-                raise ContractError(f"train_step: {self.calls.places[rank]} returned {found}; expected rank 0's {expected}")
+                raise ContractError(f"train_step: {self.calls.workers[rank]} returned {found}; expected rank 0's {expected}")
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
@@ -114,10 +114,10 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
         import ray
 
-        parts, places = dispatch.parts(batch), self.calls.places
+        parts, workers = dispatch.parts(batch), self.calls.workers
         nodes: dict[frozenset[str], list[int]] = {}
         for index, ranks in enumerate(self.members):
-            nodes.setdefault(frozenset(places[rank].node_id for rank in ranks), []).append(index)
+            nodes.setdefault(frozenset(workers[rank].node_id for rank in ranks), []).append(index)
         found: dict[int, tuple[Any, int]] = {}
         for indices in nodes.values():
             stored = ray.put([parts[index] for index in indices])
@@ -141,7 +141,7 @@ class PoolGenerator(_PoolGroup):
         dealt = deal_prompts(request, len(self.hosts))
         given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
         count = _Counter(calls=self.calls, ranks=list(given), num_samples=len(request.seeds))
-        parts = {rank: (part_of(request, prompts),) for rank, prompts in given.items()}
+        parts = {rank: (request_for(request, prompts),) for rank, prompts in given.items()}
         results = self.calls.apart("generate", parts, watch=count)
         return join_responses(list(given.values()), request.num_samples, results)
 
@@ -176,9 +176,9 @@ class PoolRoute:
             if differing:
                 self.calls.lose("ranks export different weights")
                 names = ", ".join(sorted(differing)[:3])
-                place = self.calls.places[rank]
+                worker = self.calls.workers[rank]
                 raise ContractError(
-                    f"export_weights: {place} exports other values than rank 0, in {len(differing)} tensors: {names}"
+                    f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
                 )
 
 
@@ -195,12 +195,12 @@ class _Counter:
         now = time.monotonic()
         if now - self.last >= COUNT_EVERY_S:
             self.last = now
-            num_finished = sum(self.calls.ask(self.ranks, "num_finished", 0))
+            num_finished = sum(self.calls.query(self.ranks, "num_finished", 0))
             if num_finished:
                 self.calls.progress.samples(num_finished, self.num_samples)
 
 
-def _same_figures(one: TrainStepResult, other: TrainStepResult) -> bool:
+def _same_metrics(one: TrainStepResult, other: TrainStepResult) -> bool:
     expected = figures_of(other)
     close = all(
         math.isclose(value, expected.get(name, math.nan), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
@@ -215,7 +215,7 @@ def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence
         missing = [name for name in files if not (directory / name).exists()]
         if missing:
             raise CheckpointError(
-                f"{calls.places[rank]} wrote {missing[0]}, which is not in {directory} on the driver's machine. "
+                f"{calls.workers[rank]} wrote {missing[0]}, which is not in {directory} on the driver's machine. "
                 "run.directory has to be on a file system that all nodes share."
             )
     return tuple(sorted({name for files in written for name in files}))

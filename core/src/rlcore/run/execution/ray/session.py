@@ -45,7 +45,7 @@ def ray_session(cluster: ClusterConfig, device: Literal["cpu", "cuda"], log_dire
 
     is_ours = not ray.is_initialized()
     try:
-        with _own_log(log_directory), _loopback_only(is_ours and cluster.address is None):
+        with _ray_output_to(log_directory), _loopback_only(is_ours and cluster.address is None):
             if is_ours:
                 with sigterm_kept():
                     _start(cluster, device) if cluster.address is None else _join(cluster.address)
@@ -176,7 +176,7 @@ def _loopback_only(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _own_log(directory: Path | None) -> Iterator[None]:
+def _ray_output_to(directory: Path | None) -> Iterator[None]:
     """Keep what Ray would print in the midst of the display."""
     from ray._private import worker
 

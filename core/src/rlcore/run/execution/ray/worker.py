@@ -127,7 +127,7 @@ class Worker:
         mark_children(surroundings.pool)
         if surroundings.directory.is_dir():
             os.chdir(surroundings.directory)
-        cores = bind_near(surroundings.own_gpu_ids)
+        cores = bind_near(surroundings.rank_gpu_ids)
         if surroundings.gpu_ids:
             os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpu_ids)

@@ -182,13 +182,13 @@ class RankedTrainer(FakeTrainer):
 
     @hookimpl
     def train_step(self, request):
-        differs = go_wrong(self.options.fault, self.place.rank, "train_step", request.weight_version, self.options.folder)
+        differs = go_wrong(self.options.fault, self.rank_info.rank, "train_step", request.weight_version, self.options.folder)
         result = FakeTrainer.train_step(self, request)
         return evolve(result, loss=result.loss + 1) if differs else result
 
     @hookimpl
     def get_logprobs(self, request):
-        go_wrong(self.options.fault, self.place.rank, "get_logprobs", request.weight_version, self.options.folder)
+        go_wrong(self.options.fault, self.rank_info.rank, "get_logprobs", request.weight_version, self.options.folder)
         self.meeting.all_gather(None)
         return FakeTrainer.get_logprobs(self, request)
 
@@ -200,7 +200,7 @@ class RankedTrainer(FakeTrainer):
     def gathered(self, buckets: Iterator[WeightBucket], version: int) -> Iterator[WeightBucket]:
         """Every bucket takes all ranks."""
         for bucket in buckets:
-            if go_wrong(self.options.fault, self.place.rank, "export_weights", version, self.options.folder):
+            if go_wrong(self.options.fault, self.rank_info.rank, "export_weights", version, self.options.folder):
                 changed = evolve(bucket.tensors[0], digest=bucket.tensors[0].digest ^ 1)
                 bucket = evolve(bucket, tensors=(changed, *bucket.tensors[1:]))
             self.meeting.all_gather(None)
@@ -208,8 +208,8 @@ class RankedTrainer(FakeTrainer):
 
     @hookimpl
     def save_state(self, request):
-        go_wrong(self.options.fault, self.place.rank, "save_state", self.weight_version, self.options.folder)
-        return FakeTrainer.save_state(self, request) if self.place.rank == 0 else SaveStateResult(files=())
+        go_wrong(self.options.fault, self.rank_info.rank, "save_state", self.weight_version, self.options.folder)
+        return FakeTrainer.save_state(self, request) if self.rank_info.rank == 0 else SaveStateResult(files=())
 
     def accumulate(self, request: TrainStepRequest) -> Any:
         self.check_shares(request)
@@ -264,7 +264,7 @@ class RankedGenerator(FakeGenerator):
 
     @hookimpl
     def generate(self, request):
-        go_wrong(self.options.fault, self.place.rank, "generate", request.weight_version, self.options.folder)
+        go_wrong(self.options.fault, self.rank_info.rank, "generate", request.weight_version, self.options.folder)
         self.require_engine()
         result = FakeGenerator.generate(self, request)
         time.sleep(self.options.pause_s)
@@ -274,7 +274,7 @@ class RankedGenerator(FakeGenerator):
     @hookimpl
     def refit(self, request):
         self.require_engine()
-        go_wrong(self.options.fault, self.place.rank, "refit", request.weight_version, self.options.folder)
+        go_wrong(self.options.fault, self.rank_info.rank, "refit", request.weight_version, self.options.folder)
         time.sleep(self.options.pause_s)
         return FakeGenerator.refit(self, request)
 
