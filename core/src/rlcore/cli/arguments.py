@@ -16,7 +16,7 @@ def recipe_arguments(function: Function) -> Function:
 
 
 def progress_option(function: Function) -> Function:
-    """--progress."""
+    """Add the option --progress to a command."""
     return click.option(
         "--progress",
         "mode",

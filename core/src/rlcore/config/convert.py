@@ -1,4 +1,4 @@
-"""From a raw recipe to a Recipe: each section through the strict converter, all problems together."""
+"""Conversion of a raw recipe to a Recipe: each section through the strict converter, all problems together."""
 
 import typing
 from collections.abc import Collection, Iterator, Mapping

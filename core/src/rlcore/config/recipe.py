@@ -195,8 +195,8 @@ class RolloutConfig:
     max_turns: Positive = 1
     """Most turns of an episode."""
     replay_routing: bool = False
-    """For mixture-of-experts models: the generator reports which experts each token went to, and the trainer sends it to the
-    same ones."""
+    """Whether, for mixture-of-experts models, the generator reports which experts each token went to, and the trainer sends it
+    to the same ones."""
     environment_timeout_s: Seconds = 60.0
     """Most seconds for one call of the environment."""
     on_environment_error: Literal["error", "mask"] = "error"

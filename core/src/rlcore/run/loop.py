@@ -146,7 +146,7 @@ class Loop:
         return metrics | times
 
     def _train(self, training: TrainingBatch, step: int) -> list[TrainStepResult]:
-        """All updates of a step; none where there is nothing to learn from."""
+        """Make all updates of a step; none where there is nothing to learn from."""
         reason = training.no_signal
         if reason is None and not training.batch.loss_mask.any():
             reason = "no token takes part in the loss"

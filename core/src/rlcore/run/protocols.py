@@ -45,7 +45,7 @@ class Minibatch:
     counts: GlobalCounts
     """The global counts of these sequences."""
     schedule_step: int
-    """Its place among the updates that the run plans, counted from 0."""
+    """The number of this update among those that the run plans, from 0."""
 
     @classmethod
     def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":

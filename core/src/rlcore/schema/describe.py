@@ -78,7 +78,7 @@ def expectation(tp: object) -> str:
 
 
 def _plural(tp: object) -> str:
-    """Of an array's items: "numbers", "integers of at least 0"."""
+    """Return the words for an array's items: "numbers", "integers of at least 0"."""
     return conditioned(PLURALS.get(plain(tp), expectation(plain(tp))), constraints(tp))
 
 

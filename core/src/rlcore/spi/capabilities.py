@@ -35,7 +35,7 @@ STOP_STRINGS = "stop_strings"
 PER_SAMPLE_SEEDS = "per_sample_seeds"
 """A sample depends on its prompt, seed and weights alone, not on the batch around it (same device, same dtype)."""
 EXACT_LOGPROBS = "exact_logprobs"
-"""In float32 the sampled log-probabilities equal a plain forward pass within 1e-4, so nothing need recompute them."""
+"""The sampled log-probabilities in float32 equal a plain forward pass within 1e-4, so nothing need recompute them."""
 
 STREAMING = "streaming"
 """GenerateRequest.on_finished: each sample is handed out as soon as it ends."""
@@ -55,4 +55,4 @@ RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 
 KNOWN: frozenset[str] = channel_capabilities() | {value for name, value in list(globals().items()) if name.isupper()}
-"""All of them: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""
+"""All capabilities: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""

@@ -85,7 +85,7 @@ class GeneratorContext:
 
 @frozen(kw_only=True)
 class AlgorithmContext:
-    """For an algorithm: what it may rely on in this run."""
+    """What an algorithm may rely on in this run."""
 
     seed: int
     samples_per_prompt: int
@@ -104,7 +104,7 @@ class EnvironmentContext:
 
 @frozen(kw_only=True)
 class CheckContext:
-    """For a provider's `check`, which runs in the driver before anything is allocated and must not allocate either."""
+    """What a provider's `check` receives. It runs in the driver before anything is allocated, and must not allocate either."""
 
     model: ModelSpec
     device: Literal["cpu", "cuda"]

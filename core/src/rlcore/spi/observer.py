@@ -8,7 +8,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class ObserverContext:
-    """For an observer whose entry point names a class: it is built as Class(context), once in each process of a run.
+    """What an observer receives whose entry point names a class: it is built as Class(context), once in each process of a run.
 
     The class may have an attribute `config`, a frozen, keyword-only attrs class with a docstring beneath every field: the
     observer's section of a recipe, `[observers.NAME]`.

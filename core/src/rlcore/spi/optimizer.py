@@ -33,7 +33,7 @@ class ScheduleSpec:
     warmup_steps: Annotated[int, at_least(0, "0 starts at the peak.")] = 0
     """Steps over which the learning rate rises linearly; the last of them is the first at the peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Its course from the end of the warm-up to the end of the run."""
+    """The learning rate's course from the end of the warm-up to the end of the run."""
     min_learning_rate_ratio: Share = 0.0
     """Where a decay ends, as a share of the peak."""
 

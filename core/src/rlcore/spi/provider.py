@@ -64,7 +64,7 @@ class Provider:
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
     """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
     dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=_frozen)
-    """For trainers and generators: those of `model.dtype` that it computes in."""
+    """The values of `model.dtype` that a trainer or generator computes in."""
     unavailable: Callable[[], str | None] = lambda: None
     """A reason why it cannot run here, with its remedy, or None. Must be quick and import nothing heavy."""
     disabled_capabilities: Callable[[Any], frozenset[str]] = _nothing

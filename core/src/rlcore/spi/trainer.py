@@ -38,7 +38,7 @@ class TrainStepRequest:
     """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all. A token
     column ROUTED_EXPERTS, in all of them or in none, decides where tokens go; it needs the capability `routing_replay`."""
     counts: GlobalCounts
-    """Over all microbatches of all ranks."""
+    """Global counts over all microbatches of all ranks."""
     loss: LossSpec
     temperature: float
     """Logits are divided by it before the log-softmax, as the sampler did; positive."""

@@ -1,4 +1,4 @@
-"""For whoever tests against the core: fakes of every role, small model directories, and the conformance kit.
+"""What tests of plugins use: fakes of every role, small model directories, and the conformance kit.
 
 from rlcore.testing import TrainerConformance
 

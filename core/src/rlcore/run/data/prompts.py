@@ -1,4 +1,4 @@
-"""From rows to tokens: prompts checked against the length limit before a run starts, and demonstrations to train on."""
+"""Tokens of rows: prompts checked against the length limit before a run starts, and demonstrations to train on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice

@@ -27,15 +27,15 @@ def room_for_generator(prepared: RunPlan) -> SetResidencyRequest | None:
 
 
 def make_room(trainer: TrainerHandle, room: SetResidencyRequest | None) -> None:
-    """Before a generator starts beside it; even where nothing is offloaded, that frees what the trainer holds unused."""
+    """Make the trainer free memory before a generator starts beside it: at the least what it holds unused."""
     if room is not None and trainer.has(capabilities.RESIDENCY):
         trainer.set_residency(room)
 
 
 @define(kw_only=True, eq=False)
 class Residency:
-    """Whose turn it is. The generator wakes in two stages, since the weights that it receives have to be somewhere before the
-    memory for its cache is free."""
+    """Trainer and generator take turns in a device's memory. The generator wakes in two stages, since the
+    weights that it receives have to be somewhere before the memory for its cache is free."""
 
     trainer: TrainerGroup
     generator: GeneratorGroup

@@ -1,1 +1,1 @@
-"""From prompts to rewarded samples: episodes of generator and environment."""
+"""Rewarded samples of prompts: episodes of generator and environment."""

@@ -1,4 +1,4 @@
-"""From prompts to rewarded samples: turns between generator and environment, packed into one batch."""
+"""Rewarded samples of prompts: turns between generator and environment, packed into one batch."""
 
 import threading
 from collections import defaultdict
@@ -78,7 +78,7 @@ class RolloutCollector:
     max_response_tokens: int
     max_turns: int
     max_failed_fraction: float
-    """Of the samples that are masked, since their environment failed."""
+    """The largest share of the samples that may be masked, since their environment failed."""
     purpose: str = "the step"
     """What the samples are for, in words."""
     routed_experts: bool = False
@@ -131,7 +131,7 @@ class _Collection:
             num_samples=num_episodes, of=collector.purpose, max_fraction=collector.max_failed_fraction
         )
         self.metric_values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-        """By name: the episodes that reported it, and what."""
+        """Each metric's values, by its name, with the episode that reported each."""
         self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
         """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
         self.routed: list[tuple[Int64Array, RoutedExperts]] = []

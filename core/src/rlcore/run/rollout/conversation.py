@@ -20,7 +20,7 @@ class Conversation:
     """What an episode has said and read, as messages."""
 
     messages: tuple[Message, ...]
-    """All before the policy's present turn."""
+    """All messages before the policy's present turn."""
     shown: str
     """`messages` through the chat template, up to where the policy's turn begins."""
     turn: str = ""
@@ -36,7 +36,7 @@ class Conversation:
         return evolve(self, turn=self.turn + text)
 
     def answered(self, messages: Sequence[Message], tokenizer: Tokenizer) -> "tuple[Conversation, str]":
-        """With the environment's messages, and what the template puts behind the policy's turn.
+        """Return the conversation with the environment's messages, and what the template puts behind the policy's turn.
 
         White space that a template takes from the edges of a turn, or puts into it, is passed over: the policy's tokens stay
         as they were sampled. DataError where the template changes anything else of what it has shown or of what was said.

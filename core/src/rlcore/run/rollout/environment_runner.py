@@ -207,7 +207,7 @@ class _Sweep(Generic[Result]):
         """Set where the sweep ends or its event loop is given up: no further call may start."""
 
     async def run(self) -> None:
-        """All calls; those until one has failed, with stop_at_first or where masking is no answer to the failure."""
+        """Make all calls, or those until one has failed, with stop_at_first or where masking is no answer to the failure."""
         lanes: list[asyncio.Task[None]] = [asyncio.create_task(self._lane()) for _ in range(self._num_lanes)]
         watch = asyncio.create_task(self._watch())
         try:

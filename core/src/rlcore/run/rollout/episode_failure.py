@@ -71,7 +71,7 @@ class Failure:
         return isinstance(self.cause, FINAL)
 
     def final_error(self, where: str) -> RlcoreError:
-        """Of those, the error that ends the run; `where` is the call that it is of."""
+        """Return the error that ends the run for such a failure; `where` names the call that failed."""
         kind = next(kind for kind in FINAL if isinstance(self.cause, kind))
         if not isinstance(self.cause, ProblemsError):
             return kind(f"{where}, {self.reason}")

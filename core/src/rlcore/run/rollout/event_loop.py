@@ -20,8 +20,8 @@ class Abandoned(BaseException):
 
 
 class _DaemonExecutor(ThreadPoolExecutor):
-    """For `asyncio.to_thread`: a daemon thread a call, so that one which hangs takes no place from others and does not keep
-    the process from ending."""
+    """The executor of `asyncio.to_thread`, with a daemon thread for each call, so that one which hangs takes no place from
+    others and does not keep the process from ending."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -12,7 +12,7 @@ MAX_CHARACTERS = 160
 
 @define(kw_only=True, eq=False)
 class MaskedFailures:
-    """Of the N samples of a step, or of an evaluation."""
+    """The failed samples among the N of a step, or of an evaluation."""
 
     num_samples: int
     of: str

@@ -102,6 +102,6 @@ def _groups(batch: TokenBatch) -> Sequence[int | None]:
 
 
 def _shortened(text: str) -> str:
-    """On one line, without its middle where it is long."""
+    """Return the text on one line, without its middle where it is long."""
     half = MAX_SHOWN_CHARACTERS // 2
     return repr(text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}")

@@ -22,7 +22,7 @@ random and what is learned. Whether model.path is another model its digest says.
 LOCATION_KEYS = ("run.directory", "run.name")
 """Where the run lies, which may be moved."""
 ABSENT, SECTION = "none", "a section"
-"""In place of a value: of a key that is not there, and of a table."""
+"""What stands for the value of a key that is missing, and for that of a table."""
 
 
 @frozen(kw_only=True)
@@ -46,7 +46,7 @@ class Change:
 
 
 def recipe_changes(before: str, after: str) -> list[Change]:
-    """By key, what two recipes written by `dump_toml` differ in; `run.directory` and `run.name` aside.
+    """Return how two recipes written by `dump_toml` differ, key by key; `run.directory` and `run.name` aside.
 
     Raises ValueError where `before` is no TOML.
     """

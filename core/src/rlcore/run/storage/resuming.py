@@ -144,7 +144,7 @@ def _check_changes(
 
 
 def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence[Change]:
-    """Against the recipe that the run had last."""
+    """Return what differs from the recipe that the run had last."""
     file = directory.recipe_file
     try:
         return recipe_changes(file.read_text(encoding="utf-8"), prepared.resolved)

@@ -139,7 +139,7 @@ class RunDirectory:
             write_atomically(self.recipe_file, f"# From step {step + 1} on.\n{recipe_toml}")
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out. CheckpointError where one is damaged."""
+        """Return the records of metrics.jsonl, less a last line that a crash cut short. CheckpointError where a line is bad."""
         return read_metrics_file(self.metrics_file)
 
     def note_saved(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a step's updates were like, in figures, by the names the field uses."""
+"""The metrics of a step's updates."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def figures_of(result: TrainStepResult) -> dict[str, float]:
 
 
 def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
-    """Over a step's updates: the mean of each figure over the updates that report it, and the greatest of `*_max`."""
+    """Return the mean of each metric over the updates of a step that report it, and the greatest of `*_max`."""
     values: dict[str, list[float]] = {}
     for result in results:
         for name, value in figures_of(result).items():

@@ -40,7 +40,7 @@ def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS
 
 
 def with_logprobs(batch: TokenBatch, *names: str) -> TokenBatch:
-    """With columns of random log-probabilities, other ones in each."""
+    """Return the batch with columns of random log-probabilities, other ones in each."""
     random = np.random.default_rng(9)
     for name in names:
         column = np.where(batch.loss_mask, -random.exponential(3.0, batch.num_tokens), 0.0).astype(np.float32)
@@ -49,7 +49,7 @@ def with_logprobs(batch: TokenBatch, *names: str) -> TokenBatch:
 
 
 def spoiled(batch: TokenBatch) -> TokenBatch:
-    """Whose last loss token makes the probe loss NaN."""
+    """Return a batch whose last loss token makes the probe loss NaN."""
     column = batch.token_columns[ADVANTAGES].copy()
     column[np.flatnonzero(batch.loss_mask)[-1]] = np.nan
     return batch.with_token_column(ADVANTAGES, column)

@@ -44,7 +44,7 @@ CASES = {
 
 @define
 class Excess:
-    """By how much something happens more often, or is greater, than it should, over many tokens."""
+    """How much something happens more often, or is greater, than it should, over many tokens."""
 
     difference: float = 0.0
     variance: float = 0.0
@@ -76,13 +76,13 @@ class Evidence:
     in_a_row: Excess = field(factory=Excess)
     """Tokens that equal the one before."""
     tails: dict[int, Excess] = field(init=False)
-    """Of the last tokens of the vocabulary, 1, 2, 4 …"""
+    """The excess of the last tokens of the vocabulary: of 1, 2, 4 …"""
     counts: Float64Array = field(init=False)
     """float64 [V]: by how many tokens of each number there are more than expected."""
     variances: Float64Array = field(init=False)
     """float64 [V]: of the counts."""
     ranks: list[Float64Array] = field(factory=list)
-    """In [0, 1): each token's randomised place in its distribution, the most probable first. Uniform (Rosenblatt, 1952)."""
+    """The randomised rank of each token in its distribution, in [0, 1), the most probable first: uniform (Rosenblatt, 1952)."""
 
     def __attrs_post_init__(self) -> None:
         self.tails = {2**power: Excess() for power in range(LONGEST_TAIL.bit_length()) if 2**power < self.vocabulary_size}

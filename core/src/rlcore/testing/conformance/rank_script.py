@@ -66,7 +66,7 @@ class RankReport:
 
     layout: TrainerLayout
     logprobs: tuple[Float32Array, ...]
-    """Of the first step's microbatches of this rank, before it."""
+    """Log-probabilities of the first step's microbatches of this rank, before the step."""
     reference: tuple[Float32Array, ...] | None
     """The same under the reference policy, after all steps."""
     steps: tuple[StepOutcome, ...]

@@ -32,7 +32,7 @@ class RoutedPolicy(ReferencePolicy, Protocol):
         more probable the last expert chosen is than the next one, infinite in layers without."""
 
     def routed_logits(self, tokens: Int32Array, routed: Int16Array) -> Float64Array:
-        """As `logits`, with tokens sent to given experts, int16 [T, L, K]; where it is -1 the routers choose."""
+        """Return `logits` with tokens sent to given experts, int16 [T, L, K]; where it is -1 the routers choose."""
 
 
 class Reference(Protocol):

@@ -31,7 +31,7 @@ def values_of(tensor: Any) -> NDArray[np.float32]:
 
 
 def num_bytes(weights: Mapping[str, Any]) -> int:
-    """Of all tensors; of those that are equal, as a head is that is tied to the embedding, once."""
+    """Return the bytes of all tensors; of those that are equal, as a head is that is tied to the embedding, once."""
     return sum({content.tobytes(): len(content) for content in map(bytes_of, weights.values())}.values())
 
 

@@ -40,7 +40,7 @@ from rlcore.testing.ranks import free_address, launch
 
 TEMPERATURE = 0.8
 PATIENCE_S = 240.0
-"""For two processes to start, to import what they need, and to make a few small steps."""
+"""Seconds for two processes to start, to import what they need, and to make a few small steps."""
 PORT_TAKEN = ("address already in use", "eaddrinuse")
 AGREEMENT = 1e-6
 """How far figures of ranks may be apart in a run."""
@@ -143,7 +143,7 @@ def make_job(
 
 
 def _available() -> None:
-    """In place of a provider's own probe, which may be a function that cannot travel to another process."""
+    """Stand in for a provider's own probe, which may be a function that cannot travel to another process."""
 
 
 def _nothing_less(config: object) -> frozenset[str]:  # noqa: ARG001 - the form of Provider.disabled_capabilities
@@ -200,7 +200,7 @@ def assert_two_or_one(layouts: Sequence[TrainerLayout]) -> None:
 
 
 def assert_agreement(who: str, found: StepOutcome, first: StepOutcome) -> None:
-    """With rank 0: on figures as nearly as a run demands it, on exports bit by bit."""
+    """Compare a rank with rank 0: on metrics as nearly as a run demands it, on exports bit by bit."""
     metrics = [{"loss": one.loss, "grad_norm": one.grad_norm, **one.metrics} for one in (found.result, first.result)]
     assert_same_names(f"{who}: figures", *metrics)
     for name, value in metrics[1].items():

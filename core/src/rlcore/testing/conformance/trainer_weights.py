@@ -139,5 +139,5 @@ def assert_digest(named: NamedTensor) -> None:
 
 
 def digests_of(export: WeightExport) -> dict[str, int]:
-    """All digests of an export."""
+    """Return all digests of an export, by tensor."""
     return {named.name: named.digest for bucket in export.buckets for named in bucket.tensors}

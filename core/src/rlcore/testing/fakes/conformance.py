@@ -52,7 +52,7 @@ class TablePolicy:
         return np.array(rows)
 
     def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
-        """With the entropy held constant where the loss takes it as a metric, and the log-probabilities before the step."""
+        """Return the norm; an entropy that is a metric is held constant, as are the log-probabilities before the step."""
         current, fixed = reference_logprobs(self, batch, temperature)
         previous = loss.previous_of(batch.token_columns, current)
         step, square = 1e-5, 0.0

@@ -34,7 +34,7 @@ FAKE_RANKED_TRAINER = evolve(
     capabilities=FAKE_TRAINER.capabilities | {capabilities.MULTI_RANK},
     backend="rlcore.testing.fakes.ranked_trainer:RankedFakeTrainer",
 )
-"""Of several ranks; it needs torch."""
+"""The fake trainer of several ranks; it needs torch."""
 FAKE_GENERATOR = Provider(
     name="fake",
     dtypes=DTYPES,

@@ -25,7 +25,7 @@ _GENERATOR = dict.fromkeys(
     ("build_generator", "generate", "move_generator", "save_generator", "load_generator"), ("generator",)
 )
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
-"""Whose work a call is, where it is not the trainer's."""
+"""The pools that work in a call, by its name; a call that is not named is the trainer's."""
 
 Outcome: TypeAlias = Any
 """What a rank returned, or the exception that it raised; a WorkerError where it died."""

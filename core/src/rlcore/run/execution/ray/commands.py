@@ -52,7 +52,7 @@ class Plugins:
     observers: tuple[str, ...]
     """Those that the recipe names."""
     observer_options: Mapping[str, bytes]
-    """By name, the recipe's section of each observer in use that takes options. Pickled one by one, so that a node reads those
+    """The recipe's section, by name, of each observer in use that takes options. Pickled one by one, so that a node reads those
     of the observers that it has."""
 
     @classmethod

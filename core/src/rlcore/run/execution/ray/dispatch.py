@@ -30,7 +30,7 @@ class RankPart:
     loss_mask: BoolArray
     token_columns: Mapping[str, AnyArray]
     sequence_columns: Mapping[str, AnyArray]
-    """As in TokenBatch, but that the offsets may begin after 0."""
+    """The columns are those of a TokenBatch, but the offsets may begin after 0."""
     bounds: Int64Array
     """int64 [M+1]: microbatch m is the sequences bounds[m] to bounds[m+1]."""
 
@@ -150,7 +150,7 @@ def join_responses(dealt: Sequence[Int64Array], num_samples: int, responses: Seq
 
 
 def _join_routed(pieces: Sequence[tuple[GenerateResult, int, int]]) -> RoutedExperts | None:
-    """Of the samples from one number to another in each result; None where none reports them."""
+    """Join the experts of the samples from one number to another in each result; None where no result reports them."""
     parts = [(result.routed_experts, slice(start, stop + 1)) for result, start, stop in pieces]
     found = [(routed.experts, routed.offsets[samples]) for routed, samples in parts if routed is not None]
     if not found:

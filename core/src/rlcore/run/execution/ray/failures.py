@@ -19,7 +19,7 @@ class RemoteError:
     """An exception in a form that travels: classes whose constructors take other arguments than `args` do not pickle."""
 
     pickled_classes: tuple[bytes, ...]
-    """Its class and the bases of that, of which some may not be found by their names elsewhere."""
+    """The error's class and the bases of that, of which some may not be found by their names elsewhere."""
     pickled_state: bytes
     """`args` and attributes; what does not pickle is left out."""
     text: str

@@ -26,7 +26,7 @@ def mark_children(pool: str) -> None:
 
 
 def end_everywhere(pool: str, workers: Sequence[WorkerInfo], progress: Progress) -> None:
-    """After the workers have been killed: wait on each of their nodes until they and all that they started are gone.
+    """Once the workers have been killed, wait on each of their nodes until they and all that they started are gone.
 
     A node that has left the cluster is passed over; what does not end in time is told.
     """

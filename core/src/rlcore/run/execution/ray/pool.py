@@ -86,7 +86,7 @@ def _set_up(
     name: str,
     log_directory: Path | None,
 ) -> list[TrainerLayout]:
-    """From bare processes to built backends; the layout of every rank."""
+    """Build the backends in bare processes; return the layout of every rank."""
     import ray
 
     arrived = calls.all("arrive", limit_s=ARRIVE_S)
@@ -174,7 +174,7 @@ def _generator_order(prepared: RunPlan, tokenizer: bytes, rank_info: RankInfo, l
 
 
 def _load_plugins(prepared: RunPlan, calls: Calls, surroundings: Sequence[WorkerEnv]) -> None:
-    """On every rank what the driver chose; one PluginError that names all nodes where it is not to be had."""
+    """Load on every rank the plugins that the driver chose; one PluginError names all nodes where they are missing."""
     plugins = Plugins.of(prepared)
     outcomes = calls.outcomes("prepare", each=[(plugins, each) for each in surroundings], limit_s=ARRIVE_S)
     failed = [(calls.workers[rank].node, outcome) for rank, outcome in outcomes.items() if isinstance(outcome, PluginError)]

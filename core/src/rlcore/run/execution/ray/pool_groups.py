@@ -110,8 +110,8 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width)
 
     def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
-        """By rank, where its data lies: an object in Ray's store, and a number in it. Ranks of one data-parallel rank share
-        theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
+        """Return where the data of each rank lies: an object in Ray's store, and a number in it. Ranks of one data-parallel
+        rank share theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
         import ray
 
         parts, workers = dispatch.parts(batch), self.calls.workers
@@ -164,7 +164,7 @@ class PoolGenerator(_PoolGroup):
 
 @frozen(kw_only=True, eq=False)
 class PoolRoute:
-    """From every trainer rank to the generator beside it."""
+    """Weights go from every trainer rank to the generator beside it."""
 
     calls: Calls
 
@@ -210,7 +210,7 @@ def _same_metrics(one: TrainStepResult, other: TrainStepResult) -> bool:
 
 
 def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """All files, which the driver has to see as well."""
+    """Return the files of all ranks; CheckpointError where the driver does not see one."""
     for rank, files in zip(ranks, written, strict=True):
         missing = [name for name in files if not (directory / name).exists()]
         if missing:
