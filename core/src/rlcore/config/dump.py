@@ -81,14 +81,9 @@ def _section(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a table: its values, then the tables in it."""
     values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     if path and (values or not table):
-        yield f"\n[{_dotted(path)}]"
+        yield f"\n[{'.'.join(map(toml_key, path))}]"
     for key, value in values.items():
         yield f"# {toml_key(key)} = none" if value is None else f"{toml_key(key)} = {toml_literal(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _section((*path, key), value)
-
-
-def _dotted(path: tuple[str, ...]) -> str:
-    """The name of a table as TOML writes it."""
-    return ".".join(map(toml_key, path))

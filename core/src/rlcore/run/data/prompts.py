@@ -57,7 +57,7 @@ class Demonstrations:
 def encode_prompts(prompts: Sequence[Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
     """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
     settings want one; messages go through the chat template; tokens stay."""
-    texts = [_text(prompt, tokenizer) for prompt in prompts]
+    texts = [prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages) for prompt in prompts]
     encoded = iter(tokenizer.encode_batch([text for text in texts if text is not None]))
     prefix = list(tokenizer.prompt_prefix)
     tokens: list[Sequence[int]] = []
@@ -243,10 +243,6 @@ def _completion(rows: Sequence[Row], row: Row, number: int, config: DatasetConfi
         f"{key}: {row_name(rows, number)}: found {found}; expected the completion to learn, as text. Name its field with "
         f"{key}.completion_field"
     )
-
-
-def _text(prompt: Observation, tokenizer: Tokenizer) -> str | None:
-    return prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages)
 
 
 def _eos_token(tokenizer: Tokenizer) -> int:

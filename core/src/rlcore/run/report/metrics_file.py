@@ -26,7 +26,7 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     records, problems = [], []
-    for number, line in enumerate([*lines, rest] if _is_record(rest) else lines, start=1):
+    for number, line in enumerate([*lines, rest] if isinstance(_parse(rest), dict) else lines, start=1):
         record = _parse(line)
         if isinstance(record, str):
             problems.append(f"\n  - line {number}: found {record}")
@@ -38,10 +38,6 @@ def read_metrics_file(path: Path) -> list[dict[str, float]]:
             f"{''.join(problems)}\nRepair these lines, or remove them: each holds the figures of one step, which are lost then."
         )
     return records
-
-
-def _is_record(line: bytes) -> bool:
-    return isinstance(_parse(line), dict)
 
 
 def _parse(line: bytes) -> dict[str, float] | str:

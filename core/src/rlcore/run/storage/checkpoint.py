@@ -157,13 +157,9 @@ def read_loop_state(checkpoint: Path) -> LoopState:
         raise CheckpointError(f"{checkpoint / LOOP_STATE} cannot be read: {error}") from error
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
 def _describe(directory: Path) -> dict[str, dict[str, object]]:
     """Size and digest of each file but the manifest. Hashing runs beside the interpreter lock, so threads help."""
-    paths = [path for path in _files(directory) if path.name != MANIFEST]
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         digests = list(pool.map(_sha256, paths))
     return {

@@ -19,8 +19,4 @@ def training_metrics(results: Sequence[TrainStepResult]) -> dict[str, float]:
     for result in results:
         for name, value in figures_of(result).items():
             values.setdefault(name, []).append(value)
-    return {name: _over_updates(name, found) for name, found in values.items()}
-
-
-def _over_updates(name: str, values: Sequence[float]) -> float:
-    return max(values) if name.endswith("_max") else float(np.mean(values))
+    return {name: max(found) if name.endswith("_max") else float(np.mean(found)) for name, found in values.items()}

@@ -119,7 +119,7 @@ def deal_prompts(request: GenerateRequest, num_workers: int) -> list[Int64Array]
 def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
     rows = request.prompts
-    samples = _samples(prompts, request.num_samples)
+    samples = (prompts[:, None] * request.num_samples + np.arange(request.num_samples)).reshape(-1)
     return evolve(
         request,
         prompts=RaggedTokens(tokens=take_rows(rows.tokens, rows.offsets, prompts), offsets=offsets_of(rows.lengths[prompts])),
@@ -159,7 +159,3 @@ def _join_routed(pieces: Sequence[tuple[GenerateResult, int, int]]) -> RoutedExp
         experts=np.concatenate([experts[offsets[0] : offsets[-1]] for experts, offsets in found]),
         offsets=offsets_of(np.concatenate([np.diff(offsets) for _, offsets in found])),
     )
-
-
-def _samples(prompts: Int64Array, num_samples: int) -> Int64Array:
-    return (prompts[:, None] * num_samples + np.arange(num_samples)).reshape(-1)

@@ -34,8 +34,9 @@ class RemoteError:
         """Take an exception apart, in the worker."""
         attributes = {name: value for name, value in vars(error).items() if _pickled(value) is not None}
         args = error.args if _pickled(error.args) is not None else (str(error),)
+        classes = [base for base in type(error).__mro__ if issubclass(base, BaseException)]
         return cls(
-            pickled_classes=tuple(filter(None, map(_pickled, _classes(error)))),
+            pickled_classes=tuple(filter(None, map(_pickled, classes))),
             pickled_state=pickle.dumps((args, attributes)),
             text=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
@@ -102,10 +103,6 @@ def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -
     if not remote.is_ours:
         error.add_note(f"The worker's own traceback:\n{remote.traceback}")
     return error
-
-
-def _classes(error: BaseException) -> list[type]:
-    return [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
 
 
 def _pickled(value: object) -> bytes | None:

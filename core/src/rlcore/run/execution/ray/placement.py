@@ -20,7 +20,7 @@ def reserved(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> Iterator
 
     kind: Literal["CPU", "GPU"] = "GPU" if device == "cuda" else "CPU"
     deadline = time.monotonic() + cluster.wait_s
-    while not _fits(cluster, kind):
+    while sum(_holds(node, cluster, kind) for node in _nodes()) < cluster.nodes:  # those that are large enough, free or not
         if time.monotonic() >= deadline:
             raise _too_little(cluster, kind, "")
         time.sleep(POLL_S)
@@ -38,11 +38,6 @@ def reserved(cluster: ClusterConfig, device: Literal["cpu", "cuda"]) -> Iterator
     finally:
         with suppress(Exception):  # a cluster that is gone holds nothing any more
             ray.util.remove_placement_group(group)
-
-
-def _fits(cluster: ClusterConfig, kind: str) -> bool:
-    """Whether enough nodes are large enough, free or not."""
-    return sum(_holds(node, cluster, kind) for node in _nodes()) >= cluster.nodes
 
 
 def _holds(node: Any, cluster: ClusterConfig, kind: str) -> bool:
