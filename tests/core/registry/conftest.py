@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import ObserverEntry, Registry
@@ -247,11 +247,14 @@ def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
 def make_generator(backends, make_provider) -> Callable[..., GeneratorHandle]:
     """A handle on a FakeGenerator some of whose hooks are replaced."""
 
-    def make(observers=(), declared=capabilities.KNOWN, **hooks: Callable[..., Any]) -> GeneratorHandle:
+    def make(
+        observers=(), declared=capabilities.KNOWN, max_sequence_length: int = 16, **hooks: Callable[..., Any]
+    ) -> GeneratorHandle:
         backends.Generator = _with_hooks(FakeGenerator, hooks)
         provider = make_provider(backend="fake_backends:Generator", capabilities=declared)
         (entry,) = Registry.from_providers({"generator": [provider]}).of("generator")
-        return build_generator(entry, GENERATOR_CONTEXT, FakeConfig(), observing(*observers))
+        context = evolve(GENERATOR_CONTEXT, max_sequence_length=max_sequence_length)
+        return build_generator(entry, context, FakeConfig(), observing(*observers))
 
     return make
 

@@ -7,7 +7,6 @@ import attrs
 import numpy as np
 import pytest
 
-from rlcore.registry.handle import BackendState
 from rlcore.spi import (
     ContractError,
     FinishReason,
@@ -328,20 +327,12 @@ def test_what_keeps_no_state_leaves_the_hooks_out(make_generator, tmp_path):
 
 def test_the_checks_of_a_batch_make_few_calls_however_large_it_is(make_ready, count_calls):
     def calls(num_samples, length):
-        generator = make_ready(samples(*[[5] * length] * num_samples, reasons=[LENGTH] * num_samples))
-        generator._max_sequence_length = 1024
+        generator = make_ready(samples(*[[5] * length] * num_samples, reasons=[LENGTH] * num_samples), max_sequence_length=1024)
         request = generate_request((length,) * num_samples, stop_token_ids=(END, 11))
         generator.generate(request)
         return count_calls(lambda: generator.generate(request))
 
     assert calls(512, 400) < 2 * calls(2, 4)
-
-
-def test_a_state_names_its_owner():
-    state = BackendState(owner="generator 'x'")
-    state.fail("refit")
-    with pytest.raises(ContractError, match="generator 'x': generate after it failed in refit"):
-        state.require("generate")
 
 
 def test_versions_of_a_refit_in_flight_are_accepted_if_they_never_fall(make_generator):

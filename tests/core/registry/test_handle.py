@@ -54,7 +54,7 @@ def test_a_wrong_residency_result_fails_the_backend(make, returned):
     handle = make(set_residency=lambda self, request: returned)
     with pytest.raises(ContractError, match="set_residency returned what it must not"):
         handle.set_residency(ON_HOST)
-    with pytest.raises(ContractError, match="after it failed in set_residency; only close is legal now"):
+    with pytest.raises(ContractError, match=r"'fake' \(in-process 0\): .* after it failed in set_residency; only close"):
         handle.set_residency(ON_HOST)
 
 

@@ -39,8 +39,6 @@ from rlcore.spi.lifecycle import (
 )
 
 ResultT = TypeVar("ResultT")
-
-
 _NEEDS: dict[str, tuple[bool, bool]] = {
     "train_step": (True, True),
     "get_logprobs": (True, False),
@@ -94,8 +92,8 @@ class BackendState:
 class BackendHandle:
     """One backend, bound. Each hook is a method: legality first, then the call, then the checks of what came back.
 
-    A backend's own exception passes through with a note that names the plugin and the hook. `rlcore.registry.handle`
-    says what is legal when, and which failures end a backend.
+    A backend's own exception passes through with a note that names the plugin and the hook. The table of this module
+    says what is legal when; which failures end a backend stands below it.
     """
 
     state_changing: ClassVar[frozenset[str]] = frozenset({"set_residency", "load_state"})
