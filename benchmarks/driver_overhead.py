@@ -18,7 +18,7 @@ import numpy as np
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import hookimpl
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
@@ -83,7 +83,7 @@ class BackendSeconds:
         return (yield from self._timed())
 
 
-class StepSeconds(SilentProgress):
+class StepSeconds(Progress):
     """Driver seconds of each step: its total less what the backends took."""
 
     def __init__(self, backends: BackendSeconds) -> None:

@@ -131,12 +131,12 @@ def run_rlcore(work: Work, model: str, overrides: list[str]) -> Steps:
 
     from rlcore.registry.discovery import Registry, discover
     from rlcore.run.plan.prepare import prepare
-    from rlcore.run.report.progress import SilentProgress
+    from rlcore.run.report.progress import Progress
     from rlcore.run.train import train
 
     steps = Steps()
 
-    class Watch(SilentProgress):
+    class Watch(Progress):
         def step(self, step: int, metrics: Mapping[str, float]) -> None:
             times = {name[len("time/") : -len("_s")]: value for name, value in metrics.items() if name.startswith("time/")}
             steps.end({name: value for name, value in times.items() if name != "total"})

@@ -52,7 +52,7 @@ from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, RefitCommand, Responses
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.spi import (
     MISMATCH_METRICS,
     EnvironmentContext,
@@ -203,7 +203,7 @@ class NoRoute:
         """Nothing."""
 
 
-class StepSeconds(SilentProgress):
+class StepSeconds(Progress):
     """Driver seconds of each step, by phase."""
 
     def __init__(self, workers: Workers) -> None:

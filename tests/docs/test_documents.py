@@ -11,7 +11,7 @@ from markdown_blocks import DOCUMENTS, ROOT, blocks
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import CHANNELS
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
@@ -134,6 +134,6 @@ def test_readmes_environment_trains(example, tmp_path):
         }
     )
     prepared = prepare(tmp_path / "recipe.toml", [f"run.directory={tmp_path}"], registry=registry)
-    summary = train(prepared, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+    summary = train(prepared, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
     assert summary["steps"] == 30
     assert summary["last_step"]["evaluation/reward_mean"] > 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import InterruptedRun
 
@@ -64,7 +64,7 @@ def started(workplace: Workplace, *arguments: str, code: str = RLCORE) -> Iterat
         process.communicate()
 
 
-class StopsAfter(SilentProgress):
+class StopsAfter(Progress):
     """Presses Ctrl-C once a step is logged."""
 
     def __init__(self, step: int) -> None:

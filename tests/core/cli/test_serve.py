@@ -15,7 +15,7 @@ import rlcore.run.plan.sections
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import Provider, SaveStateRequest, SaveStateResult, ServeRequest, capabilities, hookimpl
 from rlcore.testing.fakes import (
@@ -104,7 +104,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(
         prepare(folder / "recipe.toml", overrides, registry=registry()),
         resume=False,
-        progress=SilentProgress(),
+        progress=Progress(),
         tokenizer=FakeTokenizer(),
     )
     return folder / "runs" / "first"

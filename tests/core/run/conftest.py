@@ -13,7 +13,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
@@ -76,7 +76,7 @@ def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
         allow_changes: bool = False,
     ) -> dict[str, Any]:
         recipe = prepared(*overrides, registry=registry)
-        shown = progress or SilentProgress()
+        shown = progress or Progress()
         return train(recipe, resume=resume, progress=shown, tokenizer=FakeTokenizer(), allow_changes=allow_changes)
 
     return run_with

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.run import evaluate as evaluate_module
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.spi import CheckpointError
 from rlcore.testing.fakes import FakeTokenizer
 
@@ -17,7 +17,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def measured(prepared: Any, checkpoint: Path | None) -> dict[str, float]:
-    return evaluate_module.evaluate(prepared, checkpoint=checkpoint, progress=SilentProgress(), tokenizer=FakeTokenizer())
+    return evaluate_module.evaluate(prepared, checkpoint=checkpoint, progress=Progress(), tokenizer=FakeTokenizer())
 
 
 @pytest.mark.parametrize("offload", ["none", "state", "all"])

@@ -17,7 +17,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.data.seeds import Stream
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import (
@@ -46,7 +46,7 @@ class Killed(BaseException):
     """Nothing handles it, as nothing handles a kill."""
 
 
-class DiesAfter(SilentProgress):
+class DiesAfter(Progress):
     """Ends the process's work, as a kill would, once a step's metrics are written."""
 
     def __init__(self, step: int) -> None:
@@ -57,7 +57,7 @@ class DiesAfter(SilentProgress):
             raise Killed
 
 
-class PressesCtrlC(SilentProgress):
+class PressesCtrlC(Progress):
     """Sends SIGINT in a phase of a step, so many times."""
 
     def __init__(self, phase: str, occurrence: int, times: int = 1) -> None:
@@ -71,7 +71,7 @@ class PressesCtrlC(SilentProgress):
                     os.kill(os.getpid(), signal.SIGINT)
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps the warnings."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ def test_the_resolved_recipe_runs_again_to_the_same_metrics(run: Run, tmp_path: 
     run()
     written = tmp_path / "runs" / "run" / "recipe.toml"
     again = prepare(written, ["run.name=again"], registry=fake_registry())
-    train(again, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+    train(again, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
     assert read_metrics(tmp_path / "runs" / "again") == read_metrics(tmp_path / "runs" / "run")
 
 
@@ -293,7 +293,7 @@ def test_an_episode_of_several_turns_is_one_sequence(run: Run, tmp_path: Path) -
 
 def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path) -> None:
     notes: list[str] = []
-    progress = SilentProgress()
+    progress = Progress()
     progress.note = notes.append  # type: ignore[method-assign]
     run('environment.fake.target="~"', "run.num_steps=2", progress=progress)
     records = read_metrics(tmp_path / "runs" / "run")
@@ -315,7 +315,7 @@ def test_a_trainer_of_one_rank_is_refused_for_several(run: Run) -> None:
 
 def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
     notes: list[str] = []
-    progress = SilentProgress()
+    progress = Progress()
     progress.note = notes.append  # type: ignore[method-assign]
     absent = evolve(FAKE_TRAINER, name="absent", priority=80, unavailable=lambda: "its engine is not installed: pip install it")
     entries = Registry.from_providers({"trainer": [absent]}).entries

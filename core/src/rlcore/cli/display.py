@@ -18,7 +18,7 @@ from rich.text import Text
 from rlcore.cli.errors import RUN_DIRECTORY, color_setting
 from rlcore.cli.figures import describe_metrics, describe_times, sparkline
 from rlcore.cli.report import run_report
-from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
 
 REFRESHES_PER_S = 4
@@ -32,7 +32,7 @@ def open_display(mode: str, meta: MutableMapping[str, Any]) -> Iterator[Progress
     console = Console()
     shown: Progress
     if mode == "silent":
-        shown = SilentProgress()
+        shown = Progress()
     elif mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal):
         shown = LiveProgress(Console(force_terminal=True) if mode == "live" else console)
     else:

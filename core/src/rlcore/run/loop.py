@@ -27,7 +27,7 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
-from rlcore.run.train_step.mismatch_monitor import MismatchMonitor, is_of_version
+from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.spi import (
     GENERATION_LOGPROBS,
     GROUP_IDS,
@@ -206,7 +206,8 @@ class Loop:
         if self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
-        if is_of_version(batch, version) and not self.recipe.rollout.truncates:
+        comparable = needs.source == "rollouts" and not self.recipe.rollout.truncates
+        if comparable and self.agreement.can_compare(batch, version):
             # It sees those that generated, too.
             compared = tuple(dict.fromkeys([*columns, GENERATION_LOGPROBS]))
             first = evolve(first, token_columns=compared, generation_mismatch=True)

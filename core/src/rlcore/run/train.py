@@ -21,7 +21,7 @@ from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.protocols import Backends, LoopPosition
-from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.resuming import find_checkpoint, newest, restore
@@ -47,7 +47,7 @@ def train(
     start = time.perf_counter()
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
     starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
-    _ = starting(SilentProgress().note)  # before anything is made there
+    _ = starting(Progress().note)  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
         prepared = prepared.observed(directory.path)

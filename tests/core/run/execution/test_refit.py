@@ -14,7 +14,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.in_process import in_process
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
@@ -55,7 +55,7 @@ class Mortal(FakeGenerator):
         return super().refit(request)
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -141,7 +141,7 @@ def test_an_evaluation_by_itself_is_tried_again_too(prepared: Any, mortal: Regis
     figures = []
     for dead in (set(), {1}):
         Mortal.dies(generate=dead)
-        options: dict[str, Any] = {"checkpoint": None, "progress": SilentProgress(), "tokenizer": FakeTokenizer()}
+        options: dict[str, Any] = {"checkpoint": None, "progress": Progress(), "tokenizer": FakeTokenizer()}
         figures.append(evaluate(prepared(registry=mortal), **options))
     assert figures[0] == figures[1]
 
@@ -172,7 +172,7 @@ def test_checkpoints_that_are_gone_when_workers_start_anew_are_said(run: Run, mo
         run(*RESTARTS, registry=mortal, progress=RemovesCheckpoints())
 
 
-class RemovesCheckpoints(SilentProgress):
+class RemovesCheckpoints(Progress):
     """Once workers are to be started anew."""
 
     def started(self, run_directory: Path, start_step: int, num_steps: int) -> None:
@@ -189,7 +189,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_workers(run: Run, mortal: Reg
     assert summary["total_s"] - summary["setup_s"] > SlowSteps.SECONDS, "what came before the restart is no set-up"
 
 
-class SlowSteps(SilentProgress):
+class SlowSteps(Progress):
     """The first one alone."""
 
     SECONDS = 0.5

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry, discover
 from rlcore.registry.plugin_errors import owner_of
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.spi import ConfigError, PluginError, Sink, hookimpl
 from rlcore.testing.fakes import fake_registry
@@ -69,7 +69,7 @@ AWAY = Provider(**{**FIELDS, "name": "away", "unavailable": lambda: "no tracker 
 """
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps the warnings."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from attrs import define, field
 from rlcore.config.recipe import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.protocols import Responses
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -99,7 +99,7 @@ def talk():
     def run(tokenizer, turns, opening, answers, on_error="error", max_turns=8):
         runners.append(EpisodeRunner(Dialogue(opening, answers), 10.0, on_error))
         script = Script(tokenizer, turns)
-        progress = SilentProgress()
+        progress = Progress()
         collector = RolloutCollector(
             generator=script,
             episodes=runners[-1],

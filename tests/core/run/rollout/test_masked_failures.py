@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, RewardError, Row, StepResult, Turn, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -69,8 +69,8 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def progress(notes: list[str]) -> SilentProgress:
-    progress = SilentProgress()
+def progress(notes: list[str]) -> Progress:
+    progress = Progress()
     progress.note = notes.append  # type: ignore[method-assign]
     return progress
 
@@ -95,7 +95,7 @@ def test_it_goes_on_where_the_recipe_lets_all_fail(run: Run, broken: Registry, t
 
 
 def test_failures_below_the_bound_are_said_with_reason_and_count(
-    run: Run, broken: Registry, progress: SilentProgress, notes: list[str], tmp_path: Path
+    run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path
 ) -> None:
     run(*MASK, "environment.fake.failing=opqrst", registry=broken, progress=progress)
     records = read_metrics(tmp_path / "runs" / "run")
@@ -174,7 +174,7 @@ LONG = ("environment.fake.long=abcdefgh", "data.train.shuffle=false", "run.num_s
 
 
 def test_prompts_that_an_episode_shows_to_be_long_are_dropped(
-    run: Run, broken: Registry, progress: SilentProgress, notes: list[str], tmp_path: Path
+    run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path
 ) -> None:
     """The fake's prompts begin with a, b, c, ..., z, aa, ab, ...: eight a step."""
     drop = "data.evaluation.on_long_prompt=drop"

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.storage.algorithm_state import read_state, write_state
 from rlcore.spi import ADVANTAGES, CheckpointError, ContractError, PluginError
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
@@ -50,7 +50,7 @@ class Killed(BaseException):
     """Nothing handles it, as nothing handles a kill."""
 
 
-class DiesAfter(SilentProgress):
+class DiesAfter(Progress):
     """Ends the process's work, as a kill would, once a step's metrics are written."""
 
     def __init__(self, step: int) -> None:
@@ -78,7 +78,7 @@ def test_a_step_that_failed_leaves_no_trace_in_the_state(run: Run, registry_with
     registry = registry_with(algorithm=MovingBaseline)
     options = ("training.updates_per_step=1", "checkpoint.every_n_steps=0", "run.num_steps=5")
 
-    class Refuses(SilentProgress):
+    class Refuses(Progress):
         def phase(self, name: str) -> None:
             if name == "train" and next(steps) == 3:
                 raise RuntimeError("before the update")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.storage.recipe_changes import recipe_changes
 from rlcore.spi import CheckpointError
 
@@ -17,7 +17,7 @@ from ..conftest import read_metrics  # type: ignore[import-not-found]
 Run = Callable[..., dict[str, Any]]
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps what is noted."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError, ConfigError, hookimpl
 from rlcore.testing.fakes.generator import FakeGenerator
@@ -16,7 +16,7 @@ from ..conftest import read_metrics  # type: ignore[import-not-found]
 Run = Callable[..., dict[str, Any]]
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps what is noted."""
 
     def __init__(self) -> None:

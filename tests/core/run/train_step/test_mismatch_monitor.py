@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.registry.trainer_handle import TrainerHandle
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import MAX_SAMPLES
 from rlcore.spi import MISMATCH_METRICS, WEIGHT_VERSIONS, RefitError, RolloutBatch, TokenBatch, TrainingBatch, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
@@ -41,7 +41,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> Lie:
     return lying
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -227,9 +227,16 @@ def without_versions(batch: TokenBatch) -> TokenBatch:
     return evolve(batch, token_columns=kept)
 
 
-@pytest.mark.parametrize("change", [widened, aged, without_versions])
-def test_tokens_that_were_not_generated_at_these_weights_are_not_compared(
-    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (widened, "loss tokens were not generated at weight version 0"),
+        (aged, "loss tokens were not generated at weight version 0"),
+        (without_versions, "the training batch lacks weight_versions"),
+    ],
+)
+def test_tokens_that_were_not_generated_at_these_weights_are_not_compared_which_is_noted_once(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, reason: str
 ) -> None:
     build = FakeAlgorithm.build_batch
 
@@ -238,7 +245,10 @@ def test_tokens_that_were_not_generated_at_these_weights_are_not_compared(
 
     monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
     lie(2.0, versions={0, 2})
-    run("run.num_steps=2")
+    notes = Notes()
+    run("run.num_steps=2", progress=notes)
+    (note,) = (text for text in notes.texts if "not compared" in text)
+    assert reason in note
     records = read_metrics(tmp_path / "runs" / "run")[1:]
     assert [record["updates"] for record in records] == [2.0, 2.0]
     assert not any(record.keys() & {*MISMATCH_METRICS} for record in records)

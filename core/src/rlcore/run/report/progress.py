@@ -36,7 +36,3 @@ class Progress:
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """The run is complete; `summary` holds what summary.json does."""
-
-
-class SilentProgress(Progress):
-    """Shows nothing."""

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.progress import Progress, SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer
 
@@ -54,7 +54,7 @@ SITE = Path(__file__).parent / "site"
 BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps warnings."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
     """Prepare and train; returns the summary."""
 
     def run_with(*overrides: str, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-        return train(prepared(*overrides), resume=resume, progress=progress or SilentProgress(), tokenizer=FakeTokenizer())
+        return train(prepared(*overrides), resume=resume, progress=progress or Progress(), tokenizer=FakeTokenizer())
 
     return run_with
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.plan.generator_placement import generator_span
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo
 from rlcore.testing.fakes import FakeTokenizer
@@ -21,7 +21,7 @@ Prepare = Callable[..., RunPlan]
 
 
 def start(prepared: RunPlan) -> None:
-    train(prepared, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+    train(prepared, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
 import sys
 from pathlib import Path
 from rlcore.run.plan.generator_placement import generator_span
-from rlcore.run.report.progress import SilentProgress
+from rlcore.run.report.progress import Progress
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.testing.fakes import FakeTokenizer
 recipe = prepare(Path({str(folder / "recipe.toml")!r}), ["run.num_steps=1", "run.directory={folder / "runs"}"])
-train(recipe, resume=False, progress=SilentProgress(), tokenizer=FakeTokenizer())
+train(recipe, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
 print(sorted({{"ray", "torch"}} & sys.modules.keys()))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
