@@ -45,22 +45,28 @@ def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert meta == {RUN_DIRECTORY: tmp_path}
 
 
-def rendered(live: LiveProgress) -> str:
-    console = Console(width=100, file=io.StringIO())
-    console.print(live._render())
-    return console.file.getvalue()
+def last_frame(screen: io.StringIO) -> str:
+    """The text of the last state that a live display drew."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue().rpartition("\x1b[2K")[2])
 
 
 def test_live_display_shows_phase_step_and_figures(tmp_path: Path) -> None:
-    live = LiveProgress(Console(width=100, file=io.StringIO(), force_terminal=True))
-    assert "set-up" in rendered(live)
+    screen = io.StringIO()
+    live = LiveProgress(Console(width=100, file=screen, force_terminal=True))
+
+    def shown() -> str:
+        with live:
+            pass
+        return last_frame(screen)
+
+    assert "set-up" in shown()
     live.started(tmp_path, 2, 10)
     live.phase("evaluation")
     live.step(2, {"evaluation/pass@1": 0.25})
     live.phase("generation")
     live.step(3, STEP)
     live.step(4, {**STEP, "reward_mean": 0.75})
-    text = rendered(live)
+    text = shown()
     assert "generation" in text
     assert "4/10" in text
     assert "pass@1 0.250" in text, "the last evaluation stays"
@@ -70,7 +76,7 @@ def test_live_display_shows_phase_step_and_figures(tmp_path: Path) -> None:
     assert "trainer" not in text
     live.pool("trainer", "idle")
     live.pool("generator", "generate on 8 ranks")
-    assert "trainer idle   generator generate on 8 ranks" in rendered(live)
+    assert "trainer idle   generator generate on 8 ranks" in shown()
 
 
 def test_live_display_ends_in_the_report_or_leaves_the_last_state(tmp_path: Path) -> None:
@@ -88,8 +94,7 @@ def test_live_display_ends_in_the_report_or_leaves_the_last_state(tmp_path: Path
         live.step(1, STEP)
         raise ZeroDivisionError
     live.show_report()
-    last_frame = failed.getvalue().rpartition("\x1b[2K")[2]
-    assert "reward 0.500" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last_frame)
+    assert "reward 0.500" in last_frame(failed)
     assert "run directory: " not in failed.getvalue()
 
 

@@ -1,5 +1,6 @@
 """Connecting to a Ray cluster: what cannot be reached is said in time."""
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -8,15 +9,24 @@ import pytest
 
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.execution.ray import session
-from rlcore.spi import ConfigError
+from rlcore.spi import ConfigError, Problem
+
+
+def problem_of_joining(address: str) -> Problem:
+    """The one problem that keeps a session from joining this address."""
+    with pytest.raises(ConfigError) as raised, session.ray_session(ClusterConfig(address=address), "cpu", None):
+        pass
+    (problem,) = raised.value.problems
+    assert problem.path == "cluster.address"
+    return problem
 
 
 def test_an_address_where_nothing_listens_is_said_in_time() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(ConfigError, match=rf'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'):
-        session._authentication(f"127.0.0.1:{port}")
+    found = f'"127.0.0.1:{port}", where no Ray cluster can be joined: it takes no connection'
+    assert problem_of_joining(f"127.0.0.1:{port}").found.startswith(found)
 
 
 def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,24 +34,19 @@ def test_an_address_where_something_else_listens_is_said_in_time(monkeypatch: py
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(ConfigError, match="does not answer as Ray within 3 s"):
-            session._authentication(f"127.0.0.1:{other.getsockname()[1]}")
+        problem = problem_of_joining(f"127.0.0.1:{other.getsockname()[1]}")
+    assert problem.found.endswith("it does not answer as Ray within 3 s")
 
 
 def test_no_running_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     result = subprocess.CompletedProcess([], 1, "", "none")
     monkeypatch.setattr(session.subprocess, "run", lambda *_, **__: result)
-    with pytest.raises(ConfigError, match='"auto", where no Ray cluster can be joined: none'):
-        session._authentication("auto")
+    assert problem_of_joining("auto").found == '"auto", where no Ray cluster can be joined: none'
 
 
 @pytest.mark.parametrize(
-    ("has_token", "refused", "tried", "found"),
-    [
-        (False, (), [None], {}),
-        (True, (), ["token"], {"RAY_AUTH_MODE": "token"}),
-        (True, ("token",), ["token", None], {}),
-    ],
+    ("has_token", "refused", "tried"),
+    [(False, (), [None]), (True, (), ["token"]), (True, ("token",), ["token", None])],
 )
 def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -49,23 +54,27 @@ def test_a_cluster_that_asks_for_the_users_token_is_told_of_it(
     has_token: bool,
     refused: tuple[str, ...],
     tried: list[str | None],
-    found: dict[str, str],
 ) -> None:
+    import ray  # before the variables of a token, which it would keep
+
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     if has_token:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("secret")
-    modes = []
+    modes: list[str | None] = []
+    joined: list[str | None] = []
 
     def status(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
         modes.append(env.get("RAY_AUTH_MODE"))
         return subprocess.CompletedProcess([], int(modes[-1] in refused), "", "refused")
 
     monkeypatch.setattr(session.subprocess, "run", status)
-    assert session._authentication("auto") == found
-    assert modes == tried
+    monkeypatch.setattr(ray, "init", lambda **_: joined.append(os.environ.get("RAY_AUTH_MODE")))
+    with session.ray_session(ClusterConfig(address="auto"), "cpu", None):
+        assert (modes, joined) == (tried, tried[-1:])
+    assert "RAY_AUTH_MODE" not in os.environ
 
 
 def test_a_local_cluster_that_does_not_start_is_a_problem_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,5 +84,8 @@ def test_a_local_cluster_that_does_not_start_is_a_problem_of_the_recipe(monkeypa
         raise Exception("The current node timed out during startup")
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(ConfigError, match="a local Ray cluster that does not start: Exception: The current node timed out"):
-        session._start(ClusterConfig(gpus_per_node=2), "cpu")
+    with pytest.raises(ConfigError) as raised, session.ray_session(ClusterConfig(gpus_per_node=2), "cpu", None):
+        pass
+    (problem,) = raised.value.problems
+    assert problem.path == "cluster"
+    assert problem.found.endswith("Exception: The current node timed out during startup")
