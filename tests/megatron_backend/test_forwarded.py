@@ -111,8 +111,11 @@ def test_enums_go_by_their_names() -> None:
 
 
 def test_what_was_not_checked_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ConfigError, match="Did you mean overlap_grad_reduce"):
+    with pytest.raises(ConfigError) as raised:
         converted({"overlap_grad_reducce": True}, megatron_class("ddp"))
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("DistributedDataParallelConfig.overlap_grad_reducce", "an unknown key")
+    assert problem.remedy == "Did you mean overlap_grad_reduce?"
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,11 @@ def test_experts_in_one_tensor(models: Path, rewritten: Callable[..., Path]) -> 
     assert_equal(loaded(directory), expected)
     fused["model.layers.1.mlp.experts.down_proj"] = fused["model.layers.1.mlp.experts.down_proj"][:3]
     save_file(fused, directory / "model.safetensors")
-    with pytest.raises(ModelError, match=r"experts.down_proj of shape \[3, 16, 16\]; expected expert 3 in it"):
+    with pytest.raises(ModelError) as raised:
         loaded(directory)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == (str(directory), "model.layers.1.mlp.experts.down_proj of shape [3, 16, 16]")
+    assert problem.expected.startswith("expert 3 in it")
 
 
 def test_all_that_is_wrong_is_reported_at_once(models: Path, rewritten: Callable[..., Path]) -> None:
@@ -143,20 +146,21 @@ def test_all_that_is_wrong_is_reported_at_once(models: Path, rewritten: Callable
     del tensors["model.layers.1.self_attn.k_proj.weight"]
     tensors["model.norm.weight"] = torch.ones(17)
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(48, 15)
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(ModelError) as raised:
         loaded(rewritten("llama", tensors))
-    assert len(error.value.problems) == 3
-    text = str(error.value)
-    assert "no model.layers.1.self_attn.k_proj.weight in the weights; expected a tensor of shape [8, 16]" in text
-    assert "model.norm.weight of shape [17]; expected [16], as config.json says" in text
-    assert "model.layers.0.mlp.up_proj.weight of shape [48, 15]" in text
+    assert {problem.found: problem.expected for problem in raised.value.problems} == {
+        "no model.layers.1.self_attn.k_proj.weight in the weights": "a tensor of shape [8, 16]",
+        "model.norm.weight of shape [17]": "[16], as config.json says",
+        "model.layers.0.mlp.up_proj.weight of shape [48, 15]": "[48, 16], as config.json says",
+    }
 
 
 def test_a_file_that_is_no_safetensors_file(rewritten: Callable[..., Path]) -> None:
     directory = rewritten("qwen2", {"model.norm.weight": torch.ones(16)})
     (directory / "model.safetensors").write_bytes(b"no header")
-    with pytest.raises(ModelError, match=r"model.safetensors: found .*; expected a readable safetensors file"):
+    with pytest.raises(ModelError) as raised:
         loaded(directory)
+    assert {problem.path for problem in raised.value.problems} == {str(directory / "model.safetensors")}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +176,9 @@ def test_what_megatrons_layers_cannot_hold(models: Path, key: str, value: object
     setattr(config, key, value)
     (problem,) = name_problems(config.to_dict(), "somewhere/config.json")
     assert (problem.path, problem.found) == ("somewhere/config.json", found)
-    with pytest.raises(ModelError, match="Take another trainer"):
+    with pytest.raises(ModelError) as raised:
         Names.of(config)
+    assert [(problem.path, problem.found) for problem in raised.value.problems] == [(config.name_or_path, found)]
 
 
 def test_the_next_bucket_is_fetched_while_one_is_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

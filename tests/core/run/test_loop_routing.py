@@ -136,5 +136,8 @@ def test_both_sides_have_to_know_of_it(prepared: Callable[..., Any], role: str) 
 
 
 def test_demonstrations_have_no_routing(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.replay_routing: found true, with algorithm 'fake'"):
+    with pytest.raises(ConfigError) as raised:
         prepared(*OPTIONS[:1], "algorithm.fake.source=demonstrations", registry=registry())
+    (problem,) = raised.value.problems
+    assert problem.path == "rollout.replay_routing"
+    assert problem.found.startswith("true, with algorithm 'fake'")

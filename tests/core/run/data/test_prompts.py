@@ -185,5 +185,7 @@ def test_a_row_without_a_completion_is_named(tokenizer, row, message):
 
 
 def test_demonstrations_need_an_end_of_sequence(tokenizer):
-    with pytest.raises(ModelError, match=r"model\.path: found a tokenizer without an end-of-sequence token"):
+    with pytest.raises(ModelError) as raised:
         demonstrate(rows_of("1"), evolve(tokenizer, stop_token_ids=()))
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("model.path", "a tokenizer without an end-of-sequence token")

@@ -129,14 +129,20 @@ def test_prompts_begin_as_the_tokenizers_own_settings_say(directory):
 
 def test_a_directory_without_a_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"model\.path: found the directory .* without a tokenizer \(it holds config\.json\)"):
+    with pytest.raises(ModelError) as raised:
         load(tmp_path)
+    (problem,) = raised.value.problems
+    assert problem.path == "model.path"
+    assert problem.found == f"the directory {tmp_path} without a tokenizer (it holds config.json)"
 
 
 def test_a_damaged_tokenizer(directory):
     (directory / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match="with a tokenizer that does not load"):
+    with pytest.raises(ModelError) as raised:
         load(directory)
+    (problem,) = raised.value.problems
+    assert problem.path == "model.path"
+    assert problem.found.startswith(f"the directory {directory} with a tokenizer that does not load (")
 
 
 @pytest.mark.parametrize("kind", ["file", "nothing"])
@@ -144,8 +150,11 @@ def test_a_path_that_is_no_directory(tmp_path, kind):
     path = tmp_path / "model"
     if kind == "file":
         path.write_text("")
-    with pytest.raises(ModelError, match="found the file" if kind == "file" else "no directory here"):
+    with pytest.raises(ModelError) as raised:
         load(path)
+    (problem,) = raised.value.problems
+    assert problem.path == "model.path"
+    assert problem.found.startswith(f"the file {path}" if kind == "file" else f"{str(path)!r}, which is no directory here")
 
 
 def test_without_transformers(tokenizer_directory, monkeypatch):
@@ -157,8 +166,11 @@ def test_without_transformers(tokenizer_directory, monkeypatch):
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_transformers)
-    with pytest.raises(ModelError, match=r"no usable `transformers`.*pip install 'rlcore\[tokenizer\]'"):
+    with pytest.raises(ModelError) as raised:
         load(tokenizer_directory)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("model.path", "no usable `transformers` (No module named 'transformers')")
+    assert "pip install 'rlcore[tokenizer]'" in problem.remedy
 
 
 def test_loading_leaves_the_directory_as_it_was(directory, tmp_path):

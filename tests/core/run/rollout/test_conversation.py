@@ -231,5 +231,8 @@ def test_messages_after_a_prompt_of_text_are_refused(load, talk):
 
 
 def test_a_variable_that_the_template_never_reads_is_refused(load):
-    with pytest.raises(ConfigError, match=r"model\.chat_template_kwargs\.enable_thinking: found a chat template that never"):
+    with pytest.raises(ConfigError) as raised:
         load("qwen2.5", chat_template_kwargs={"enable_thinking": False})
+    (problem,) = raised.value.problems
+    assert problem.path == "model.chat_template_kwargs.enable_thinking"
+    assert problem.found == "a chat template that never reads it"

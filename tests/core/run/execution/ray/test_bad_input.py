@@ -54,9 +54,10 @@ def test_layouts_that_cannot_be(prepared: Prepare, overrides: list[str], message
 
 
 def test_generators_span_whole_numbers_of_a_nodes_ranks(prepared: Prepare) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         prepared("cluster.gpus_per_node=3", "generator.ranked.span=2")
-    assert "cluster.gpus_per_node: found 3, which are to be shared with generators that span 2" in str(caught.value)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.expected) == ("cluster.gpus_per_node", "a multiple of 2")
     assert prepared("cluster.gpus_per_node=4", "generator.ranked.span=2").span == 2
     assert prepared("generator.ranked.span=2").span == 1
 
@@ -101,8 +102,11 @@ def test_between_devices_weights_take_other_ways(prepared: Prepare) -> None:
 def test_without_ray_the_way_to_install_it_is_said(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
-    with pytest.raises(ConfigError, match=r"pip install 'rlcore\[ray\]'"):
+    with pytest.raises(ConfigError) as raised:
         prepared("cluster.gpus_per_node=2")
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("cluster", "the section, without the package ray")
+    assert "pip install 'rlcore[ray]'" in problem.remedy
 
 
 def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
@@ -126,12 +130,16 @@ print(sorted({{"ray", "torch"}} & sys.modules.keys()))
 
 @pytest.mark.usefixtures("local_ray")
 def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         start(prepared("cluster.gpus_per_node=1000"))
-    assert "cluster.gpus_per_node: found 1 node(s) with 1000 CPUs each" in str(caught.value)
-    assert "expected no more than the cluster has: node 127.0.0.1 with 4 CPUs" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"cluster.nodes: found 2 node\(s\) with 1 CPU each; .* has, also after 1 s: "):
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("cluster.gpus_per_node", "1 node(s) with 1000 CPUs each")
+    assert problem.expected.endswith(": node 127.0.0.1 with 4 CPUs")
+    with pytest.raises(ConfigError) as raised:
         start(prepared("cluster.nodes=2", "cluster.address=auto", "cluster.wait_s=1", "run.name=two"))
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("cluster.nodes", "2 node(s) with 1 CPU each")
+    assert "also after 1 s" in problem.expected
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -144,10 +152,13 @@ def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: py
     other = ray.util.placement_group([{"CPU": 2}])
     assert other.wait(10)
     try:
-        with pytest.raises(ConfigError, match="with 4 CPUs, of which 2 CPUs are free; others use the rest"):
+        with pytest.raises(ConfigError) as raised:
             start(prepared("cluster.gpus_per_node=3"))
     finally:
         ray.util.remove_placement_group(other)
+    (problem,) = raised.value.problems
+    assert problem.path == "cluster.gpus_per_node"
+    assert "with 4 CPUs, of which 2 CPUs are free" in problem.expected
 
 
 @pytest.mark.usefixtures("local_ray")
