@@ -271,18 +271,24 @@ def request(model: Path, **options: Any) -> ServeRequest:
 
 
 def test_what_cannot_be_served_is_said_before_vllm_is_imported(models: list[Path]) -> None:
-    with pytest.raises(ConfigError, match="one sequence of 16384 tokens needs .*Pass --max-length"):
+    with pytest.raises(ConfigError) as raised:
         serve(request(models[0]), VllmConfig(cpu_kv_cache_gib=0.001))
-    with pytest.raises(ModelError, match="max_position_embeddings = 16384; expected at least 20000"):
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == ("generator.vllm.cpu_kv_cache_gib", "0.001")
+    assert "one sequence of 16384 tokens" in problem.expected
+    assert "Pass --max-length" in problem.remedy
+    with pytest.raises(ModelError) as raised:
         serve(request(models[0], max_sequence_length=20000), VllmConfig())
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == (str(models[0] / "config.json"), "max_position_embeddings = 16384")
+    assert problem.expected.startswith("at least 20000")
 
 
 def test_a_name_that_the_hub_does_not_have_is_no_defect(models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ModelError, match=r"no-such/model: found .*; expected a model that transformers can load\. Check the path"
-    ):
+    with pytest.raises(ModelError) as raised:
         serve(request(Path("no-such/model")), VllmConfig())
+    assert [problem.path for problem in raised.value.problems] == ["no-such/model"]
 
 
 def test_a_server_takes_the_sections_options_and_the_models_own_weights(models: list[Path]) -> None:
@@ -344,8 +350,9 @@ def test_any_other_end_shows_what_was_printed_last(played: Any) -> None:
     async def find_the_port_taken() -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
-    with pytest.raises(ConfigError, match="--port: found 1: already in use"):
+    with pytest.raises(ConfigError) as raised:
         played(find_the_port_taken)
+    assert [(problem.path, problem.found) for problem in raised.value.problems] == [("--port", "1: already in use")]
 
 
 @pytest.mark.parametrize("died", [True, False])
