@@ -25,32 +25,37 @@ def start(prepared: RunPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "path", "found"),
     [
-        (["cluster.gpus_per_node=0"], "cluster.gpus_per_node: found 0; expected an integer of at least 1"),
-        (["cluster.nodes=2"], "cluster.nodes: found 2, without an address; expected 1, since a local cluster"),
+        (["cluster.gpus_per_node=0"], "cluster.gpus_per_node", "0"),
+        (["cluster.nodes=2"], "cluster.nodes", "2, without an address"),
+        (["cluster.address=somewhere"], "cluster.address", '"somewhere"'),
+        (["cluster.address=ray://head:10001"], "cluster.address", '"ray://head:10001"'),
+        (["cluster.wait_s=-1"], "cluster.wait_s", "-1"),
+        (["cluster.late_timeout_s=0"], "cluster.late_timeout_s", "0"),
+        (["cluster.max_restarts=-1"], "cluster.max_restarts", "-1"),
         (
-            ["cluster.address=somewhere"],
-            'cluster.address: found "somewhere"; expected a string that is "auto" or the "host:port"',
+            ["cluster.generator_gpus_per_node=1", "cluster.gpus_per_node=2"],
+            "cluster.generator_gpus_per_node",
+            '1, with placement = "colocated"',
         ),
-        (["cluster.address=ray://head:10001"], "cluster.address: found"),
-        (["cluster.wait_s=-1"], "cluster.wait_s: found -1"),
-        (["cluster.late_timeout_s=0"], "cluster.late_timeout_s: found 0"),
-        (["cluster.max_restarts=-1"], "cluster.max_restarts: found -1"),
-        (["cluster.generator_gpus_per_node=1", "cluster.gpus_per_node=2"], 'found 1, with placement = "colocated"; expected 0'),
         (
             ['cluster.placement="separate"', "cluster.gpus_per_node=2"],
-            'found 0 of 2, with placement = "separate"; expected at least 1',
+            "cluster.generator_gpus_per_node",
+            '0 of 2, with placement = "separate"',
         ),
-        (['cluster.placement="separate"', "cluster.generator_gpus_per_node=1"], "found 1 of 1"),
+        (
+            ['cluster.placement="separate"', "cluster.generator_gpus_per_node=1"],
+            "cluster.generator_gpus_per_node",
+            '1 of 1, with placement = "separate"',
+        ),
     ],
 )
-def test_layouts_that_cannot_be(prepared: Prepare, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_layouts_that_cannot_be(prepared: Prepare, overrides: list[str], path: str, found: str) -> None:
+    with pytest.raises(ConfigError) as raised:
         prepared(*overrides)
-    found, _, expected = message.partition("; ")
-    assert found in str(caught.value)
-    assert expected in str(caught.value)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found.removesuffix(", in the command line")) == (path, found)
 
 
 def test_generators_span_whole_numbers_of_a_nodes_ranks(prepared: Prepare) -> None:
