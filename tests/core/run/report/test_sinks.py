@@ -182,18 +182,38 @@ def test_sinks_that_were_built_are_closed_where_a_later_one_cannot_be(run: Run, 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error", "said"),
+    ("name", "said"),
     [
-        (['sinks.names=["away"]'], PluginError, "no tracker is installed: pip install tracker"),
-        (['sinks.names=["liens"]'], PluginError, "'liens' is not installed; did you mean 'lines'"),
-        (['sinks.names=["lines", "lines"]'], ConfigError, "sinks.names"),
-        (["logging.lines=true"], ConfigError, 'Did you mean "lines" in sinks.names'),
-        (["sinks.lines.prefx=x"], ConfigError, r"sinks\.lines\.prefx: found an unknown key"),
-        (['sinks.names=["lines"]', 'plugins.disable=["sink:lines"]'], ConfigError, "which sinks.names asks for"),
+        ("away", "no tracker is installed: pip install tracker"),
+        ("liens", "'liens' is not installed; did you mean 'lines'"),
+    ],
+)
+def test_a_sink_that_cannot_be_had_is_found_before_the_run(
+    prepared: Callable[..., Any], installed: Registry, name: str, said: str
+) -> None:
+    with pytest.raises(PluginError, match=said):
+        prepared(f'sinks.names=["{name}"]', registry=installed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "found", "remedy"),
+    [
+        (['sinks.names=["lines", "lines"]'], "sinks.names", '["lines", "lines"]', ""),
+        (["logging.lines=true"], "logging.lines", "an unknown key", 'Did you mean "lines" in sinks.names?'),
+        (["sinks.lines.prefx=x"], "sinks.lines.prefx", "an unknown key", "Did you mean sinks.lines.prefix?"),
+        (
+            ['sinks.names=["lines"]', 'plugins.disable=["sink:lines"]'],
+            "plugins.disable",
+            '"sink:lines", which sinks.names asks for',
+            "",
+        ),
     ],
 )
 def test_a_wrong_choice_of_sinks_is_found_before_the_run(
-    prepared: Callable[..., Any], installed: Registry, overrides: list[str], error: type[Exception], said: str
+    prepared: Callable[..., Any], installed: Registry, overrides: list[str], path: str, found: str, remedy: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(ConfigError) as raised:
         prepared(*overrides, registry=installed)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found.removesuffix(", in the command line")) == (path, found)
+    assert problem.remedy == remedy

@@ -189,8 +189,9 @@ PROBLEM = Problem(path="environment.acme.judge", found="no address", expected="o
 @pytest.mark.parametrize("on_error", ["error", "mask"])
 @pytest.mark.parametrize("kind", [ConfigError, ModelError])
 def test_nor_is_passed_over_what_is_wrong_with_the_recipe(run, kind, on_error):
-    with pytest.raises(kind, match=r"environment\.acme\.judge: found no address; expected one") as raised:
+    with pytest.raises(kind) as raised:
         run(at(3, raises(kind([PROBLEM]))), on_error)
+    assert raised.value.problems == (PROBLEM,)
     (note,) = raised.value.__notes__
     assert note.startswith("raised in environment 'acme'.step, episode 3 of 6 (")
 
