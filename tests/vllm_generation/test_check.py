@@ -68,9 +68,11 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
 
 
-def test_a_mirror_is_an_address() -> None:
-    _, (problem,) = structure({"mirrors": ["localhost:8000"]}, VllmConfig, "generator.vllm")
-    assert problem.path == "generator.vllm.mirrors[0]"
+@pytest.mark.parametrize("wrong", ["localhost:8000", "http://host:abc", "http://host:99999", "https://"])
+def test_a_mirror_is_an_address(wrong: str) -> None:
+    right = ["http://127.0.0.1:8000", "https://mirror/v"]
+    _, (problem,) = structure({"mirrors": [*right, wrong]}, VllmConfig, "generator.vllm")
+    assert problem.path == "generator.vllm.mirrors[2]"
 
 
 @pytest.mark.parametrize(

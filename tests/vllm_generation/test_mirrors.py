@@ -101,8 +101,11 @@ def refit(mirror: tuple[PlayedMirror, str], tmp_path: Path) -> Refit:
     return run
 
 
-def test_a_mirror_is_paused_updated_and_resumed(mirror: tuple[PlayedMirror, str], refit: Refit) -> None:
-    refit()
+def test_a_mirror_is_paused_updated_and_resumed(
+    mirror: tuple[PlayedMirror, str], refit: Refit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a mirror is reached directly
+    refit(required=True)
     played = mirror[0]
     pause, drop = "/pause?mode=keep&clear_cache=true", "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
     steps = ["connect", pause, "begin", "bucket", "bucket", "finish", drop, "/update_weight_version", "/resume"]

@@ -1,10 +1,12 @@
 """Discovery through real package metadata: what is installed, and what is wrong with it."""
 
 import sys
+import types
 
 import attrs
 import pytest
 
+from rlcore.installed import is_installed
 from rlcore.registry.discovery import Registry, discover
 from rlcore.registry.selection import ChosenPlugin, load_chosen
 from rlcore.spi import ROLES, SPI_VERSION, PluginError
@@ -377,3 +379,11 @@ def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monke
     installer.trainer("mine")
     monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])
     assert len(discover().of("trainer")) == 1
+
+
+def test_a_module_is_there_where_it_can_be_found_or_was_made_by_hand(monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_by_hand", types.ModuleType("made_by_hand"))
+    found = {
+        name: is_installed(name) for name in ("json.decoder", "made_by_hand", "json.nothing", "os.path.nothing", "nothing", "")
+    }
+    assert [name for name, there in found.items() if there] == ["json.decoder", "made_by_hand"]

@@ -172,6 +172,13 @@ def test_what_a_request_says_more_needs_its_capability(make_trainer, batch, capa
         trainer.train_step(attrs.evolve(step_request(batch), **changes))
 
 
+def test_every_capability_that_a_request_lacks_is_named(make_trainer, batch):
+    trainer = make_trainer(declared=capabilities.KNOWN - {capabilities.SCHEDULE_STEP, capabilities.STEP_LOGPROBS})
+    with pytest.raises(ContractError) as raised:
+        trainer.train_step(attrs.evolve(step_request(batch), schedule_step=3, logprobs=True))
+    assert {repr(name) in str(raised.value) for name in (capabilities.SCHEDULE_STEP, capabilities.STEP_LOGPROBS)} == {True}
+
+
 def test_versions_are_followed_through_steps(make_trainer, batch):
     trainer = make_trainer()
     trainer.train_step(step_request(batch, version=0))

@@ -88,5 +88,6 @@ def test_models_of_a_family_that_are_another(model_type: str, config: dict[str, 
     assert isinstance(family, Architecture)
     (problem,) = family.problems({"architectures": [family.class_name]} | config, "config.json")
     assert problem.found == found
-    plain = {"architectures": [family.class_name], "use_sliding_window": False, "sliding_window": None}
-    assert not list(family.problems(plain, "config.json"))
+    for window in (None, False, 0):
+        plain = {"architectures": [family.class_name], "use_sliding_window": False, "sliding_window": window}
+        assert not list(family.problems(plain, "config.json"))

@@ -30,7 +30,16 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(ROPE) | st.text(max_size=2), inner, max_size=3),
     max_leaves=4,
 )
-KEYS = (*TYPES, "architectures", "quantization_config", "dtype", "num_local_experts", "hidden_act")
+KEYS = (
+    *TYPES,
+    "sliding_window",
+    "use_sliding_window",
+    "architectures",
+    "quantization_config",
+    "dtype",
+    "num_local_experts",
+    "hidden_act",
+)
 
 
 @pytest.fixture

@@ -137,11 +137,11 @@ class Upstream(NamedTuple):
 
 
 def head_states(caller: str, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """`hidden` [T, H] in the dtype of its product with `weight` [V, H]. ContractError, in the name of `caller`, for shapes or a
-    temperature that do not fit."""
+    """`hidden` [T, H] in the dtype of its product with `weight` [rows, H]. ContractError, in the name of `caller`, for shapes
+    or a temperature that do not fit."""
     if hidden.ndim != 2 or weight.ndim != 2 or targets.shape != hidden.shape[:1] or weight.shape[1] != hidden.shape[1]:
         found = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)}"
-        raise ContractError(f"{caller}: found {found}; expected [T, H], [V, H], [T]")
+        raise ContractError(f"{caller}: found {found}; expected [T, H], [rows, H], [T]")
     if not temperature > 0.0:
         raise ContractError(f"{caller}: found temperature {temperature}; expected a positive one")
     device = hidden.device.type

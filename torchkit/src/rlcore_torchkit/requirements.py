@@ -1,10 +1,11 @@
 """Whether the libraries that torch backends need are here in versions that serve, found out without importing them."""
 
 import importlib.util
+import re
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 REQUIRED = {"torch": ">=2.11", "transformers": ">=5.16,<5.20"}
 """Distribution to the versions that serve, as in this distribution's requirements."""
@@ -24,8 +25,14 @@ def missing_requirement() -> str | None:
 
 
 def installed_version(distribution: str) -> Version | None:
-    """The version of an installed distribution, by its metadata; None where there is none."""
+    """The version of an installed distribution, by its metadata; None where there is none that can be read. Of one that is no
+    version by PEP 440, such as 2.11.0-git, the leading numbers."""
     try:
-        return Version(metadata.version(distribution))
+        text = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+    try:
+        return Version(text)
+    except InvalidVersion:
+        numbers = re.match(r"\d+(\.\d+)*", text)
+        return None if numbers is None else Version(numbers.group())

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import accumulate
 from typing import Any, cast
 
 import pluggy
@@ -189,7 +188,8 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
 def require_module(entry: Entry) -> None:
     """PluginError where the backend's module is not there at all, which is known without importing anything heavy."""
     path = _provider(entry).backend
-    for name in accumulate(path.partition(":")[0].split("."), "{}.{}".format):
+    packages = path.partition(":")[0].split(".")
+    for name in (".".join(packages[:depth]) for depth in range(1, len(packages) + 1)):
         if not is_installed(name):
             raise PluginError(f"{entry.label} cannot be imported from {path!r}: no module named {name!r}")
         if name not in sys.modules:

@@ -157,9 +157,9 @@ class BackendHandle:
         """Raise ContractError unless the provider declares every capability that is needed."""
         missing = [repr(capability) for capability, is_needed in needed.items() if is_needed and not self.has(capability)]
         if missing:
-            raise ContractError(
-                f"{self.entry.label}: this {hook} needs the capability {', '.join(missing)}, which it does not declare"
-            )
+            capabilities = "capability" if len(missing) == 1 else "capabilities"
+            named = ", ".join(missing)
+            raise ContractError(f"{self.entry.label}: this {hook} needs the {capabilities} {named}, which it does not declare")
 
     def _call(
         self, hook: str, request: object, expected: type[ResultT], check: Callable[[ResultT], None] | None = None

@@ -35,7 +35,7 @@ STOP_STRINGS = "stop_strings"
 PER_SAMPLE_SEEDS = "per_sample_seeds"
 """A sample depends on its prompt, seed and weights alone, not on the batch around it (same device, same dtype)."""
 EXACT_LOGPROBS = "exact_logprobs"
-"""The sampled log-probabilities in float32 equal a plain forward pass within 1e-4, so nothing need recompute them."""
+"""The sampled log-probabilities equal a plain forward pass in float32 within 1e-4, so nothing need recompute them."""
 
 STREAMING = "streaming"
 """GenerateRequest.on_finished: each sample is handed out as soon as it ends."""

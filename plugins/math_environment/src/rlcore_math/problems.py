@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import comb, factorial, prod
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 from attrs import frozen
@@ -182,7 +182,11 @@ class ProblemRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._codes)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return ProblemRows(self._space, self._codes[index], self._format)
         text, result = self._space.problem(int(self._codes[index]))

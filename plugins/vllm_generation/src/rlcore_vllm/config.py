@@ -2,12 +2,22 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, above, above_at_most
 
-_ADDRESS = Constraint("such as http://127.0.0.1:8000", lambda value: value.startswith(("http://", "https://")))
+
+def _is_address(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and parts.port != 0 and bool(parts.hostname)
+    except ValueError:  # a port that is no number
+        return False
+
+
+_ADDRESS = Constraint("such as http://127.0.0.1:8000", _is_address)
 
 
 @frozen(kw_only=True)

@@ -5,6 +5,7 @@ the worker that they reach are vLLM's, so this is a part of its plugin and not o
 """
 
 import logging
+import ssl
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -87,9 +88,10 @@ class Mirrors:
     def _update(self, address: str) -> str | None:
         """Why one mirror could not be brought to the weights, or None."""
         assert self._manifest is not None
-        # Mirrors are named by where they are: no proxy of the environment stands between.
-        client = httpx.Client(base_url=address, timeout=self._config.refit_timeout_s, trust_env=False)
-        server = _Server(client=client, timeout_s=self._config.refit_timeout_s)
+        # Mirrors are named by where they are: no proxy of the environment stands between. The machine's own certificates count.
+        timeout, certificates = self._config.refit_timeout_s, ssl.create_default_context()
+        client = httpx.Client(base_url=address, timeout=timeout, trust_env=False, verify=certificates)
+        server = _Server(client=client, timeout_s=timeout)
         try:
             server.workers("connect", {"channel": CHANNEL, "options": {}})
             server.post("/pause", mode="keep", clear_cache="true")

@@ -31,8 +31,9 @@ class ModelDims:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
-        """From the content of config.json, under Llama's keys; None where that lacks what every decoder has."""
-        if not all(map(model.get, ESSENTIAL)):
+        """From the content of config.json, under Llama's keys and of the right types; None where that lacks what every decoder
+        has."""
+        if any(not model.get(key) for key in ESSENTIAL):
             return None
         heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0
         return cls(

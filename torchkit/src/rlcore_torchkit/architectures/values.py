@@ -11,10 +11,10 @@ from rlcore.spi.errors import Problem
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window")
-_ROPE = {"rope_type": str, "type": str, "factor": Annotated[float, above_at_most(0, 2**31)]}
-_ROPE |= {"original_max_position_embeddings": Positive}
+_NUMBER = Annotated[float, above_at_most(0, 2**31)]
+_ROPE = {"rope_type": str, "type": str, "factor": _NUMBER, "original_max_position_embeddings": _NUMBER}
 TYPES: Mapping[str, Any] = {
-    **dict.fromkeys((*_SIZES, "decoder_sparse_step", "sliding_window"), Positive),
+    **dict.fromkeys((*_SIZES, "decoder_sparse_step"), Positive),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), Annotated[int, between(1, 2**16)]),
     **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), Count),
     **dict.fromkeys(_FLAGS, bool),
