@@ -140,21 +140,21 @@ class LocalCalls:
     is_usable = True
 
     def __init__(self, workers: Workers, num_ranks: int) -> None:
-        self.workers = workers
+        self.time = workers
         self.ranks = range(num_ranks)
-        self.places = [SimpleNamespace(node_id=str(rank // RANKS_PER_NODE)) for rank in self.ranks]
+        self.workers = [SimpleNamespace(node_id=str(rank // RANKS_PER_NODE)) for rank in self.ranks]
         self.tokenizer = FakeTokenizer()
 
     def together(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """One answer a rank."""
-        with self.workers.work({"train_step": "train"}.get(name, name)):
+        with self.time.work({"train_step": "train"}.get(name, name)):
             replies = [pickled(getattr(self, name)(*given)) for given in arguments]
         return [unpickled(*reply) for reply in replies]
 
     def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], **_: Any) -> list[Any]:
         """One answer of each of some ranks."""
         sent = [pickled(given) for given in arguments.values()]
-        with self.workers.work("generation"):
+        with self.time.work("generation"):
             replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
         return [unpickled(*reply) for reply in replies]
 
