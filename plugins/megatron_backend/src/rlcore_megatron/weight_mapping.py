@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -131,7 +132,7 @@ def name_problems(standard: Mapping[str, Any], path: str) -> list[Problem]:
 def _unknown(names: Sequence[str]) -> Problem:
     return Problem(
         path="trainer.megatron.transformer",
-        found=f"parameters {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}",
+        found=f"parameters {listed(names)}",
         expected="those that Hugging Face's files have tensors for",
         remedy="Leave out what adds them",
     )
