@@ -14,6 +14,8 @@ from pathlib import Path
 from teacher import write_solutions
 
 from rlcore.cli.display import open_display
+from rlcore.cli.errors import notes_of
+from rlcore.cli.errors import report as report_error
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train
 from rlcore.spi import RlcoreError
@@ -77,5 +79,5 @@ if __name__ == "__main__":
     try:
         main()
     except RlcoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+        report_error(f"{error}{notes_of(error)}")
         sys.exit(error.exit_code)

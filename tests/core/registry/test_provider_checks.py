@@ -124,6 +124,34 @@ def test_a_default_of_another_type_is_named(tp, default):
     assert "; expected one of its type, " in problem
 
 
+@frozen(kw_only=True)
+class Untyped:
+    sizes: tuple = ()
+
+
+@pytest.mark.parametrize(
+    ("tp", "default", "place"),
+    [
+        (tuple[int | None, ...], (1, None), "type"),
+        (tuple[int | None, ...], attrs.NOTHING, "type"),
+        (Sequence[int | None], (), "type"),
+        (Mapping[str, list[str | None]] | None, None, "type"),
+        (tuple, (1, None), "default"),
+        (object, [[None]], "default"),
+        (frozenset, frozenset({None}), "default"),
+        (Mapping[str, object], attrs.Factory(lambda: {"a": [None]}), "default"),
+        (Untyped, Untyped(sizes=(None,)), "default"),
+    ],
+)
+def test_none_as_an_item_of_an_array_is_refused(tp, default, place):
+    (problem,) = field_problems(config_of(tp, default))
+    assert problem.startswith(f"Config.x has None as an item of an array in its {place}: TOML cannot say it; ")
+
+
+def test_none_in_a_table_is_a_key_left_out():
+    assert list(field_problems(config_of(dict[str, int | None], attrs.Factory(lambda: {"a": None})))) == []
+
+
 def test_what_a_converter_makes_of_a_default_is_not_judged():
     assert list(field_problems(config_of(tuple[int, ...], [1], converter=tuple))) == []
 

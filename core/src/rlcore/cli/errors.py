@@ -44,10 +44,14 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     """The exit code and what to say."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
-    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, RlcoreError):
-        return error.exit_code, f"{error}{notes}"
-    return UNEXPECTED, f"{_unexpected(error, ctx)}{notes}"
+        return error.exit_code, f"{error}{notes_of(error)}"
+    return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"
+
+
+def notes_of(error: BaseException) -> str:
+    """The notes that were added to an error, each on an indented line of its own after a line break; "" where it has none."""
+    return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
 
 
 def report(message: str) -> None:

@@ -83,7 +83,10 @@ def _section(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     if path and (values or not table):
         yield f"\n[{'.'.join(map(toml_key, path))}]"
     for key, value in values.items():
-        yield f"# {toml_key(key)} = none" if value is None else f"{toml_key(key)} = {toml_literal(value)}"
+        try:
+            yield f"# {toml_key(key)} = none" if value is None else f"{toml_key(key)} = {toml_literal(value)}"
+        except ValueError as error:
+            raise ValueError(f"{'.'.join(map(toml_key, (*path, key)))}: {error}") from error
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _section((*path, key), value)

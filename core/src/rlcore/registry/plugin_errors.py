@@ -29,6 +29,16 @@ def is_outside(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or is_ordered(error)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its class where it has none, or its `__str__` fails."""
+    try:
+        return str(error).partition("\n")[0] or type(error).__name__
+    except BaseException as failure:
+        if is_outside(failure):
+            raise
+        return type(error).__name__
+
+
 def blame(error: BaseException, owner: str) -> None:
     """Keep with an error, also on its way from a worker, that it is the own one of what messages call `owner`."""
     error.rlcore_owner = owner  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from rlcore.registry.hooks import arguments_problem, observer_problems
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.schema.describe import SCALARS, default_of
 from rlcore.schema.suggestions import did_you_mean
-from rlcore.schema.types import innermost, is_array, is_attrs, is_choice, is_mapping, is_union, origin, plain
+from rlcore.schema.types import innermost, is_array, is_attrs, is_choice, is_mapping, is_optional, is_union, origin, plain
 from rlcore.spi.capabilities import KNOWN
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.provider import Provider
@@ -205,6 +205,8 @@ def _own_problems(cls: type) -> Iterator[str]:
             yield f"{where} is of type {', '.join(unsupported)}; expected {SUPPORTED}"
         elif not _is_fit(field):
             yield f"{where} has the default {default_of(field)!r}; expected one of its type, {_shown(field.type)}"
+        elif place := _place_of_none(field):
+            yield f"{where} has None as an item of an array in its {place}: TOML cannot say it; expected items other than None"
 
 
 def _unresolved(cls: type) -> str | None:
@@ -232,6 +234,31 @@ def _is_fit(field: "attrs.Attribute[Any]") -> bool:
         return _fits(default_of(field), field.type)
     except Exception:  # a factory that fails is told of where the class is built
         return True
+
+
+def _place_of_none(field: "attrs.Attribute[Any]") -> str | None:
+    """Which of a field's type and default has None as an item of an array; None where neither has."""
+    if _lists_none_type(field.type):
+        return "type"
+    try:
+        return "default" if _lists_none(default_of(field)) else None
+    except Exception:  # a factory that fails is told of where the class is built
+        return None
+
+
+def _lists_none_type(tp: Any) -> bool:
+    tp = plain(tp)
+    parts = [plain(part) for part in typing.get_args(tp)]
+    return any((is_array(tp) and (part is type(None) or is_optional(part))) or _lists_none_type(part) for part in parts)
+
+
+def _lists_none(value: Any) -> bool:
+    if attrs.has(type(value)):
+        value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value)) if field.init}
+    if isinstance(value, Mapping):
+        return any(map(_lists_none, value.values()))
+    is_items = isinstance(value, Sequence | AbstractSet) and not isinstance(value, str)
+    return is_items and any(item is None or _lists_none(item) for item in value)
 
 
 def _fits(value: Any, tp: Any) -> bool:

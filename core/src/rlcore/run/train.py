@@ -10,10 +10,11 @@ from attrs import field, frozen
 
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.binding import build_sink
+from rlcore.registry.plugin_errors import first_line
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
-from rlcore.run.execution.refit import Refitter, first_line
+from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
 from rlcore.run.loop import Loop

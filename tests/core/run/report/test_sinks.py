@@ -152,6 +152,44 @@ def test_a_sink_that_knows_the_remedy_says_it_alone() -> None:
     assert progress.notes == ["sink 'plots' failed when the run ended: pip install plots"]
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise KeyError("host")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(Wordless(), "Wordless"), (ValueError("a\nb\nc"), "ValueError: a"), (PluginError("a\nb"), "a"), (OSError(), "OSError")],
+)
+def test_whatever_a_sink_raises_is_noted_on_one_line(error: Exception, cause: str) -> None:
+    class Fails:
+        def close(self, summary: Mapping[str, object] | None) -> None:
+            raise error
+
+    progress = Notes()
+    sinks = Sinks(progress)
+    sinks.add("sink 'fails'", cast("Sink", Fails()))
+    sinks.close()
+    assert progress.notes == [f"sink 'fails' failed when the run ended: {cause}"]
+
+
+def test_what_a_sink_does_to_its_summary_reaches_no_other() -> None:
+    seen: list[dict[str, object]] = []
+
+    class Clears:
+        def close(self, summary: dict[str, object]) -> None:
+            seen.append(dict(summary))
+            summary.clear()
+
+    sinks = Sinks(Notes())
+    sinks.summary = summary = {"steps": 3}
+    for label in ("one", "two"):
+        sinks.add(label, cast("Sink", Clears()))
+    sinks.close()
+    assert seen == [{"steps": 3}] * 2
+    assert summary == {"steps": 3}
+
+
 def refuse(self, request):
     raise ValueError("no more")
 

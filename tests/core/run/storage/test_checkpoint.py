@@ -12,6 +12,7 @@ from rlcore.run.storage.checkpoint import (
     list_checkpoints,
     newest_checkpoint,
     read_loop_state,
+    require_intact,
     save_checkpoint,
 )
 from rlcore.spi import CheckpointError, StorageError
@@ -91,6 +92,14 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_taken(tmp_path: Path, da
     assert newest_checkpoint(tmp_path, notes.append) == tmp_path / "step-000001"
     assert len(notes) == 1
     assert "trainer/weights" in notes[0]
+
+
+def test_a_damaged_checkpoint_that_was_named_asks_for_an_intact_one(tmp_path: Path) -> None:
+    saved = save(tmp_path, 3)
+    assert require_intact(saved) == saved
+    (saved / "loop.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step-000003 is no intact .*loop\.json.*Name an intact checkpoint of the run"):
+        require_intact(saved)
 
 
 def test_where_all_are_damaged_the_error_lists_them(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.recipe_changes import recipe_changes
+from rlcore.run.storage.resuming import find_checkpoint
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
@@ -137,6 +140,42 @@ def test_fewer_steps_than_done_are_said(run: Run, directory: Path) -> None:
     run("run.num_steps=4", resume=True, progress=notes)
     assert notes.texts[-1] == "run.num_steps = 4, but 6 steps are done: none is left"
     assert read_metrics(directory) == before
+
+
+def test_a_run_that_made_nothing_takes_any_recipe(run: Run, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no room"):
+        patched.setattr("rlcore.run.train._run_with_restarts", refuse)
+        run()
+    assert tomllib.loads((directory / "recipe.toml").read_text())["run"]["seed"] == 0
+    run("run.seed=7", resume=True)
+    assert tomllib.loads((directory / "recipe.toml").read_text())["run"]["seed"] == 7
+    assert [record["step"] for record in read_metrics(directory)] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_line_of_metrics_without_a_checkpoint_is_a_run(run: Run, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text('{"step": 0}\n')
+    (directory / "recipe.toml").write_text("[run]\nseed = 0\n")
+    with pytest.raises(CheckpointError, match=r"run\.seed 0 -> 7"):
+        run("run.seed=7", resume=True)
+
+
+def test_a_fault_of_the_new_recipe_is_not_blamed_on_the_old(
+    run: Run, prepared: Callable[..., RunPlan], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("run.num_steps=2")
+    plan, notes = prepared("run.num_steps=2"), Notes()
+
+    def refuse(*arguments: object) -> str:
+        raise ValueError("trainer.odd.sizes: found None")
+
+    monkeypatch.setattr("rlcore.run.plan.run_plan.dump_toml", refuse)
+    with pytest.raises(ValueError, match=r"trainer\.odd\.sizes"):
+        find_checkpoint(plan, RunDirectory(path=directory), notes.note, resume=True, allow_changes=False)
+    assert notes.texts == []
 
 
 def test_a_damaged_recipe_is_said_and_kept(run: Run, directory: Path) -> None:

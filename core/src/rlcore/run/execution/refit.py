@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from attrs import define
 
+from rlcore.registry.plugin_errors import first_line
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
@@ -74,8 +75,3 @@ class Refitter:
                     raise
                 self.progress.note(f"generation failed and is tried again: {first_line(error)}")
         raise AssertionError("unreachable: refit.max_attempts is at least 1")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return str(error).partition("\n")[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from rlcore.registry.plugin_errors import is_outside
+from rlcore.registry.plugin_errors import first_line, is_outside
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RlcoreError, Sink
 
@@ -26,7 +26,7 @@ class Sinks:
 
     def close(self) -> None:
         """End each sink."""
-        self._each(lambda sink: sink.close(self.summary), "failed when the run ended")
+        self._each(lambda sink: sink.close(None if self.summary is None else dict(self.summary)), "failed when the run ended")
 
     def _each(self, call: Callable[[Sink], None], failure: str) -> None:
         for label, sink in list(self._sinks.items()):
@@ -36,5 +36,6 @@ class Sinks:
                 if is_outside(error):
                     raise
                 del self._sinks[label]
-                cause = f"{error}" if isinstance(error, RlcoreError) else f"{type(error).__name__}: {error}"
+                name, line = type(error).__name__, first_line(error)
+                cause = line if isinstance(error, RlcoreError) or line == name else f"{name}: {line}"
                 self._progress.note(f"{label} {failure}: {cause}")

@@ -119,7 +119,8 @@ def require_intact(checkpoint: Path) -> Path:
     """The checkpoint; CheckpointError where it is damaged or none at all."""
     damage = find_damage(checkpoint)
     if damage is not None:
-        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. Name a folder checkpoints/step-N of a run")
+        remedy = "Name an intact checkpoint of the run, a folder checkpoints/step-N"
+        raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. {remedy}")
     return checkpoint
 
 

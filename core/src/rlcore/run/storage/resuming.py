@@ -21,8 +21,8 @@ Note: TypeAlias = Callable[[str], None]
 def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resume: bool, allow_changes: bool) -> Path | None:
     """None for a new run, else what `newest` finds, for a recipe that may be another one than the run had.
 
-    CheckpointError where a new run finds another in its directory, and where the recipe makes another run of a resumed one,
-    unless `allow_changes`. Nothing is written.
+    CheckpointError where a new run finds another in its directory, and where the recipe makes another run of a resumed one
+    that has a checkpoint or a line of metrics, unless `allow_changes`. Nothing is written.
     """
     if not resume:
         if directory.metrics_file.exists() or list_checkpoints(directory.checkpoints):
@@ -34,7 +34,8 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
     state = None if checkpoint is None else read_loop_state(checkpoint)
     if checkpoint is not None and state is not None:
         check_trainer(plan, checkpoint, state)
-    _check_changes(plan, directory, state, note, allow_changes)
+    if checkpoint is not None or directory.read_metrics():  # else nothing was made with the recipe before
+        _check_changes(plan, directory, state, note, allow_changes)
     if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
         _, text = state_for(plan.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
@@ -145,9 +146,9 @@ def _check_changes(
 
 def _changes(prepared: RunPlan, directory: RunDirectory, note: Note) -> Sequence[Change]:
     """Return what differs from the recipe that the run had last."""
-    file = directory.recipe_file
+    file, resolved = directory.recipe_file, prepared.resolved
     try:
-        return recipe_changes(file.read_text(encoding="utf-8"), prepared.resolved)
+        return recipe_changes(file.read_text(encoding="utf-8"), resolved)
     except FileNotFoundError:
         return ()  # killed before it wrote anything, or removed
     except (OSError, ValueError) as error:

@@ -112,6 +112,9 @@ def test_without_ray_the_way_to_install_it_is_said(prepared: Prepare, monkeypatc
     (problem,) = raised.value.problems
     assert (problem.path, problem.found) == ("cluster", "the section, without the package ray")
     assert "pip install 'rlcore[ray]'" in problem.remedy
+    with pytest.raises(ConfigError) as raised:
+        prepared("cluster.gpus_per_node=2", "rollout.samples_per_prompt=1")
+    assert [problem.path for problem in raised.value.problems] == ["cluster", "rollout.samples_per_prompt"]
 
 
 def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
