@@ -106,11 +106,11 @@ class Opened:
 @contextmanager
 def opened(directory: Path, layout: ParallelLayout, dtype: str = "float32", vocabulary: int | None = None) -> Iterator[Opened]:
     spec, device = ModelSpec(path=str(directory), dtype=dtype), "cuda" if torch.cuda.is_available() else "cpu"
-    place = RankInfo(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
+    rank_info = RankInfo(rank=layout.rank, world_size=layout.world_size, local_rank=layout.rank, device=device)
     hf = load_config(spec)
     hf.vocab_size = vocabulary or hf.vocab_size
     with cuda_or_cpu():
-        parallel.join(place, layout, 60.0)
+        parallel.join(rank_info, layout, 60.0)
         try:
             config = transformer_config(hf, MegatronConfig(), layout, dtype, device)
             parts = build(config, hf, layout)

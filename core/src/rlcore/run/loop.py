@@ -67,10 +67,10 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
-    agreement: MismatchMonitor = field(init=False)
+    mismatch_monitor: MismatchMonitor = field(init=False)
 
-    @agreement.default
-    def _agreement(self) -> MismatchMonitor:
+    @mismatch_monitor.default
+    def _mismatch_monitor(self) -> MismatchMonitor:
         options = self.recipe.training
         return MismatchMonitor(
             trainer=self.trainer,
@@ -159,17 +159,17 @@ class Loop:
 
     def _train_step(self, step: int, minibatch: Minibatch, loss: LossSpec) -> TrainStepResult:
         """One update. RefitError where generator and trainer turn out to be too far apart."""
-        watched, version = loss.generation_mismatch, self.position.weight_version
-        bounds, wants_logprobs = (self.agreement.bounds, self.agreement.wants_logprobs) if watched else ({}, False)
+        watched, version, monitor = loss.generation_mismatch, self.position.weight_version, self.mismatch_monitor
+        bounds, wants_logprobs = (monitor.bounds, monitor.wants_logprobs) if watched else ({}, False)
         try:
             with self.clock.phase("train"):
                 result, logprobs = self.trainer.train_step(minibatch, loss, version, bounds=bounds, logprobs=wants_logprobs)
         except BoundError as error:
-            self.agreement.judge_refusal(step, minibatch, version, error)
+            monitor.judge_refusal(step, minibatch, version, error)
             raise
         self.position.weight_version = result.weight_version
         if watched:
-            self.agreement.judge(step, minibatch, result, logprobs)
+            monitor.judge(step, minibatch, result, logprobs)
         return result
 
     def _without_signal(self, reason: str, step: int) -> list[TrainStepResult]:
@@ -207,7 +207,7 @@ class Loop:
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
         comparable = needs.source == "rollouts" and not self.recipe.rollout.truncates
-        if comparable and self.agreement.can_compare(batch, version):
+        if comparable and self.mismatch_monitor.can_compare(batch, version):
             # It sees those that generated, too.
             compared = tuple(dict.fromkeys([*columns, GENERATION_LOGPROBS]))
             first = evolve(first, token_columns=compared, generation_mismatch=True)

@@ -54,20 +54,20 @@ class Fsdp2Backend:
     """Trains a Hugging Face causal language model under FSDP2."""
 
     def __init__(self, context: TrainerContext, config: Fsdp2Config) -> None:
-        place = context.rank_info
+        rank_info = context.rank_info
         _check_layout(context, config)
-        self._parallel = ParallelLayout.of(config, place.rank, place.world_size)
+        self._parallel = ParallelLayout.of(config, rank_info.rank, rank_info.world_size)
         self.layout = self._parallel.data
         self._context, self._config = context, config
-        self._device = use_device(place)
+        self._device = use_device(rank_info)
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
-        self._is_sharded = place.world_size > 1 or config.cpu_offload
+        self._is_sharded = rank_info.world_size > 1 or config.cpu_offload
         if not self._is_sharded:
             self._build(context, config, None)
             return
-        process_group.join(place, config.collective_timeout_s)
+        process_group.join(rank_info, config.collective_timeout_s)
         try:
-            self._build(context, config, self._parallel.meshes(place.device))
+            self._build(context, config, self._parallel.meshes(rank_info.device))
         except BaseException:
             process_group.leave()
             raise
@@ -223,14 +223,14 @@ class Fsdp2Backend:
         return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
     def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
-        place = self._context.rank_info
-        writer = checkpoint.Writer(rank=place.rank, world_size=place.world_size)
+        rank_info = self._context.rank_info
+        writer = checkpoint.Writer(rank=rank_info.rank, world_size=rank_info.world_size)
         return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
 
 
 def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
-    place, model = context.rank_info, standard_config(load_config(context.model))
-    problems = list(layout_problems(config, place.world_size, place.device, model))
+    rank_info, model = context.rank_info, standard_config(load_config(context.model))
+    problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
     if problems:
         raise ConfigError(problems)

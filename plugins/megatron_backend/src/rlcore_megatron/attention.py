@@ -88,22 +88,22 @@ class FusedAttention(CoreAttention):
         )
         return output.view(query.shape)
 
-    def _kernel(self, num_heads: int, num_key_heads: int) -> Any:
+    def _kernel(self, num_heads: int, num_kv_heads: int) -> Any:
         """TransformerEngine's module for so many heads, which has no parameters."""
-        if (num_heads, num_key_heads) not in self._kernels:
+        if (num_heads, num_kv_heads) not in self._kernels:
             from transformer_engine.pytorch import DotProductAttention
 
-            self._kernels[num_heads, num_key_heads] = DotProductAttention(
+            self._kernels[num_heads, num_kv_heads] = DotProductAttention(
                 num_attention_heads=num_heads,
                 kv_channels=self._config.kv_channels,
-                num_gqa_groups=num_key_heads,
+                num_gqa_groups=num_kv_heads,
                 attention_dropout=0.0,
                 qkv_format="thd",
                 attn_mask_type="padding_causal",
                 softmax_scale=self._scale,
                 layer_number=self._layer_number,
             )
-        return self._kernels[num_heads, num_key_heads]
+        return self._kernels[num_heads, num_kv_heads]
 
 
 def _check_kind(layer_number: int, mask: AttnMaskType, kind: str, dropout: float | None) -> None:

@@ -57,17 +57,17 @@ class MegatronBackend:
     """Trains a Hugging Face causal language model in Megatron-Core."""
 
     def __init__(self, context: TrainerContext, config: MegatronConfig) -> None:
-        place = context.rank_info
+        rank_info = context.rank_info
         self._context, self._config = context, config
-        self._device = use_device(place)
+        self._device = use_device(rank_info)
         self._hf = load_config(context.model)
         self._dims = dims_of(self._hf)
         self._parallel = _layout(context, config, standard_config(self._hf))
-        if self._parallel.reason and place.rank == 0:
+        if self._parallel.reason and rank_info.rank == 0:
             logger.info("%s", self._parallel.reason)
         self.layout = self._parallel.data_layout
         with cuda_or_cpu(self._device.type):
-            parallel.join(place, self._parallel, config.collective_timeout_s)
+            parallel.join(rank_info, self._parallel, config.collective_timeout_s)
             self._build()
         self._weight_version = 0
         self._failed_midway = False
@@ -220,20 +220,20 @@ class MegatronBackend:
 
 def _layout(context: TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
     """ConfigError for what `check` could not see of a model on the Hub."""
-    place = context.rank_info
-    problems = list(layout_problems(config, place.world_size, place.device, model))
+    rank_info = context.rank_info
+    problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
     if problems:
         raise ConfigError(problems)
-    gpu = place.device == "cuda"
+    gpu = rank_info.device == "cuda"
     return ParallelLayout.of(
         config,
-        place.rank,
-        place.world_size,
+        rank_info.rank,
+        rank_info.world_size,
         model,
-        place.device,
+        rank_info.device,
         context.max_sequence_length,
         max_microbatch_tokens=context.max_microbatch_tokens,
-        memory_bytes=torch.cuda.get_device_properties(place.local_rank).total_memory if gpu else None,
+        memory_bytes=torch.cuda.get_device_properties(rank_info.local_rank).total_memory if gpu else None,
         local_size=torch.cuda.device_count() if gpu else 1,
         dtype=context.model.dtype,
         needs_reference=context.needs_reference,

@@ -42,14 +42,14 @@ class Index:
 
 
 def save(
-    directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, weight_version: int, place: RankInfo
+    directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer, weight_version: int, rank_info: RankInfo
 ) -> tuple[str, ...]:
     """Write this rank's files, together with all other ranks; returns their names. StorageError on every rank where the disk
     refuses a file of one."""
     shards = shards_of(models, optimizer)
     steps = optimizer_state.count_steps(optimizer)
-    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=place.world_size)
-    mine = (INDEX,) if place.rank == 0 else ()
+    index = Index(weight_version=weight_version, optimizer_steps=steps, world_size=rank_info.world_size)
+    mine = (INDEX,) if rank_info.rank == 0 else ()
     together(lambda: _write_index(directory, index, mine))
     files = write(directory / STATE, _tensors(_held(shards, steps)))
     return (*mine, *(f"{STATE}/{name}" for name in files))

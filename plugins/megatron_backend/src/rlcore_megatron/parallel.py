@@ -15,12 +15,12 @@ from rlcore_torchkit import process_group
 _users: list[ParallelLayout] = []
 
 
-def join(place: RankInfo, layout: ParallelLayout, timeout_s: float) -> None:
+def join(rank_info: RankInfo, layout: ParallelLayout, timeout_s: float) -> None:
     """Make the groups of `layout`, or use them where they exist; pair with `leave`.
 
     ContractError where groups of another layout exist.
     """
-    process_group.join(place, timeout_s)
+    process_group.join(rank_info, timeout_s)
     if _users and _users[0] != layout:
         process_group.leave()
         raise ContractError(f"megatron: found groups of {_users[0]}; expected {layout}, or none yet. Close the other trainer")

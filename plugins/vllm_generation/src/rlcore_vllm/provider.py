@@ -18,7 +18,7 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 """Of the builds for CPUs none reports them: vLLM reads them off in the runner that needs Triton."""
 
 
-def without(config: VllmConfig) -> frozenset[str]:
+def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, and exactness where weights or the KV cache are
     quantised."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
@@ -56,7 +56,7 @@ PROVIDER = Provider(
     # On CPU it can be named; what fits a CPU generates faster without an engine around it.
     devices={"cuda"},
     unavailable=unavailable,
-    disabled_capabilities=without,
+    disabled_capabilities=disabled_capabilities,
     num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",

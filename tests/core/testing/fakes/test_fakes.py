@@ -49,10 +49,10 @@ COUNTS = GlobalCounts(num_loss_tokens=7, num_loss_sequences=3)
 
 
 def open_trainer(config, device="cpu"):
-    place = RankInfo(device=device)
+    rank_info = RankInfo(device=device)
     model = ModelSpec(path="fake")
     context = TrainerContext(
-        model=model, rank_info=place, seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=100
+        model=model, rank_info=rank_info, seed=0, num_train_steps=1, needs_reference=True, max_sequence_length=100
     )
     return FakeTrainer(context, config)
 

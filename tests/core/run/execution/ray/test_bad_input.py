@@ -94,8 +94,8 @@ def test_backends_check_the_number_of_ranks(
 def test_a_generator_learns_of_the_devices_that_it_spans(prepared: Prepare) -> None:
     shared = prepared("cluster.gpus_per_node=4", "generator.ranked.span=2")
     for device, expected in (("cpu", None), ("cuda", (2, 3))):
-        place = RankInfo(rank=6, world_size=8, local_rank=2, device=device)  # type: ignore[arg-type]
-        assert evolve(shared, device=device).generator_context(place, None).devices == expected
+        rank_info = RankInfo(rank=6, world_size=8, local_rank=2, device=device)  # type: ignore[arg-type]
+        assert evolve(shared, device=device).generator_context(rank_info, None).devices == expected
 
 
 def test_between_devices_weights_take_other_ways(prepared: Prepare) -> None:

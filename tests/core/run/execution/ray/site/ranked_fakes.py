@@ -171,13 +171,13 @@ class RankedTrainer(FakeTrainer):
 
     def __init__(self, context: TrainerContext, config: RankedTrainerConfig) -> None:
         super().__init__(context, config)
-        place = context.rank_info
+        rank_info = context.rank_info
         self.options = config
-        rank, helpers = place.rank, config.helpers
-        self.layout = TrainerLayout(data_parallel_rank=rank // helpers, data_parallel_size=place.world_size // helpers)
+        rank, helpers = rank_info.rank, config.helpers
+        self.layout = TrainerLayout(data_parallel_rank=rank // helpers, data_parallel_size=rank_info.world_size // helpers)
         note_process(config.folder, f"trainer-{rank}", os.getpid())
         print(f"this is rank {rank}")
-        self.meeting = Meeting(rank, place.world_size, place.rendezvous)
+        self.meeting = Meeting(rank, rank_info.world_size, rank_info.rendezvous)
         self.tokens_seen: list[int] = []
 
     @hookimpl
