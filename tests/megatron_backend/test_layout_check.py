@@ -230,18 +230,18 @@ def test_what_a_model_with_experts_cannot_run_in(sizes: dict, problem: str) -> N
     [
         (
             {"expert_tensor_parallel": 2, "expert_parallel": 2},
-            "2 with expert_parallel 2 on a CPU; expected 1: gloo gathers no parts of different sizes, as experts' tokens are. "
-            "Leave it out",
+            "2 with expert_parallel 2 on a CPU; expected 1: gloo gathers only tensors of equal size, and experts "
+            "receive unequal numbers of tokens. Leave it out",
         ),
         (
             {"expert_tensor_parallel": 2},
-            "2 with tensor_parallel 1 x context_parallel 1 on a CPU; expected 1: gloo gathers no parts of different sizes, as "
-            "the microbatches of data-parallel ranks are. Leave it out, or choose a divisor of 1",
+            "2 with tensor_parallel 1 x context_parallel 1 on a CPU; expected 1: gloo gathers only tensors of equal size, and "
+            "microbatches of data-parallel ranks differ in size. Leave it out, or choose a divisor of 1",
         ),
         (
             {"expert_tensor_parallel": 4, "tensor_parallel": 2},
-            "4 with tensor_parallel 2 x context_parallel 1 on a CPU; expected 1: gloo gathers no parts of different sizes, as "
-            "the microbatches of data-parallel ranks are. Leave it out, or choose a divisor of 2",
+            "4 with tensor_parallel 2 x context_parallel 1 on a CPU; expected 1: gloo gathers only tensors of equal size, and "
+            "microbatches of data-parallel ranks differ in size. Leave it out, or choose a divisor of 2",
         ),
         ({"expert_tensor_parallel": 2, "tensor_parallel": 2}, None),
         ({"expert_tensor_parallel": 4, "tensor_parallel": 2, "context_parallel": 2}, None),

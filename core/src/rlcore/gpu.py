@@ -25,7 +25,7 @@ def _hides_all(visible: str | None) -> bool:
 
 
 def detect_device(root: Path = Path("/")) -> Device:
-    """ "cuda" where a driver shows a GPU below `root`, CUDA_VISIBLE_DEVICES hides it not, and torch can use it."""
+    """Return "cuda" if a driver lists a visible GPU below `root` and torch is not a CPU-only build, else "cpu"."""
     return "cuda" if has_gpu(root) and not _torch_is_cpu_only() else "cpu"
 
 

@@ -56,7 +56,7 @@ class _History:
         self.records.append({"step": step, **metrics})
 
     def all_records(self, run_directory: Path | None) -> list[dict[str, float]]:
-        """The whole run's, what was done before a resumption included."""
+        """Return the records of all steps, also those before a resume."""
         if run_directory is None:
             return self.records
         return RunDirectory(path=run_directory).read_metrics() or self.records

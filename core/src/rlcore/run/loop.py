@@ -50,7 +50,7 @@ ResultT = TypeVar("ResultT")
 
 @frozen(kw_only=True, eq=False)
 class Loop:
-    """One process; everything it calls may stand for many."""
+    """The training loop, in the driver process. Trainer and generator may be groups of workers."""
 
     recipe: Recipe
     algorithm: AlgorithmHandle
@@ -181,8 +181,8 @@ class Loop:
         return []
 
     def _minibatches(self, training: TrainingBatch, step: int) -> list[Minibatch]:
-        """What the step's updates train on, less what no update could learn from: AdamW would move the weights all the same,
-        by its moments and its decay."""
+        """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
+        moments and its decay."""
         batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step
         num_loss_tokens = batch.loss_lengths
         counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
@@ -236,8 +236,7 @@ class Loop:
         return [np.flatnonzero(np.isin(groups, group_ids)) for group_ids in np.array_split(order, num_updates)]
 
     def _refit(self) -> None:
-        """Let the generator work, with the trainer's weights. A backend whose memory is half moved can save nothing, so that an
-        interrupt waits."""
+        """Wake the generator and sync its weights. Interrupts are deferred: half-moved memory cannot be saved."""
         if self.refitter is None:
             return
         refit = partial(self.refitter.refit, self.position.weight_version)

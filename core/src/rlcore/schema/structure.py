@@ -198,14 +198,14 @@ def _class_hook(made: Converter, cls: Any) -> Hook:
 
 
 def _in_our_words(item: object, cls: type, name: str) -> object:
-    """The value that the field has another word for, or the item itself."""
+    """Translate an alias that the field declares; any other item stays as it is."""
     field = describe.fields(cls).get(name)
     words: Mapping[str, object] = {} if field is None else field.metadata.get(describe.WORDS, {})
     return words.get(item, item) if isinstance(item, str) else item
 
 
 def _problems(error: BaseException, path: str, value: object) -> Iterator[Problem]:
-    """Every problem that an exception of the converter, with all those inside it, tells of."""
+    """Flatten a converter exception into Problems."""
     match error:
         case Mismatch():
             in_range = not isinstance(error, OutOfRange)

@@ -23,10 +23,10 @@ from rlcore_torchkit.rms_norm import fuse_norms
 
 def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
-    model = _open(spec, torch.float32, meshes)
+    model = _load_unplaced(spec, torch.float32, meshes)
     exporter = Exporter(model)
     _checkpoint(model, config)
-    _place(model, spec, config, meshes, device)
+    _place_on_device(model, spec, config, meshes, device)
     return model, exporter
 
 
@@ -34,19 +34,19 @@ def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device:
     """What computes in the compute dtype for `master`, on a single rank."""
     model = load_model(spec, dtype=getattr(torch, spec.dtype))
     _checkpoint(model, config)
-    _place(model, spec, config, None, device)
+    _place_on_device(model, spec, config, None, device)
     return WorkingCopy(master, model)
 
 
 def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> Any:
     """The frozen initial model, stored in the compute dtype."""
-    model = _open(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
-    _place(model, spec, config, meshes, device)
+    model = _load_unplaced(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
+    _place_on_device(model, spec, config, meshes, device)
     return model
 
 
-def _open(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None) -> Any:
-    """With its values where it stays whole; else without, until it is divided and each rank can read its own parts."""
+def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None) -> Any:
+    """Load the model; if it will be sharded, create it on the meta device."""
     return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta")
 
 
@@ -59,7 +59,7 @@ def _checkpoint(model: Any, config: Fsdp2Config) -> None:
         layer.training = True
 
 
-def _place(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> None:
+def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> None:
     if config.fp8:
         use_float8(model, device)
     fuse_norms(model)

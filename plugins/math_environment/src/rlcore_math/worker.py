@@ -111,7 +111,7 @@ def _ask(request: str, child: Child | None, limits: Limits) -> tuple[str, Child 
 
 
 def _close_others(kept: int) -> None:
-    """Let go of what the parent reads and writes, so that its end shows there."""
+    """Close the parent's descriptors, so that this child and the run see EOF when the parent exits."""
     os.dup2(1, 0)
     os.closerange(3, kept)
     os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -123,7 +123,7 @@ def _serve(stream: TextIO, limits: Limits) -> None:
     with contextlib.suppress(ValueError, OSError):  # not every system can limit it
         resource.setrlimit(resource.RLIMIT_DATA, (limits.max_memory_bytes, limits.max_memory_bytes))
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer's, not one to look into
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the response caused the crash: write no core dump
     for _ in range(MAX_RESPONSES):
         line = stream.readline()
         if not line:

@@ -23,7 +23,8 @@ LARGEST_NAMED = 64
 def layout_problems(
     config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None = None
 ) -> list[Problem]:
-    """All that does not divide; "auto" counts as 1. `model` is its config, or None where that is not at hand yet."""
+    """Return a problem for each parallel size that does not divide the ranks or the model, and for each option that the model,
+    the device or float8 rules out; "auto" counts as 1. `model` is its config, or None where that is not at hand yet."""
     problems = [*_rank_problems(config, world_size), *_pipeline_problems(config, device), *_float8_problems(config, device)]
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:
@@ -98,18 +99,18 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
 
 
 def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
-    """Of gloo: the ranks that share an expert gather the tokens of all of them, and have equally many only where they share
-    those of one microbatch and send none to other experts' ranks."""
+    """gloo gathers only tensors of equal size. Ranks that share an expert have equally many tokens only where they share those
+    of one microbatch and send none to other experts' ranks."""
     shared, expert = config.expert_tensor_parallel, _size(config, "expert_parallel")
     tensor, context = _size(config, "tensor_parallel"), _size(config, "context_parallel")
-    expected = "1: gloo gathers no parts of different sizes, as "
+    expected = "1: gloo gathers only tensors of equal size, and "
     if shared > 1 and expert > 1:
         found = f"{shared} with expert_parallel {expert} on a CPU"
-        yield _problem("expert_tensor_parallel", found, f"{expected}experts' tokens are", "Leave it out")
+        yield _problem("expert_tensor_parallel", found, f"{expected}experts receive unequal numbers of tokens", "Leave it out")
     elif tensor * context % shared:
         found = f"{shared} with tensor_parallel {tensor} x context_parallel {context} on a CPU"
         remedy = f"Leave it out, or choose a divisor of {tensor * context}"
-        yield _problem("expert_tensor_parallel", found, f"{expected}the microbatches of data-parallel ranks are", remedy)
+        yield _problem("expert_tensor_parallel", found, f"{expected}microbatches of data-parallel ranks differ in size", remedy)
 
 
 def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:

@@ -28,7 +28,7 @@ from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 
 class PolicyModel(GPTModel):
-    """One part of the policy: of a stage, or of an interleaved stage one of its parts.
+    """One model chunk: a pipeline stage, or one of its virtual stages.
 
     Called with a PackedBatch as `packed_seq_params`. The part with the head returns float32 [1, T], the log-probabilities of
     all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies.

@@ -38,7 +38,7 @@ def attach(model_chunks: Sequence[Any]) -> None:
 
 
 def replay_of(model_chunks: Sequence[Any]) -> RoutingReplay:
-    """Of the routers that `attach` was given; of none for a model that always routes itself."""
+    """Return the replay of the attached routers; it is empty if none is attached."""
     found = [layer.mlp.router.router_replay for model_chunk in model_chunks for layer in _expert_layers(model_chunk)]
     return RoutingReplay([choice for choice in found if choice is not None])
 

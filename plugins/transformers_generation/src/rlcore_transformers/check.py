@@ -11,7 +11,7 @@ from rlcore_transformers.config import TransformersConfig
 
 
 def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:  # noqa: ARG001 - the form
-    """What the model's config.json says; a model on the Hub is checked once loaded."""
+    """Return the problems in a local model's config.json; a model on the Hub is checked once loaded."""
     problems = list(architecture_problems(context.model.path))
     model = model_config(context)
     if not problems and model is not None:

@@ -26,7 +26,7 @@ BACKEND = "rlcore"
 
 @dataclass
 class ConnectInfo(WeightTransferInitInfo):
-    """How weights will come; said once, before the first refit."""
+    """Connection options, sent once, before the first refit."""
 
     channel: str
     options: dict[str, Any]
@@ -118,7 +118,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
 
     def _connected(self) -> Receiver:
         if self._receiver is None:
-            raise RefitError("refit: weights came before init_weight_transfer_engine had said how they would")
+            raise RefitError("refit: update_weights was called before init_weight_transfer_engine")
         return self._receiver
 
     def _ready_loader(self) -> Loader:

@@ -15,7 +15,7 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics_file(path: Path) -> list[dict[str, float]]:
-    """Return the records of all lines; a last one that a crash cut short is left out, and so no file is no line.
+    """Return the records of all lines. An incomplete last line is ignored; a missing file gives [].
 
     Raises CheckpointError that names every line which is not a step's figures.
     """

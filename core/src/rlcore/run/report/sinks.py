@@ -8,7 +8,7 @@ from rlcore.spi import RlcoreError, Sink
 
 
 class Sinks:
-    """Those in use, by how messages call them. One that raises is noted, and called no more."""
+    """The sinks of a run, by the names used in messages. One that raises is noted, and called no more."""
 
     def __init__(self, progress: Progress) -> None:
         self._sinks: dict[str, Sink] = {}
@@ -17,7 +17,7 @@ class Sinks:
         """What summary.json holds, once the run is complete."""
 
     def add(self, label: str, sink: Sink) -> None:
-        """Use one more."""
+        """Add a sink."""
         self._sinks[label] = sink
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

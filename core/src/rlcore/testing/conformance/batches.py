@@ -56,7 +56,7 @@ def spoiled(batch: TokenBatch) -> TokenBatch:
 
 
 def without_loss(batch: TokenBatch) -> TokenBatch:
-    """Without a token to learn from."""
+    """Return the batch with an all-False loss mask."""
     return evolve(batch, loss_mask=np.zeros(batch.num_tokens, np.bool_))
 
 
@@ -69,8 +69,8 @@ def counts_of(batches: Sequence[TokenBatch]) -> GlobalCounts:
     )
 
 
-def manifold(batch: TokenBatch, factor: int) -> GlobalCounts:
-    """A batch's own counts, `factor` times."""
+def scaled_counts(batch: TokenBatch, factor: int) -> GlobalCounts:
+    """Return the batch's own counts, multiplied by `factor`."""
     own = batch.counts()
     return GlobalCounts(num_loss_tokens=factor * own.num_loss_tokens, num_loss_sequences=factor * own.num_loss_sequences)
 

@@ -171,7 +171,7 @@ class GeneratorSampling(GeneratorFixtures):
     def test_stop_strings_end_a_sample(
         self, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
     ) -> None:
-        """With the token that completes one in the response's text; what the prompt says does not count."""
+        """A sample ends with the token that completes a stop string in the response; the prompt's text does not count."""
         generator.require(capabilities.STOP_STRINGS)
         free = [decode(sample) for sample in samples_of(generator.generate(question))]
         longest = max(free, key=len)

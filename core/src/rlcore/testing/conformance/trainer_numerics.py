@@ -14,7 +14,7 @@ from rlcore.testing.conformance.batches import (
     arrange,
     arranged_indices,
     make_batch,
-    manifold,
+    scaled_counts,
     with_logprobs,
     without_loss,
 )
@@ -205,7 +205,7 @@ class TrainerNumerics(TrainerFixtures):
         with open_trainer() as trainer:
             expected = trainer.step(arrange(batch, "apart"))
         with open_trainer() as trainer:
-            found = trainer.step(arrange(batch, "apart"), counts=manifold(batch, 3))
+            found = trainer.step(arrange(batch, "apart"), counts=scaled_counts(batch, 3))
         assert_close("loss", found.loss, expected.loss / 3, 1e-5)
         assert_close("grad_norm", found.grad_norm, expected.grad_norm / 3, 1e-4)
 

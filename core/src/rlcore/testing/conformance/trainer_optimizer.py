@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import LoadStateRequest, OptimizerSpec, Provider, SaveStateRequest, ScheduleSpec, TokenBatch, capabilities
-from rlcore.testing.conformance.batches import arrange, make_batch, manifold
+from rlcore.testing.conformance.batches import arrange, make_batch, scaled_counts
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.reference import Float64Array, Reference
 from rlcore.testing.conformance.tensors import Values
@@ -164,7 +164,7 @@ class TrainerOptimizer(TrainerFixtures):
             before = trainer.weights()
             expected = update_of(trainer, (batch,))
         with open_trainer(optimizer=evolve(spec, eps=spec.eps / 2**16)) as trainer:
-            found = update_of(trainer, (batch,), counts=manifold(batch, 2**16))
+            found = update_of(trainer, (batch,), counts=scaled_counts(batch, 2**16))
         for name, update in expected.items():
             length, error = np.linalg.norm(update), np.linalg.norm(found[name] - update)
             allowed = 1e-3 * length + 1e-6 * np.linalg.norm(before[name])
@@ -179,7 +179,7 @@ class TrainerOptimizer(TrainerFixtures):
         spec = evolve(optimizer, learning_rate=0.01, betas=(beta1, beta2), eps=1e-15, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
             first = update_of(trainer, (batch,))
-            second = update_of(trainer, (batch,), 1, counts=manifold(batch, 2**20))
+            second = update_of(trainer, (batch,), 1, counts=scaled_counts(batch, 2**20))
         moved = np.abs(flat(first)) > spec.learning_rate / 2
         shares = flat(second)[moved] / flat(first)[moved]
         expected = beta1 / (1 + beta1) / sqrt(beta2 / (1 + beta2))
@@ -195,7 +195,7 @@ class TrainerOptimizer(TrainerFixtures):
         spec = evolve(optimizer, learning_rate=rate, betas=betas, weight_decay=0.0, max_grad_norm=0.0)
         with open_trainer(optimizer=spec) as trainer:
             first = update_of(trainer, (batch,))
-            second = update_of(trainer, (batch,), 1, counts=manifold(batch, 10))
+            second = update_of(trainer, (batch,), 1, counts=scaled_counts(batch, 10))
         moved = np.abs(flat(first)) > rate / 2
         found = float(np.median(np.abs(flat(second))[moved])) / rate
         expected = (beta1 + 0.1) / (1 + beta1) / sqrt((beta2 + 0.01) / (1 + beta2))

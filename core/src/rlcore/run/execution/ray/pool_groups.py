@@ -35,7 +35,7 @@ from rlcore.spi.arrays import Float32Array, Int64Array
 
 COUNT_EVERY_S = 1.0
 TOLERANCE = 1e-6
-"""Relative; figures that were reduced over all ranks may differ by rounding where the reduction does."""
+"""Relative and absolute tolerance: ranks may round a reduction differently."""
 
 
 @frozen(kw_only=True, eq=False)
