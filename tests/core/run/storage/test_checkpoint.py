@@ -57,12 +57,18 @@ def test_a_write_that_dies_leaves_the_earlier_checkpoint(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_a_directory_without_manifest_is_never_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_checkpoint_without_manifest_is_noted_and_the_one_before_it_taken(tmp_path: Path, folder: bool) -> None:
     save(tmp_path, 1)
-    half = tmp_path / "step-000002"
-    half.mkdir()
-    (half / "loop.json").write_text("{}")
-    assert newest_checkpoint(tmp_path, pytest.fail) == tmp_path / "step-000001"
+    manifest = save(tmp_path, 2) / "manifest.json"
+    manifest.unlink()
+    if folder:
+        manifest.mkdir()
+    notes: list[str] = []
+    assert newest_checkpoint(tmp_path, notes.append) == tmp_path / "step-000001"
+    (note,) = notes
+    assert "step-000002" in note
+    assert "manifest.json" in note
 
 
 def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
@@ -121,6 +127,7 @@ def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
     [
         b"\xff",
         b"[1, 2]",
+        b"[" * 100_000,
         b"null",
         b"{}",
         b'{"format": 1}',

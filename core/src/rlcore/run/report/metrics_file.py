@@ -46,7 +46,7 @@ def _parse(line: bytes) -> dict[str, float] | str:
     shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
     try:
         record = json.loads(line)
-    except ValueError:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or too deep
         return shown
     if not isinstance(record, Mapping) or type(record.get("step")) is not int:
         return shown

@@ -73,17 +73,22 @@ def save_checkpoint(root: Path, state: LoopState, write: Callable[[Path], None],
 
 def list_checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first; half-written ones, and what is named otherwise, are not among them."""
+    return [path for path in _step_folders(root) if (path / MANIFEST).is_file()]
+
+
+def _step_folders(root: Path) -> list[Path]:
     found = {number: path for path in root.glob("step-*") if (number := step_of(path)) is not None}
-    return [found[number] for number in sorted(found) if (found[number] / MANIFEST).is_file()]
+    return [found[number] for number in sorted(found)]
 
 
 def newest_checkpoint(root: Path, note: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint, or None where there is none; each damaged one that is passed over is noted.
+    """The newest intact checkpoint, or None where there is none; each damaged one that is passed over is noted, one without a
+    manifest too, since what is half written has another name.
 
     Raises CheckpointError where there are checkpoints and none is intact.
     """
     damages = []
-    for path in reversed(list_checkpoints(root)):
+    for path in reversed(_step_folders(root)):
         damage = find_damage(path)
         if damage is None:
             return path
@@ -132,7 +137,7 @@ def _read_manifest(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
     """Size and digest by file; _DamageError where the file is no manifest of this version, OSError where it cannot be read."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_bytes())
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or too deep
         raise _DamageError(f"{MANIFEST} is no JSON ({error})") from error
     if not isinstance(manifest, dict):
         raise _DamageError(f"{MANIFEST} holds a {type(manifest).__name__}; expected an object")
@@ -154,7 +159,7 @@ def read_loop_state(checkpoint: Path) -> LoopState:
     """Raises CheckpointError where loop.json is not one of this version's."""
     try:
         return LoopState(**json.loads((checkpoint / LOOP_STATE).read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint / LOOP_STATE} cannot be read: {error}") from error
 
 
