@@ -57,6 +57,13 @@ class LogprobsBeforeTruncation(ChangedModule):
         return chosen, log_softmax(values / sampling.temperature)[np.arange(len(chosen)), chosen]
 
 
+@killed_by(MANY)
+class LogprobsWrongFromToken48(ChangedResult):
+    def changed(self, request, result):
+        position = np.arange(len(result.tokens)) - np.repeat(result.offsets[:-1], np.diff(result.offsets))
+        return evolve(result, logprobs=np.where(position < 48, result.logprobs, result.logprobs - 1).astype(np.float32))
+
+
 @killed_by("test_frequencies_are_those_of_the_distribution")
 class SamplesIgnoreTheTemperature(ChangedModule):
     """The log-probabilities reported are those asked for."""

@@ -282,6 +282,19 @@ class OneGradientThroughFloat16(FakeTrainer):
         return loss, metrics, {**grads, POSITION: grads[POSITION].astype(np.float16).astype(np.float64)}
 
 
+@killed_by("test_schedule_continues_after_loading")
+class ScheduleStepIgnoredAfterLoading(FakeTrainer):
+    has_loaded = False
+
+    @hookimpl
+    def load_state(self, request):
+        self.has_loaded = True
+        return super().load_state(request)
+
+    def learning_rate(self):
+        return self.context.learning_rate(self.weight_version if self.has_loaded else self.schedule_step)
+
+
 @killed_by("test_learning_rate_is_read_at_the_schedules_step")
 class ScheduleStepIgnored(FakeTrainer):
     def learning_rate(self):

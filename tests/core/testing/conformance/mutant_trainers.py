@@ -435,6 +435,57 @@ class ReferenceOfThePolicyAfterSleep(FakeTrainer):
         return super().set_residency(request)
 
 
+@killed_by("test_reference_stays_through_sleep_and_steps")
+class ReferenceOfThePolicyAfterExport(FakeTrainer):
+    @hookimpl
+    def export_weights(self, request):
+        self.reference = self.reference and {name: value.copy() for name, value in self.weights.items()}
+        return super().export_weights(request)
+
+
+@killed_by("test_reference_stays_through_sleep_and_steps")
+class ReferenceOfThePolicyAfterSaving(FakeTrainer):
+    @hookimpl
+    def save_state(self, request):
+        self.reference = self.reference and {name: value.copy() for name, value in self.weights.items()}
+        return super().save_state(request)
+
+
+class ChangedReference(FakeTrainer):
+    @hookimpl
+    def get_logprobs(self, request):
+        result = super().get_logprobs(request)
+        if request.model == "policy":
+            return result
+        logprobs = [self.changed(*each) for each in zip(request.microbatches, result.logprobs, strict=True)]
+        return evolve(result, logprobs=tuple(logprobs[:1] + [self.changed_later(each) for each in logprobs[1:]]))
+
+    def changed(self, batch, logprobs):
+        return logprobs
+
+    def changed_later(self, logprobs):
+        return logprobs
+
+
+@killed_by("test_reference_equals_the_first_policy")
+class ReferenceEndsAtToken48(ChangedReference):
+    def changed(self, batch, logprobs):
+        return np.where(position_of_tokens(batch) < 48, logprobs, 0.0).astype(np.float32)
+
+
+@killed_by("test_reference_equals_the_first_policy")
+class ReferenceOfTheFirstMicrobatchAlone(ChangedReference):
+    def changed_later(self, logprobs):
+        return 2 * logprobs
+
+
+@killed_by("test_reference_equals_the_first_policy")
+class ReferenceWithoutTemperature(FakeTrainer):
+    @hookimpl
+    def get_logprobs(self, request):
+        return super().get_logprobs(evolve(request, temperature=1.0) if request.model == "reference" else request)
+
+
 @killed_by("test_reference_is_the_initial_policy_after_loading")
 class ReferenceOfTheCheckpoint(FakeTrainer):
     @hookimpl

@@ -25,6 +25,7 @@ from rlcore.testing.conformance.generator_fixtures import (
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
+    logprob_errors,
     make_long_question,
     samples_of,
 )
@@ -32,6 +33,8 @@ from rlcore.testing.conformance.reference import Float64Array, Reference, Refere
 
 LONGEST_TAIL = 16
 MOST_SHOWN = 8
+LATE = 16
+"""Tokens of a sample that the checks of single log-probabilities see; of later ones their mean error is judged."""
 FEWEST = 32.0
 """Variance below which a count is too far from normal to be judged."""
 CASES = {
@@ -147,7 +150,8 @@ class GeneratorDistribution(GeneratorFixtures):
         for capability in needed:
             require(provider, capability)
         question = make_long_question(reference.vocabulary_size, num_samples)
-        found = gather(policy, question, generator.generate(question, 0, sampling), sampling, reference.vocabulary_size)
+        result = generator.generate(question, 0, sampling)
+        found = gather(policy, question, result, sampling, reference.vocabulary_size)
         # To first order, a sampler at 0.9 of its temperature is off by a ninth of the variance.
         shown = np.sqrt(found.surprise.variance) / 9
         assert name != "plain" or shown >= 6, (
@@ -159,6 +163,10 @@ class GeneratorDistribution(GeneratorFixtures):
         assert not problems, (
             f"{sum(map(len, found.ranks))} sampled tokens do not come from the model's distribution: " + "; ".join(problems)
         )
+        if name == "plain":
+            position = np.arange(len(result.tokens)) - np.repeat(result.offsets[:-1], np.diff(result.offsets))
+            off = float(logprob_errors(policy, question, result, sampling)[position >= LATE].mean())
+            assert off <= generator.tolerance, f"from token {LATE} on log-probabilities are off by {off:.3g} nats on average"
 
 
 def gather(

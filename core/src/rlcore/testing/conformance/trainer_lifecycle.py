@@ -190,8 +190,10 @@ class TrainerLifecycle(TrainerFixtures):
             np.testing.assert_array_equal(trainer.logprobs((undisturbed.other,), 1)[0], logprobs)
             assert_same_step(trainer.outcome((undisturbed.other,), 1), undisturbed.steps[1], before)
 
-    def test_reference_stays_through_sleep_and_steps(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
-        """The reference stays the same in whatever order the trainer sleeps, wakes and trains."""
+    def test_reference_stays_through_sleep_and_steps(
+        self, trainer: TrainerUnderTest, batch: TokenBatch, tmp_path: Path
+    ) -> None:
+        """The reference stays the same in whatever order the trainer sleeps, wakes, trains, exports and saves."""
         trainer.require(capabilities.REFERENCE_POLICY)
         trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
@@ -201,9 +203,16 @@ class TrainerLifecycle(TrainerFixtures):
             found = [trainer.logprobs((batch,), version, model="reference")[0]]
             trainer.step((batch,), version)
             found += trainer.logprobs((batch,), version + 1, model="reference")
+            trainer.weights(version + 1)
+            found += trainer.logprobs((batch,), version + 1, model="reference")
+            folder = tmp_path / str(version)
+            folder.mkdir()
+            trainer.handle.save_state(SaveStateRequest(directory=folder, kind="resume"))
+            found += trainer.logprobs((batch,), version + 1, model="reference")
             trainer.handle.set_residency(STATE_ON_HOST)
             found += trainer.logprobs((batch,), version + 1, model="reference")
-            for when, logprobs in zip(("waking", "a step", "sending its state away"), found, strict=True):
+            events = "waking", "a step", "an export", "saving", "sending its state away"
+            for when, logprobs in zip(events, found, strict=True):
                 np.testing.assert_array_equal(logprobs, initial, err_msg=f"after {when} the reference is another")
 
     def test_resident_state_is_accepted_and_measured(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:

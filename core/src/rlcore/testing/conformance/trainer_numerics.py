@@ -70,6 +70,21 @@ class TrainerNumerics(TrainerFixtures):
         assert_close("loss", result.loss, value, trainer.tolerance)
         assert_close("grad_norm", result.grad_norm, policy.gradient_norm(batch, loss, 1.0), 1e-3)
 
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_reference_equals_the_first_policy(
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
+    ) -> None:
+        """In each of several microbatches, long sequences too, at the step's temperature."""
+        trainer.require(capabilities.REFERENCE_POLICY)
+        policy = reference.load(trainer.weights())
+        batches = batch, make_batch(reference.vocabulary_size, seed=4, lengths=LONG_LENGTHS)
+        found = trainer.logprobs(batches, model="reference", temperature=temperature)
+        for number, (each, logprobs) in enumerate(zip(batches, found, strict=True), start=1):
+            expected, _ = reference_logprobs(policy, each, temperature)
+            np.testing.assert_allclose(
+                logprobs, expected, rtol=0, atol=trainer.tolerance, err_msg=f"the reference in microbatch {number}"
+            )
+
     @pytest.mark.parametrize("arrangement", REORDERED)
     def test_logprobs_do_not_depend_on_the_microbatches(
         self, trainer: TrainerUnderTest, batch: TokenBatch, arrangement: Arrangement

@@ -89,9 +89,9 @@ class TrainerOptimizer(TrainerFixtures):
         assert abs(typical - rate) <= SMALL * rate, f"weights that moved did by {typical:.4g}; expected {rate:.4g}"
 
     def test_schedule_continues_after_loading(
-        self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch, tmp_path: Path
+        self, provider: Provider, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch, tmp_path: Path
     ) -> None:
-        """At the step of the run, not at that of the process."""
+        """At the step of the run, not at that of the process, and where the trainer can, at the step that the request names."""
         schedule = ScheduleSpec(warmup_steps=4)
         with open_trainer(schedule=schedule) as trainer:
             trainer.step((batch,), 0)
@@ -100,7 +100,10 @@ class TrainerOptimizer(TrainerFixtures):
         with open_trainer(schedule=schedule) as trainer:
             trainer.handle.load_state(LoadStateRequest(directory=tmp_path))
             found = trainer.step((batch,), 2).learning_rate
-        assert found == pytest.approx(0.75 * optimizer.learning_rate, rel=1e-6)
+            assert found == pytest.approx(0.75 * optimizer.learning_rate, rel=1e-6)
+            if capabilities.SCHEDULE_STEP in provider.capabilities:
+                named = trainer.step((batch,), 3, schedule_step=1).learning_rate
+                assert named == pytest.approx(0.5 * optimizer.learning_rate, rel=1e-6)
 
     def test_first_step_is_as_long_as_the_learning_rate(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
