@@ -90,6 +90,9 @@ def damage(directory: Path, what: str) -> None:
             (directory / "tokenizer_config.json").write_text("[]")
         case "large tokenizer":
             edit_config(directory, vocab_size=json.loads((directory / "config.json").read_text())["vocab_size"] - 2)
+        case "added token":
+            settings = {"added_tokens_decoder": {"3": {"content": "<in>"}, "99999": {"content": "<beyond>"}}}
+            (directory / "tokenizer_config.json").write_text(json.dumps(settings))
         case "broken generation settings":
             (directory / "generation_config.json").write_text("{")
         case "odd generation settings":
@@ -119,6 +122,7 @@ def damage(directory: Path, what: str) -> None:
         ("broken tokenizer", "tokenizer.json", "no valid JSON"),
         ("broken tokenizer settings", "tokenizer_config.json", "list"),
         ("large tokenizer", "tokenizer.json", r"the token .* of number \d+ and 1 more"),
+        ("added token", "tokenizer_config.json", "the token '<beyond>' of number 99999$"),
         ("broken generation settings", "generation_config.json", "no valid JSON"),
         ("odd generation settings", "generation_config.json", r'eos_token_id = \["<\|end\|>"\]'),
     ],

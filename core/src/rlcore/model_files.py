@@ -157,20 +157,20 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
         content = read_object(file) if file.exists() else {}
         if isinstance(content, Problem):
             yield content
-        elif name == TOKENIZER_FILE:
-            yield from _vocabulary_problems(directory, content)
+        else:
+            yield from _vocabulary_problems(directory, file, content)
 
 
-def _vocabulary_problems(directory: Path, tokenizer: dict[str, Any]) -> Iterator[Problem]:
+def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:
     """Tokens that the embeddings have no row for."""
     config = read_object(directory / CONFIG_FILE)
     rows = None if isinstance(config, Problem) else config.get("vocab_size")
-    beyond = {text: number for text, number in _tokens(tokenizer) if type(rows) is int and number >= rows}
+    beyond = {text: number for text, number in _tokens(content) if type(rows) is int and number >= rows}
     if beyond:
         first = min(beyond, key=beyond.__getitem__)
         others = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
         yield _problem(
-            directory / TOKENIZER_FILE,
+            file,
             f"the token {first!r:.40} of number {beyond[first]}{others}",
             f"numbers below {rows}, which is vocab_size in {CONFIG_FILE}",
             "Take the tokenizer that belongs to the model, or resize the model's embeddings and save it",
@@ -178,7 +178,8 @@ def _vocabulary_problems(directory: Path, tokenizer: dict[str, Any]) -> Iterator
 
 
 def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The tokens of a tokenizer.json and their numbers, as far as it is of a known form: a table, or a list of pairs."""
+    """The tokens of a tokenizer.json, or those that a tokenizer_config.json adds, and their numbers, as far as the file is of a
+    known form: a table, or a list of pairs."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
@@ -189,6 +190,10 @@ def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and type(token.get("id")) is int:
             yield str(token.get("content")), token["id"]
+    decoder = tokenizer.get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else []:
+        if isinstance(token, dict) and number.isdecimal():
+            yield str(token.get("content")), int(number)
 
 
 def config_number(model_path: str, name: str) -> int | None:
