@@ -77,14 +77,21 @@ def test_masters_of_bfloat16_weights_are_state(backend: MakeBackend) -> None:
     assert 2 * 2 * num_weights <= weights <= 2 * 2 * num_weights * 1.1
 
 
-def test_copies_of_gradients_are_freed_though_everything_stays(backend: MakeBackend) -> None:
+def test_copies_of_gradients_are_freed_though_everything_stays(backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = backend(dtype="bfloat16", config=MegatronConfig(ddp={"grad_reduce_in_fp32": False}))
-    step(trainer, 0)
     masters = [master for group in trainer._optimizer.param_groups for master in group["params"]]
-    assert all(master.grad is not None and master.grad.dtype == torch.float32 for master in masters)
-    move(trainer, ON_DEVICE)
-    assert all(master.grad is None for master in masters)
-    step(trainer, 1)
+    copies, update = [], trainer._update
+
+    def watched(*arguments: Any) -> float:
+        rate = update(*arguments)
+        copies.extend(master.grad.dtype for master in masters)
+        return rate
+
+    monkeypatch.setattr(trainer, "_update", watched)
+    for version in range(2):
+        step(trainer, version)
+        assert all(master.grad is None for master in masters)
+    assert copies == [torch.float32] * (2 * len(masters))
 
 
 @pytest.mark.parametrize("device", DEVICES)

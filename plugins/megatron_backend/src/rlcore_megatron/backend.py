@@ -112,6 +112,7 @@ class MegatronBackend:
             rate = self._update(stats.grad_norm, request.schedule_step)
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
+        self._residency.drop_gradients()
         self._weight_version += 1
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=logprobs)
 

@@ -27,7 +27,7 @@ class MegatronResidency:
 
     def move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
-        self._drop_gradients()
+        self.drop_gradients()
         weights, state = self._weights(), self._state()
         self._residency.move(request, weights, state, scratch=self._gradients())
         return num_bytes([*weights, *state])
@@ -46,8 +46,8 @@ class MegatronResidency:
         finally:
             self.move(before)
 
-    def _drop_gradients(self) -> None:
-        """Those of the masters: float32 copies, where they are not views of the buffers."""
+    def drop_gradients(self) -> None:
+        """Free those of the masters after a step: float32 copies, where they are not views of the buffers."""
         with cuda_or_cpu(self._device.type):
             for optimizer in optimizers_of(self._optimizer):
                 # An optimizer on the host has memory for them there that it fills in each step.
