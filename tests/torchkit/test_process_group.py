@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psutil
@@ -65,6 +66,23 @@ def test_the_store_of_several_ranks_listens_on_its_own_address_alone(host: str) 
     other.set("key", "value")
     assert store.get("key") == b"value"
     assert listening() - before <= {host}
+
+
+def test_the_first_of_several_ranks_joins_by_such_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, stores = listening(), []
+    monkeypatch.setattr(process_group, "_num_users", 0)
+    monkeypatch.setattr(process_group, "_is_ours", False)  # both as they were afterwards
+    monkeypatch.setattr(dist, "init_process_group", lambda *, store, **options: stores.append(store))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second = (RankInfo(rank=rank, world_size=2, rendezvous=f"tcp://127.0.0.1:{port}") for rank in range(2))
+    with ThreadPoolExecutor(2) as threads:  # each waits for the other
+        for joined in [threads.submit(process_group.join, rank_info, 60.0) for rank_info in (first, second)]:
+            joined.result()
+    stores[0].set("key", "value")
+    assert stores[1].get("key") == b"value"
+    assert listening() - before <= {"127.0.0.1"}
 
 
 def test_ranks_of_one_machine_connect_by_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
