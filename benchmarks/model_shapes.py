@@ -179,11 +179,11 @@ def attention_flops(shape: str, squared: float) -> float:
     return 2 * options["num_hidden_layers"] * options["num_attention_heads"] * head_dim(shape) * squared
 
 
-def prompts(num_prompts: int, length: int, vocabulary_size: int, seed: int = 0) -> list[list[int]]:
+def prompts(num_prompts: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """Random token ids, always the same for a seed; none is the token that ends a text."""
     import numpy as np
 
-    return np.random.default_rng(seed).integers(2, vocabulary_size, (num_prompts, length)).tolist()
+    return np.random.default_rng(seed).integers(2, vocab_size, (num_prompts, length)).tolist()
 
 
 def reward(text: str) -> float:
@@ -197,14 +197,14 @@ def texts(num_texts: int, length: int) -> list[str]:
     return ["".join(source.choices(string.ascii_lowercase, k=length)) for _ in range(num_texts)]
 
 
-def _write_tokenizer(directory: Path, vocabulary_size: int) -> None:
+def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     """Of bytes, and of words that no text is cut into but every decoded one is full of."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {END_OF_TEXT: 0}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[symbol] = len(vocabulary)
-    for token in range(len(vocabulary), vocabulary_size):
+    for token in range(len(vocabulary), vocab_size):
         vocabulary[f"Ġw{token}"] = token
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -42,7 +42,7 @@ def prepared() -> SimpleNamespace:
         model=SimpleNamespace(dtype="float32"),
         algorithm=SimpleNamespace(needs=SimpleNamespace(source="rollouts")),
         channel="in_process",
-        span=1,
+        ranks_per_generator=1,
         evaluates=True,
         registry=SimpleNamespace(warnings=()),
         sinks=(),

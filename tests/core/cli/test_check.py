@@ -46,7 +46,7 @@ def test_check_says_what_would_run(invoke, calls) -> None:
 def test_check_says_who_uses_which_devices(cluster: ClusterConfig, span: int, expected: str) -> None:
     found = prepared()
     found.recipe = evolve(found.recipe, cluster=cluster)
-    found.device, found.span = "cuda", span
+    found.device, found.ranks_per_generator = "cuda", span
     assert dict(_lines(found))["cluster"] == expected
     del found.chosen["generator"]
     assert dict(_lines(found))["cluster"] == f"{expected.split(' train')[0]} train"

@@ -49,7 +49,7 @@ CONTEXT = AlgorithmContext(seed=0, samples_per_prompt=2, updates_per_step=1, tem
 def make_algorithm(backends, make_provider):
     """An algorithm that needs and returns what is given; a function is called with the rollouts."""
 
-    def make(returned=GOOD, needs=NEEDS, vocabulary_size=10):
+    def make(returned=GOOD, needs=NEEDS, vocab_size=10):
         class Algorithm:
             def __init__(self, context, config):
                 self.needs = needs
@@ -60,7 +60,7 @@ def make_algorithm(backends, make_provider):
         backends.Algorithm = Algorithm
         provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
         (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
-        return build_algorithm(entry, CONTEXT, provider.config(), vocabulary_size)
+        return build_algorithm(entry, CONTEXT, provider.config(), vocab_size)
 
     return make
 
@@ -128,7 +128,7 @@ def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, ret
 
 def test_tokens_that_come_to_it_beyond_the_vocabulary_are_not_its_mistake(make_algorithm):
     with pytest.raises(DataError, match="the samples hold the token 3; expected tokens below 3") as raised:
-        make_algorithm(vocabulary_size=3).build_batch(ROLLOUTS)
+        make_algorithm(vocab_size=3).build_batch(ROLLOUTS)
     assert LABEL not in str(raised.value)
 
 

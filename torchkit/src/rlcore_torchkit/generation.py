@@ -26,13 +26,13 @@ def check_sampling(sampling: SamplingParams, smallest_temperature: float = 0.0) 
         raise ContractError(f"generate: found {', '.join(bad)}; expected {expected}")
 
 
-def sample_limits(request: GenerateRequest, max_sequence_length: int, vocabulary_size: int) -> Int64Array:
+def sample_limits(request: GenerateRequest, max_sequence_length: int, vocab_size: int) -> Int64Array:
     """int64 [samples]: most tokens of each sample, by `max_tokens` and by the longest sequence.
 
     ContractError for a prompt with a token that is not in the vocabulary.
     """
     tokens = request.prompts.tokens
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary_size):
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab_size):
         found = f"token ids from {tokens.min()} to {tokens.max()}"
-        raise ContractError(f"generate: found {found}; expected ids from 0 to {vocabulary_size - 1}")
+        raise ContractError(f"generate: found {found}; expected ids from 0 to {vocab_size - 1}")
     return np.minimum(request.max_tokens, max_sequence_length - np.repeat(request.prompts.lengths, request.num_samples))

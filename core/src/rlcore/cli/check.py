@@ -103,7 +103,9 @@ def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
         return ranks
     if cluster.placement == "separate":
         return f"{ranks}, {cluster.nodes} x {cluster.generator_gpus_per_node} generate"
-    return f"{ranks} and generate in turn" + (f", each {prepared.span} with one generator" if prepared.span > 1 else "")
+    return f"{ranks} and generate in turn" + (
+        f", each {prepared.ranks_per_generator} with one generator" if prepared.ranks_per_generator > 1 else ""
+    )
 
 
 def _evaluation(prepared: "RunPlan") -> str:

@@ -24,13 +24,13 @@ AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 class AlgorithmHandle:
     """An algorithm, bound. Its own exception passes through with a note that names it."""
 
-    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds, vocabulary_size: int | None = None) -> None:
+    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds, vocab_size: int | None = None) -> None:
         """`needs` is what the algorithm says, read once; ContractError where it needs what there is not. Its tokens are below
-        `vocabulary_size`, where that is known."""
+        `vocab_size`, where that is known."""
         self.entry = entry
         self.needs = needs
         self._algorithm = algorithm
-        self._vocabulary_size = vocabulary_size
+        self._vocab_size = vocab_size
         _check_needs(self.needs)
 
     @property
@@ -57,12 +57,12 @@ class AlgorithmHandle:
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
-        _check_origin(rollouts.batch, self._vocabulary_size)
+        _check_origin(rollouts.batch, self._vocab_size)
         with attributed("raised in build_batch of", self.entry.label):
             returned = self._algorithm.build_batch(_protected(rollouts))
         try:
             batch = check_record(returned, TrainingBatch)
-            _check_batch(batch, self._vocabulary_size)
+            _check_batch(batch, self._vocab_size)
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
         return batch
@@ -113,10 +113,10 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
 
-def _check_batch(training: TrainingBatch, vocabulary_size: int | None) -> None:
+def _check_batch(training: TrainingBatch, vocab_size: int | None) -> None:
     if not isinstance(training.batch, TokenBatch):
         raise ContractError(f"batch: found a {type(training.batch).__name__}; expected a TokenBatch")
-    _check_values(training.batch, vocabulary_size)
+    _check_values(training.batch, vocab_size)
     loss = training.loss
     if not isinstance(loss, LossSpec):
         raise ContractError(f"loss: found a {type(loss).__name__}; expected a LossSpec")
@@ -134,17 +134,17 @@ def _check_batch(training: TrainingBatch, vocabulary_size: int | None) -> None:
     check_own_names("metrics", training.metrics)
 
 
-def _check_origin(batch: TokenBatch, vocabulary_size: int | None) -> None:
+def _check_origin(batch: TokenBatch, vocab_size: int | None) -> None:
     """What comes to the algorithm with a token that the model does not have is not the algorithm's mistake."""
-    if vocabulary_size is not None and batch.tokens.max(initial=0) >= vocabulary_size:
+    if vocab_size is not None and batch.tokens.max(initial=0) >= vocab_size:
         found = f"the samples hold the token {batch.tokens.max()}"
-        expected = f"tokens below {vocabulary_size}, the model's vocabulary. Its tokenizer is of another model"
+        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model"
         raise DataError(f"{found}; expected {expected}, or its vocab_size is too small")
 
 
-def _check_values(batch: TokenBatch, vocabulary_size: int | None) -> None:
+def _check_values(batch: TokenBatch, vocab_size: int | None) -> None:
     """Tokens that the model has, and finite numbers: a trainer could only fail on others, and would be blamed for them."""
-    upper = math.inf if vocabulary_size is None else vocabulary_size - 1
+    upper = math.inf if vocab_size is None else vocab_size - 1
     check_range("batch.tokens", batch.tokens, lower=0, upper=upper)
     for kind, columns in (("token_columns", batch.token_columns), ("sequence_columns", batch.sequence_columns)):
         for name, column in columns.items():

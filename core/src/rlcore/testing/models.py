@@ -70,9 +70,9 @@ def make_model(
     import_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    vocabulary_size = make_tokenizer(directory, alphabet)
+    vocab_size = make_tokenizer(directory, alphabet)
     options: dict[str, Any] = {
-        "vocab_size": vocabulary_size,
+        "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": 3 * hidden_size,
         "num_hidden_layers": num_layers,

@@ -27,7 +27,7 @@ from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, FinishedSample, join_samples
-from rlcore_vllm.settings import engine_settings, replica_devices, vocabulary_size, with_devices
+from rlcore_vllm.settings import engine_settings, replica_devices, vocab_size, with_devices
 from rlcore_vllm.transfer import Transfer
 
 NO_WEIGHTS = -1
@@ -47,7 +47,7 @@ class VllmBackend:
         self._resident = {"weights": True, "state": True}
         self._changing = threading.Lock()
         """Held while the engines are refitted, moved or restarted, and while a request is handed to them."""
-        self._vocabulary_size = vocabulary_size(context.model)
+        self._vocab_size = vocab_size(context.model)
         self._mirrors = Mirrors(config)
         self._replicas = make_replicas(context, config)
         self._num_starts = [1] * len(self._replicas)
@@ -66,7 +66,7 @@ class VllmBackend:
                 "generate: found routed_experts asked of engines that were built without; expected it in the context"
             )
         check_sampling(request.sampling, SMALLEST_TEMPERATURE)
-        limits = sample_limits(request, self._context.max_sequence_length, self._vocabulary_size)
+        limits = sample_limits(request, self._context.max_sequence_length, self._vocab_size)
         parts = deal(request, limits, len(self._replicas))
         finished: Finished = queue.SimpleQueue()
         with self._changing:

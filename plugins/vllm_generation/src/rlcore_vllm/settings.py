@@ -124,7 +124,7 @@ def replica_devices(config: VllmConfig, own_device: int) -> list[tuple[int, ...]
     return [tuple(devices[(index * width + rank) % len(devices)] for rank in range(width)) for index in range(config.replicas)]
 
 
-def vocabulary_size(model: ModelSpec) -> int:
+def vocab_size(model: ModelSpec) -> int:
     """Rows of the model's embedding, by its configuration."""
     return int(_text_config(model).vocab_size)
 

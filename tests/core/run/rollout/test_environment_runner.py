@@ -172,7 +172,7 @@ def test_the_cause_of_an_error_is_kept(run):
 def test_a_token_that_the_model_does_not_have_is_the_environments():
     beyond = np.asarray([3, 102], np.int32)
     runner = EpisodeRunner(
-        StepEnvironment(lambda _: going(tokens=beyond)), TIMEOUT_S, "mask", "environment 'acme'", vocabulary_size=102
+        StepEnvironment(lambda _: going(tokens=beyond)), TIMEOUT_S, "mask", "environment 'acme'", vocab_size=102
     )
     with pytest.raises(ContractError, match="acme.*the token 102; expected tokens below 102, the model's vocabulary"):
         runner.step_all([0], [turn()])

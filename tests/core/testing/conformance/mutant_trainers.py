@@ -44,7 +44,7 @@ class TemperatureIgnoredInLogprobs(FakeTrainer):
 @killed_by("test_logprobs_do_not_depend_on_the_microbatches")
 class SequencesSeeTheOneBefore(FakeTrainer):
     def forward(self, weights, batch, temperature):
-        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size)
         leaked = np.full_like(contexts.first, batch.tokens[0])
         return Forward.of(weights, evolve(contexts, first=leaked), temperature)
 
@@ -54,7 +54,7 @@ class PositionsRunOnOverSequences(FakeTrainer):
     def forward(self, weights, batch, temperature):
         running = np.flatnonzero(~np.isin(np.arange(batch.num_tokens), batch.offsets[:-1]))
         starts = np.repeat(batch.offsets[:-1], batch.lengths)[running]
-        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size)
         separate = evolve(
             contexts,
             which=np.arange(len(running)),
@@ -77,7 +77,7 @@ class PositionsRestartAtToken33(FakeTrainer):
     def forward(self, weights, batch, temperature):
         position = position_of_tokens(batch)
         later = np.flatnonzero(position > 0)
-        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size)
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size)
         separate = evolve(
             contexts,
             which=np.arange(len(later)),

@@ -8,7 +8,7 @@ from rlcore.installed import is_installed
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.selection import AUTO_ROLES
-from rlcore.run.plan.generator_placement import generator_devices, span_problems
+from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem
@@ -18,7 +18,7 @@ def check_plan(plan: RunPlan) -> None:
     """Raise ConfigError with all that is wrong; ModelError where the model alone is."""
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.sinks)
-    problems = [*_missing_ray(recipe), *_impossible(recipe, needs), *span_problems(recipe, plan.span)]
+    problems = [*_missing_ray(recipe), *_impossible(recipe, needs), *sharing_problems(recipe, plan.ranks_per_generator)]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
     context = CheckContext(
@@ -29,7 +29,7 @@ def check_plan(plan: RunPlan) -> None:
         max_microbatch_tokens=recipe.training.max_tokens_per_microbatch,
         needs_reference=needs.reference_logprobs,
         channel=plan.channel,
-        generator_devices=generator_devices(recipe, plan.device, plan.span),
+        generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
         environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
     )

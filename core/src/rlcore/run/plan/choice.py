@@ -128,5 +128,5 @@ def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.truncates,
     )
-    vocabulary_size = config_number(recipe.model.path, "vocab_size")
-    return build_algorithm(entry, context, plugin_config(recipe, entry), vocabulary_size)
+    vocab_size = config_number(recipe.model.path, "vocab_size")
+    return build_algorithm(entry, context, plugin_config(recipe, entry), vocab_size)

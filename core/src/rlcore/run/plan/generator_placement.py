@@ -15,7 +15,7 @@ def separate(recipe: Recipe) -> bool:
     return recipe.cluster is not None and recipe.cluster.placement == "separate"
 
 
-def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
+def ranks_per_generator(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
     """Neighbouring ranks of a node that share one generator."""
     cluster, entry = recipe.cluster, chosen.get("generator")
     if cluster is None or entry is None or entry.provider is None or separate(recipe):
@@ -29,27 +29,29 @@ def generator_span(recipe: Recipe, chosen: Mapping[Role, Entry]) -> int:
         raise PluginError(f"{entry.label}: its function `num_devices` raised {type(error).__name__}: {error}") from error
 
 
-def span_problems(recipe: Recipe, span: int) -> Iterator[Problem]:
-    """Ranks of a node that cannot be divided among generators."""
-    if recipe.cluster is not None and not separate(recipe) and recipe.cluster.ranks_per_node % span:
+def sharing_problems(recipe: Recipe, num_ranks: int) -> Iterator[Problem]:
+    """A problem where the ranks of a node cannot be divided among generators of `num_ranks` each."""
+    if recipe.cluster is not None and not separate(recipe) and recipe.cluster.ranks_per_node % num_ranks:
         yield Problem(
             path="cluster.gpus_per_node",
-            found=f"{recipe.cluster.gpus_per_node}, which are to be shared with generators that span {span} of them each",
-            expected=f"a multiple of {span}",
-            remedy="Change it, or how many devices the generator spans.",
+            found=f"{recipe.cluster.gpus_per_node}, to be divided among generators that take {num_ranks} each",
+            expected=f"a multiple of {num_ranks}",
+            remedy="Change it, or the number of devices that a generator takes",
         )
 
 
-def hosts_generator(recipe: Recipe, span: int, rank: int) -> bool:
-    """Whether it is the first of those that share one; with devices that only generate, the first of its node."""
+def hosts_generator(recipe: Recipe, num_ranks: int, rank: int) -> bool:
+    """Whether `rank` is the first of those that share a generator, or of its node where generators have their own devices."""
     assert recipe.cluster is not None
-    return rank % (recipe.cluster.ranks_per_node if separate(recipe) else span) == 0
+    return rank % (recipe.cluster.ranks_per_node if separate(recipe) else num_ranks) == 0
 
 
-def generator_devices(recipe: Recipe, device: Literal["cpu", "cuda"], span: int, local_rank: int = 0) -> tuple[int, ...] | None:
-    """Of the generator that a rank hosts, where the cluster's layout says so."""
+def generator_devices(
+    recipe: Recipe, device: Literal["cpu", "cuda"], num_ranks: int, local_rank: int = 0
+) -> tuple[int, ...] | None:
+    """The devices of the generator that a rank hosts, where the cluster's layout decides them; None otherwise."""
     if recipe.cluster is None or device == "cpu":
         return None
     if separate(recipe):
         return tuple(range(recipe.cluster.ranks_per_node, recipe.cluster.gpus_per_node))
-    return None if span == 1 else tuple(range(local_rank, local_rank + span))
+    return None if num_ranks == 1 else tuple(range(local_rank, local_rank + num_ranks))

@@ -12,7 +12,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.checks import check_plan
 from rlcore.run.plan.choice import choose_plugins
-from rlcore.run.plan.generator_placement import generator_span
+from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import convert_recipe
 from rlcore.spi import ConfigError, EnvironmentContext, Problem
@@ -31,8 +31,8 @@ def prepare(
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True))
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     plan = choose_plugins(recipe, registry, device)
-    span = generator_span(recipe, plan.chosen)
-    plan = evolve(plan, span=span, channel=choose_channel(recipe, plan.chosen, device, registry))
+    channel = choose_channel(recipe, plan.chosen, device, registry)
+    plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel)
     check_plan(plan)
     if "environment" not in plan.chosen:
         return plan

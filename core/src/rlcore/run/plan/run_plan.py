@@ -36,13 +36,13 @@ class RunPlan:
     chosen: Mapping[Role, Entry]
     """The plugin of each role that one plugin fills, where the recipe uses it."""
     sinks: tuple[Entry, ...]
-    """Those that the recipe names."""
+    """The sinks that the recipe names."""
     device: Device
     algorithm: AlgorithmHandle
     environment: Environment | None = None
     channel: str | None = None
     """How weights travel; None where nothing generates."""
-    span: int = 1
+    ranks_per_generator: int = 1
     """Neighbouring ranks that share one generator."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
@@ -109,7 +109,7 @@ class RunPlan:
             seed=self.recipe.run.seed,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
             channel=self.channel or "in_process",
-            devices=generator_devices(self.recipe, self.device, self.span, rank_info.local_rank),
+            devices=generator_devices(self.recipe, self.device, self.ranks_per_generator, rank_info.local_rank),
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,
         )

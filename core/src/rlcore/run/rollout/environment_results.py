@@ -17,15 +17,15 @@ LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 in the end."""
 
 
-def check_reset(result: Any, vocabulary_size: int | None) -> ResetResult:
-    """What `reset` returned, which may hold tokens below `vocabulary_size`. ContractError where it is something else."""
+def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
+    """What `reset` returned, which may hold tokens below `vocab_size`. ContractError where it is something else."""
     if not isinstance(result, ResetResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
-    _check_observation(result.observation, vocabulary_size)
+    _check_observation(result.observation, vocab_size)
     return result
 
 
-def check_step(result: Any, vocabulary_size: int | None) -> StepResult:
+def check_step(result: Any, vocab_size: int | None) -> StepResult:
     """What `step` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
     if not isinstance(result, StepResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.StepResult")
@@ -36,7 +36,7 @@ def check_step(result: Any, vocabulary_size: int | None) -> StepResult:
         given = "an observation" if result.done else "no observation"
         raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
     if result.observation is not None:
-        _check_observation(result.observation, vocabulary_size)
+        _check_observation(result.observation, vocab_size)
     if not isinstance(result.metrics, Mapping):
         raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
     for name, value in result.metrics.items():
@@ -54,7 +54,7 @@ def _check_number(name: str, value: object) -> None:
         raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
 
 
-def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
+def _check_observation(observation: Any, vocab_size: int | None) -> None:
     if not isinstance(observation, Observation):
         raise ContractError(f"returned the observation {type(observation).__name__}; expected rlcore.spi.Observation")
     given = [name for name in ("messages", "text", "tokens") if getattr(observation, name) is not None]
@@ -72,8 +72,6 @@ def _check_observation(observation: Any, vocabulary_size: int | None) -> None:
     if not len(observation.tokens) or observation.tokens.min() < 0:
         found = f"the token {observation.tokens.min()}" if len(observation.tokens) else "no tokens"
         raise ContractError(f"returned an observation with {found}; expected at least one, none below 0")
-    if vocabulary_size is not None and observation.tokens.max() >= vocabulary_size:
+    if vocab_size is not None and observation.tokens.max() >= vocab_size:
         found = f"the token {observation.tokens.max()}"
-        raise ContractError(
-            f"returned an observation with {found}; expected tokens below {vocabulary_size}, the model's vocabulary"
-        )
+        raise ContractError(f"returned an observation with {found}; expected tokens below {vocab_size}, the model's vocabulary")

@@ -48,16 +48,16 @@ class EpisodeRunner:
         on_error: Literal["error", "mask"] = "error",
         owner: str = "environment",
         max_concurrent: int | None = None,
-        vocabulary_size: int | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name. Its
-        tokens are below `vocabulary_size`, where that is known."""
+        tokens are below `vocab_size`, where that is known."""
         self._environment = environment
         self._owner = owner
         self._timeout_s = timeout_s
         self._on_error = on_error
         self._max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
-        self._vocabulary_size = vocabulary_size
+        self._vocab_size = vocab_size
         self._thread: LoopThread | None = None
 
     @property
@@ -77,7 +77,7 @@ class EpisodeRunner:
             function="reset",
             number=len(rows),
             start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
-            check=lambda result: check_reset(result, self._vocabulary_size),
+            check=lambda result: check_reset(result, self._vocab_size),
             describe=lambda index: f"row {shown(rows[index], 160)}",
         )
         return self._run(calls)
@@ -90,7 +90,7 @@ class EpisodeRunner:
             function="step",
             number=len(turns),
             start=lambda index: self._environment.step(states[index], turns[index]),
-            check=lambda result: check_step(result, self._vocabulary_size),
+            check=lambda result: check_step(result, self._vocab_size),
             describe=lambda index: (
                 f"response {shown(turns[index].text, 120)} to the task with state {shown(states[index], 120)}"
             ),

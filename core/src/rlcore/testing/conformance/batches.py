@@ -20,7 +20,7 @@ Arrangement: TypeAlias = Literal["together", "apart", "reversed", "uneven"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)
 
 
-def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
+def make_batch(vocab_size: int, seed: int, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
     """Random tokens, a random loss mask, and the columns that the probe loss reads."""
     random = np.random.default_rng(seed)
     offsets = np.zeros(len(lengths) + 1, np.int64)
@@ -31,7 +31,7 @@ def make_batch(vocabulary_size: int, seed: int, lengths: Sequence[int] = LENGTHS
     loss_mask[offsets[1:] - 1] &= np.asarray(lengths) < 9  # the longer ones end in tokens without a loss
     loss_mask[offsets[-1] - 3] = True
     return TokenBatch(
-        tokens=random.integers(0, vocabulary_size, num_tokens, dtype=np.int32),
+        tokens=random.integers(0, vocab_size, num_tokens, dtype=np.int32),
         offsets=offsets,
         loss_mask=loss_mask,
         token_columns={ADVANTAGES: random.standard_normal(num_tokens).astype(np.float32)},

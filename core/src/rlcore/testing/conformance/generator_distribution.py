@@ -71,7 +71,7 @@ class Excess:
 class Evidence:
     """What sampled tokens say about the sampler."""
 
-    vocabulary_size: int
+    vocab_size: int
     surprise: Excess = field(factory=Excess)
     """Log-probability plus entropy: above 0 for a sampler that is cooler than it says."""
     repeats: Excess = field(factory=Excess)
@@ -88,8 +88,8 @@ class Evidence:
     """The randomised rank of each token in its distribution, in [0, 1), the most probable first: uniform (Rosenblatt, 1952)."""
 
     def __attrs_post_init__(self) -> None:
-        self.tails = {2**power: Excess() for power in range(LONGEST_TAIL.bit_length()) if 2**power < self.vocabulary_size}
-        self.counts, self.variances = np.zeros(self.vocabulary_size), np.zeros(self.vocabulary_size)
+        self.tails = {2**power: Excess() for power in range(LONGEST_TAIL.bit_length()) if 2**power < self.vocab_size}
+        self.counts, self.variances = np.zeros(self.vocab_size), np.zeros(self.vocab_size)
 
     def add(self, table: Float64Array, tokens: Int32Array, seen: Float64Array, random: np.random.Generator) -> None:
         """Some tokens int [L] that were sampled one after the other, of log-probabilities `table` [L, V]; `seen` [L, V] is 1.0
@@ -106,7 +106,7 @@ class Evidence:
             tail = np.zeros_like(seen)
             tail[:, -length:] = 1.0
             self._count(excess, probabilities, tail, tokens)
-        self.counts += np.bincount(tokens, minlength=self.vocabulary_size) - probabilities.sum(0)
+        self.counts += np.bincount(tokens, minlength=self.vocab_size) - probabilities.sum(0)
         self.variances += (probabilities * (1.0 - probabilities)).sum(0)
         own = probabilities[rows, tokens]
         above = np.where(probabilities > own[:, None], probabilities, 0.0).sum(1)
@@ -149,9 +149,9 @@ class GeneratorDistribution(GeneratorFixtures):
         sampling, num_samples, needed = CASES[name]
         for capability in needed:
             require(provider, capability)
-        question = make_long_question(reference.vocabulary_size, num_samples)
+        question = make_long_question(reference.vocab_size, num_samples)
         result = generator.generate(question, 0, sampling)
-        found = gather(policy, question, result, sampling, reference.vocabulary_size)
+        found = gather(policy, question, result, sampling, reference.vocab_size)
         # To first order, a sampler at 0.9 of its temperature is off by a ninth of the variance.
         shown = np.sqrt(found.surprise.variance) / 9
         assert name != "plain" or shown >= 6, (
@@ -170,22 +170,22 @@ class GeneratorDistribution(GeneratorFixtures):
 
 
 def gather(
-    policy: ReferencePolicy, question: Question, result: GenerateResult, sampling: SamplingParams, vocabulary_size: int
+    policy: ReferencePolicy, question: Question, result: GenerateResult, sampling: SamplingParams, vocab_size: int
 ) -> Evidence:
     """The evidence of all samples; positions at which rounding decides what a truncation keeps are left out."""
-    evidence, random = Evidence(vocabulary_size), np.random.default_rng(12)
+    evidence, random = Evidence(vocab_size), np.random.default_rng(12)
     for index, response in enumerate(samples_of(result)):
         prompt = question.prompts.sequence(index // question.num_samples)
         tokens = np.concatenate([prompt, response])
         table, margin = sampling_distribution(policy.logits(tokens)[len(prompt) - 1 : -1], sampling)
-        seen = seen_before(tokens, vocabulary_size)[len(prompt) :]
+        seen = seen_before(tokens, vocab_size)[len(prompt) :]
         clear = margin >= EDGE
         evidence.add(table[clear], response[clear], seen[clear], random)
     return evidence
 
 
-def seen_before(tokens: Int32Array, vocabulary_size: int) -> Float64Array:
+def seen_before(tokens: Int32Array, vocab_size: int) -> Float64Array:
     """float64 [L, V]: 1.0 where a token came before position l of a sequence int32 [L]."""
-    seen = np.zeros((len(tokens), vocabulary_size))
+    seen = np.zeros((len(tokens), vocab_size))
     seen[np.arange(1, len(tokens)), tokens[:-1]] = 1.0
     return np.minimum(np.cumsum(seen, axis=0), 1.0)

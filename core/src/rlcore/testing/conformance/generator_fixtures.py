@@ -250,7 +250,7 @@ class GeneratorFixtures(BackendFixtures):
     @pytest.fixture
     def question(self, reference: Reference) -> Question:
         """Prompts from 1 to 40 tokens, two samples each, limits from 1 to 16 tokens."""
-        return make_question(reference.vocabulary_size)
+        return make_question(reference.vocab_size)
 
 
 def opening(provider: Provider, config: Any, context: GeneratorContext, tolerance: float) -> Iterator[OpenGenerator]:
@@ -270,10 +270,10 @@ def opening(provider: Provider, config: Any, context: GeneratorContext, toleranc
     close()
 
 
-def make_question(vocabulary_size: int, num_samples: int = 2) -> Question:
+def make_question(vocab_size: int, num_samples: int = 2) -> Question:
     """Prompts from 1 to 40 tokens, `num_samples` each, limits from 1 to 16 tokens."""
     random = np.random.default_rng(4)
-    prompts = [random.integers(0, vocabulary_size, length).tolist() for length in PROMPT_LENGTHS]
+    prompts = [random.integers(0, vocab_size, length).tolist() for length in PROMPT_LENGTHS]
     num_seeds = len(prompts) * num_samples
     return Question(
         prompts=RaggedTokens.from_lists(prompts),
@@ -283,10 +283,10 @@ def make_question(vocabulary_size: int, num_samples: int = 2) -> Question:
     )
 
 
-def make_long_question(vocabulary_size: int, num_samples: int) -> Question:
+def make_long_question(vocab_size: int, num_samples: int) -> Question:
     """Samples of 80 tokens, of ten prompts, `num_samples` each."""
     random, num_prompts = np.random.default_rng(11), 10
-    prompts = random.integers(0, vocabulary_size, (num_prompts, 6))
+    prompts = random.integers(0, vocab_size, (num_prompts, 6))
     return Question(
         prompts=RaggedTokens.from_lists(prompts.tolist()),
         num_samples=num_samples,

@@ -80,7 +80,7 @@ class GeneratorSampling(GeneratorFixtures):
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
             generator.require(capability)
-        prompt = undecided_prompt(policy, reference.vocabulary_size, sampling)
+        prompt = undecided_prompt(policy, reference.vocab_size, sampling)
         question = Question(
             prompts=RaggedTokens.from_lists([prompt.tolist()]),
             num_samples=NUM_DRAWS,
@@ -129,7 +129,7 @@ class GeneratorSampling(GeneratorFixtures):
         self, generator: GeneratorUnderTest, reference: Reference, question: Question
     ) -> None:
         """Without stop tokens every sample is as long as its own max_tokens, the model's end-of-text token included."""
-        for asked in (question, make_long_question(reference.vocabulary_size, 2)):
+        for asked in (question, make_long_question(reference.vocab_size, 2)):
             result = generator.generate(asked)
             assert np.diff(result.offsets).tolist() == asked.max_tokens.tolist()
             assert (result.finish_reasons == FinishReason.LENGTH).all()
@@ -139,7 +139,7 @@ class GeneratorSampling(GeneratorFixtures):
         random = np.random.default_rng(8)
         lengths = (MAX_SEQUENCE_LENGTH - 5, 10, MAX_SEQUENCE_LENGTH - 1)
         question = Question(
-            prompts=RaggedTokens.from_lists([random.integers(0, reference.vocabulary_size, n).tolist() for n in lengths]),
+            prompts=RaggedTokens.from_lists([random.integers(0, reference.vocab_size, n).tolist() for n in lengths]),
             num_samples=1,
             seeds=np.arange(3, dtype=np.int64),
             max_tokens=np.full(3, 8, np.int32),
@@ -152,8 +152,8 @@ class GeneratorSampling(GeneratorFixtures):
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference
     ) -> None:
         """The first of them is the last token, even at the limit; a sample without one is cut, not finished."""
-        question = make_question(reference.vocabulary_size, num_samples=8)  # enough for both kinds, whatever is sampled
-        stops = tuple(range(0, reference.vocabulary_size, 7))
+        question = make_question(reference.vocab_size, num_samples=8)  # enough for both kinds, whatever is sampled
+        stops = tuple(range(0, reference.vocab_size, 7))
         sampling = SamplingParams(stop_token_ids=stops)
         result = generator.generate(question, 0, sampling)
         for sample, reason, limit in zip(samples_of(result), result.finish_reasons, question.max_tokens, strict=True):
@@ -164,7 +164,7 @@ class GeneratorSampling(GeneratorFixtures):
         reasons = set(result.finish_reasons.tolist())
         assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "the batch does not hold both kinds of samples"
         generator.assert_logprobs(policy, question, result, sampling)
-        all_stop = generator.generate(question, 0, SamplingParams(stop_token_ids=tuple(range(reference.vocabulary_size))))
+        all_stop = generator.generate(question, 0, SamplingParams(stop_token_ids=tuple(range(reference.vocab_size))))
         assert np.diff(all_stop.offsets).tolist() == [1] * len(question.seeds)
         assert (all_stop.finish_reasons == FinishReason.STOP).all()
 
@@ -216,9 +216,9 @@ def first_with(string: str, sample: Int32Array, decode: Callable[[Int32Array], s
     return next(sample[:end] for end in range(1, len(sample) + 1) if string in decode(sample[:end]))
 
 
-def undecided_prompt(policy: ReferencePolicy, vocabulary_size: int, sampling: SamplingParams) -> Int32Array:
+def undecided_prompt(policy: ReferencePolicy, vocab_size: int, sampling: SamplingParams) -> Int32Array:
     """int32 [4]: of some random prompts the one after which most is left to chance."""
-    prompts = np.random.default_rng(6).integers(0, vocabulary_size, (16, 4), dtype=np.int32)
+    prompts = np.random.default_rng(6).integers(0, vocab_size, (16, 4), dtype=np.int32)
     tables = [np.exp(sampling_distribution(policy.logits(prompt)[-1:], sampling)[0]) for prompt in prompts]
     return np.asarray(prompts[np.argmin([(table**2).sum() for table in tables])])
 

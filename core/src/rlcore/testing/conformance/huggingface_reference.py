@@ -24,7 +24,7 @@ class HuggingFaceReference:
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
-        self.vocabulary_size = int(_model_config(model).vocab_size)
+        self.vocab_size = int(_model_config(model).vocab_size)
 
     def load(self, weights: Values) -> "HuggingFacePolicy":
         """A model with exactly these weights; AssertionError where transformers misses one or does not know it."""

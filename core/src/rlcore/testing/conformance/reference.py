@@ -38,7 +38,7 @@ class RoutedPolicy(ReferencePolicy, Protocol):
 class Reference(Protocol):
     """Makes models of the architecture at hand."""
 
-    vocabulary_size: int
+    vocab_size: int
 
     def load(self, weights: Values) -> ReferencePolicy:
         """A model with exactly these weights; raises where a name is missing or unknown."""

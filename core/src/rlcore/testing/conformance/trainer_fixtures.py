@@ -226,7 +226,7 @@ class TrainerFixtures(BackendFixtures):
     @pytest.fixture
     def batch(self, reference: Reference) -> TokenBatch:
         """An optimizer step's sequences."""
-        return make_batch(reference.vocabulary_size, seed=1)
+        return make_batch(reference.vocab_size, seed=1)
 
     @pytest.fixture
     def undisturbed(
@@ -242,7 +242,7 @@ class TrainerFixtures(BackendFixtures):
         """Three updates of a trainer to which nothing else happens, made once for a class's checks."""
         given = type(self), provider, config, trainer_context, loss, batch.tokens.tobytes(), batch.loss_mask.tobytes()
         if (key := repr(given)) not in _KEPT:
-            other = make_batch(reference.vocabulary_size, seed=3)
+            other = make_batch(reference.vocab_size, seed=3)
             with open_trainer() as trainer:
                 before = trainer.weights()
                 steps = trainer.outcome((batch,), 0), trainer.outcome((other,), 1), trainer.outcome((batch, other), 2)

@@ -59,7 +59,7 @@ class TrainerNumerics(TrainerFixtures):
     def test_long_sequences_equal_the_reference(self, trainer: TrainerUnderTest, reference: Reference, loss: LossSpec) -> None:
         """Log-probabilities, entropies, loss and gradient of sequences of 61 and 270 tokens."""
         policy = reference.load(trainer.weights())
-        batch = make_batch(reference.vocabulary_size, seed=4, lengths=LONG_LENGTHS)
+        batch = make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)
         logprobs, entropy = reference_logprobs(policy, batch, 1.0)
         np.testing.assert_allclose(trainer.logprobs((batch,))[0], logprobs, rtol=0, atol=trainer.tolerance)
         if capabilities.ENTROPY in trainer.provider.capabilities:
@@ -77,7 +77,7 @@ class TrainerNumerics(TrainerFixtures):
         """In each of several microbatches, long sequences too, at the step's temperature."""
         trainer.require(capabilities.REFERENCE_POLICY)
         policy = reference.load(trainer.weights())
-        batches = batch, make_batch(reference.vocabulary_size, seed=4, lengths=LONG_LENGTHS)
+        batches = batch, make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)
         found = trainer.logprobs(batches, model="reference", temperature=temperature)
         for number, (each, logprobs) in enumerate(zip(batches, found, strict=True), start=1):
             expected, _ = reference_logprobs(policy, each, temperature)
@@ -209,7 +209,7 @@ class TrainerNumerics(TrainerFixtures):
         tokens = batch.tokens.copy()
         for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
             num_after = int(np.argmax(batch.loss_mask[start:end][::-1])) if batch.loss_mask[start:end].any() else end - start
-            tokens[end - num_after : end] = (tokens[end - num_after : end] + 1) % reference.vocabulary_size
+            tokens[end - num_after : end] = (tokens[end - num_after : end] + 1) % reference.vocab_size
         assert (tokens != batch.tokens).sum() >= 3, "the batch has too few tokens after its last loss tokens"
         with open_trainer() as trainer:
             found = trainer.outcome((evolve(batch, tokens=tokens),))

@@ -63,7 +63,7 @@ class TrainerOptimizer(TrainerFixtures):
         shares: tuple[float, float],
     ) -> None:
         """After the same first step at a constant rate, the second differs in its length alone."""
-        batches = batch, make_batch(reference.vocabulary_size, seed=3)
+        batches = batch, make_batch(reference.vocab_size, seed=3)
         with open_trainer(schedule=schedule, num_train_steps=len(shares)) as trainer:
             found = updates(trainer, *batches)
         with open_trainer(optimizer=evolve(optimizer, learning_rate=shares[0] * optimizer.learning_rate)) as trainer:

@@ -77,7 +77,7 @@ class TrainerRanks(TrainerFixtures):
         require_devices(device)
         context = evolve(trainer_context, schedule=ScheduleSpec(warmup_steps=8))
         with open_trainer(schedule=context.schedule) as trainer:
-            job = make_job(provider, rank_config, context, trainer, reference.vocabulary_size, tmp_path)
+            job = make_job(provider, rank_config, context, trainer, reference.vocab_size, tmp_path)
             one = alone(trainer, job)
         reports = launched(job)
         assert_two_or_one([report.layout for report in reports])
@@ -108,12 +108,12 @@ def make_job(
     config: Any,
     context: TrainerContext,
     trainer: TrainerUnderTest,
-    vocabulary_size: int,
+    vocab_size: int,
     directory: Path,
 ) -> RankJob:
     """Steps whose parts are of unequal size, one of them without a token to learn from on the second rank; the last with all
     that a request may hold."""
-    batch, other = make_batch(vocabulary_size, seed=1), make_batch(vocabulary_size, seed=3)
+    batch, other = make_batch(vocab_size, seed=1), make_batch(vocab_size, seed=3)
     empty = without_loss(other)
     first = (batch.select(of(4)), batch.select(of(0, 1, 3))), (batch.select(of(5)), batch.select(of(2)))
     last = [with_logprobs(part, PREVIOUS_LOGPROBS, GENERATION_LOGPROBS) for part in (other, batch)]

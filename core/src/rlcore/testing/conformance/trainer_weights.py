@@ -93,7 +93,7 @@ class TrainerWeights(TrainerFixtures):
         self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch
     ) -> None:
         """An array that was handed out keeps its values."""
-        other = make_batch(reference.vocabulary_size, seed=5)
+        other = make_batch(reference.vocab_size, seed=5)
         (held,) = trainer.logprobs((batch,))
         copy = held.copy()
         first, second = trainer.logprobs((batch, other))

@@ -26,8 +26,8 @@ NUM_TOKENS = 9
 class TableReference:
     """The tables' logits, looked up token by token."""
 
-    def __init__(self, vocabulary_size: int) -> None:
-        self.vocabulary_size = vocabulary_size
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
 
     def load(self, weights: Values) -> "TablePolicy":
         """A policy with exactly these tables."""
@@ -98,7 +98,7 @@ class FakeTrainerConformance(TrainerConformance):
     @pytest.fixture
     def config(self, provider: Provider) -> Any:  # noqa: ARG002
         """Few tokens, and initial weights far from uniform."""
-        return FakeTrainerConfig(vocabulary_size=NUM_TOKENS, initial_scale=1.0)
+        return FakeTrainerConfig(vocab_size=NUM_TOKENS, initial_scale=1.0)
 
     @pytest.fixture
     def model(self) -> ModelSpec:

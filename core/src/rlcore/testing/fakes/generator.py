@@ -138,11 +138,11 @@ class FakeGenerator:
 
     def sample_instantly(self, request: GenerateRequest, limits: Int64Array) -> GenerateResult:
         """Uniform tokens for every sample up to its limit."""
-        vocabulary_size = len(self.weights[TRANSITION])
+        vocab_size = len(self.weights[TRANSITION])
         num_tokens = int(limits.sum())
-        drawn = np.random.default_rng(request.seeds).integers(0, vocabulary_size, num_tokens, dtype=np.int32)
+        drawn = np.random.default_rng(request.seeds).integers(0, vocab_size, num_tokens, dtype=np.int32)
         reasons = np.full(len(limits), FinishReason.LENGTH, np.uint8)
-        return self.result(drawn, limits, np.full(num_tokens, -np.log(vocabulary_size)), reasons)
+        return self.result(drawn, limits, np.full(num_tokens, -np.log(vocab_size)), reasons)
 
     def result(self, tokens: Int32Array, lengths: Int64Array, logprobs: Float64Array, reasons: AnyArray) -> GenerateResult:
         """The record of packed samples."""

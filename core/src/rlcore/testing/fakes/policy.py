@@ -25,11 +25,11 @@ TRANSITION, ORIGIN, POSITION = "transition.weight", "origin.weight", "position.w
 NAMES = (TRANSITION, ORIGIN, POSITION)
 
 
-def make_weights(vocabulary_size: int, seed: int, scale: float) -> dict[str, NDArray[np.float32]]:
+def make_weights(vocab_size: int, seed: int, scale: float) -> dict[str, NDArray[np.float32]]:
     """Normal weights of standard deviation `scale`, float32: [V, V], [V, V] and [NUM_POSITIONS, V]."""
     generator = np.random.default_rng(seed)
-    rows = {TRANSITION: vocabulary_size, ORIGIN: vocabulary_size, POSITION: NUM_POSITIONS}
-    return {name: (scale * generator.standard_normal((n, vocabulary_size))).astype(np.float32) for name, n in rows.items()}
+    rows = {TRANSITION: vocab_size, ORIGIN: vocab_size, POSITION: NUM_POSITIONS}
+    return {name: (scale * generator.standard_normal((n, vocab_size))).astype(np.float32) for name, n in rows.items()}
 
 
 def logits(weights: Weights, first: Int64Array, previous: Int64Array, position: Int64Array) -> Float64Array:
@@ -62,14 +62,14 @@ class Contexts:
     """int64 [C]: modulo NUM_POSITIONS."""
 
     @classmethod
-    def of(cls, tokens: Int32Array, offsets: Int64Array, vocabulary_size: int) -> "Contexts":
+    def of(cls, tokens: Int32Array, offsets: Int64Array, vocab_size: int) -> "Contexts":
         """The contexts of sequences `tokens` int32 [T], `offsets` int64 [N+1]."""
         lengths = np.diff(offsets)
         starts = np.repeat(offsets[:-1], lengths)
         position = np.arange(len(tokens), dtype=np.int64) - starts
         has_logprob = position > 0
         later = np.flatnonzero(has_logprob)
-        shape = (vocabulary_size, vocabulary_size, NUM_POSITIONS)
+        shape = (vocab_size, vocab_size, NUM_POSITIONS)
         keys = np.ravel_multi_index((tokens[starts[later]], tokens[later - 1], position[later] % NUM_POSITIONS), shape)
         distinct, which = np.unique(keys, return_inverse=True)
         first, previous, phase = np.unravel_index(distinct, shape)
@@ -110,11 +110,11 @@ class Forward:
 
     def gradients(self, weights: Weights, logprob_grads: Float64Array, entropy_grads: Float64Array) -> dict[str, Float64Array]:
         """float64 gradients of the three tables, given those of the log-probabilities and entropies, float64 [T] each."""
-        num_contexts, vocabulary_size = self.table.shape
+        num_contexts, vocab_size = self.table.shape
         which, later = self.contexts.which, self.contexts.has_logprob
         cells = np.bincount(
-            which * vocabulary_size + self.contexts.targets, logprob_grads[later], num_contexts * vocabulary_size
-        ).reshape(num_contexts, vocabulary_size)
+            which * vocab_size + self.contexts.targets, logprob_grads[later], num_contexts * vocab_size
+        ).reshape(num_contexts, vocab_size)
         probabilities = np.exp(self.table)
         # d log p[j] / d logit[k] = [j = k] - p[k], and d H / d logit[k] = -p[k] (log p[k] + H)
         logit_grads = cells - cells.sum(axis=1, keepdims=True) * probabilities

@@ -55,7 +55,7 @@ STATE_FILE, META_FILE = "fake_trainer.npz", "fake_trainer.json"
 class FakeTrainerConfig:
     """Options of the fake trainer."""
 
-    vocabulary_size: int = VOCABULARY_SIZE
+    vocab_size: int = VOCABULARY_SIZE
     """Tokens that the policy knows."""
     initial_scale: float = 0.0
     """Standard deviation of the initial weights; 0.0 begins with the uniform distribution."""
@@ -72,7 +72,7 @@ class FakeTrainer:
         self.config, self.context = config, context
         self.weight_version = 0
         scale = 0.0 if config.instant else config.initial_scale
-        self.weights = make_weights(config.vocabulary_size, context.seed, scale)
+        self.weights = make_weights(config.vocab_size, context.seed, scale)
         self.reference = {name: value.copy() for name, value in self.weights.items()} if context.needs_reference else None
         self.num_updates = self.schedule_step = 0
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
@@ -203,14 +203,14 @@ class FakeTrainer:
         if self.config.instant:
             later = np.ones(batch.num_tokens)
             later[batch.offsets[:-1]] = 0.0
-            uniform = np.log(self.config.vocabulary_size)
+            uniform = np.log(self.config.vocab_size)
             return -uniform * later, uniform * later
         forward = self.forward(weights, batch, temperature)
         return forward.logprobs(), forward.entropy()
 
     def forward(self, weights: Weights, batch: TokenBatch, temperature: float) -> Forward:
         """The policy after every context of a batch."""
-        return Forward.of(weights, Contexts.of(batch.tokens, batch.offsets, self.config.vocabulary_size), temperature)
+        return Forward.of(weights, Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size), temperature)
 
     def accumulate(self, request: TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
         """Loss, metrics and gradients added up over the microbatches."""

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.config.recipe import ClusterConfig
-from rlcore.run.plan.generator_placement import generator_span
+from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
@@ -63,8 +63,8 @@ def test_generators_span_whole_numbers_of_a_nodes_ranks(prepared: Prepare) -> No
         prepared("cluster.gpus_per_node=3", "generator.ranked.span=2")
     (problem,) = raised.value.problems
     assert (problem.path, problem.expected) == ("cluster.gpus_per_node", "a multiple of 2")
-    assert prepared("cluster.gpus_per_node=4", "generator.ranked.span=2").span == 2
-    assert prepared("generator.ranked.span=2").span == 1
+    assert prepared("cluster.gpus_per_node=4", "generator.ranked.span=2").ranks_per_generator == 2
+    assert prepared("generator.ranked.span=2").ranks_per_generator == 1
 
 
 def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare) -> None:
@@ -73,7 +73,7 @@ def test_a_defect_of_a_plugin_that_says_what_it_spans_is_named(prepared: Prepare
     assert entry.provider is not None
     broken = evolve(entry, provider=evolve(entry.provider, num_devices=lambda config: 1 // 0))
     with pytest.raises(PluginError, match="its function `num_devices` raised ZeroDivisionError"):
-        generator_span(found.recipe, {"generator": broken})
+        ranks_per_generator(found.recipe, {"generator": broken})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_run_in_one_process_imports_no_ray(prepared: Prepare) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from rlcore.run.plan.generator_placement import generator_span
+from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.report.progress import Progress
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.train import train

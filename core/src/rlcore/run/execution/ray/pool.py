@@ -126,7 +126,7 @@ def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout])
 def _hosts(prepared: RunPlan, cluster: ClusterConfig) -> list[int]:
     """The ranks with a generator."""
     ranks = range(cluster.world_size) if "generator" in prepared.chosen else ()
-    return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.span, rank)]
+    return [rank for rank in ranks if hosts_generator(prepared.recipe, prepared.ranks_per_generator, rank)]
 
 
 def _surroundings(
