@@ -1,14 +1,11 @@
 """Discovery through real package metadata: what is installed, and what is wrong with it."""
 
 import sys
-import types
 
 import attrs
 import pytest
 
-from rlcore.installed import is_installed
 from rlcore.registry.discovery import Registry, discover
-from rlcore.registry.selection import ChosenPlugin, load_chosen
 from rlcore.spi import ROLES, SPI_VERSION, PluginError
 
 
@@ -76,31 +73,6 @@ def test_a_malformed_entry_point_is_listed_and_does_not_stop_the_others(installe
     entries = {entry.name: entry for entry in discover().of("trainer")}
     assert entries["good"].error is None
     assert "import failed" in entries["odd"].error
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (
-            b"[rlcore.trainers]\nbad = bad:PROVIDER\nno value\n",
-            "found 'no value' in line 3; expected name = package.module:attr",
-        ),
-        (b"[console_scripts]\n\xff = x:y\n", "UnicodeDecodeError"),
-    ],
-)
-def test_a_distribution_with_a_malformed_file_is_named_and_does_not_stop_the_others(installer, content, text):
-    installer.add("acme-malformed", {})
-    (installer.folder / "acme_malformed-1.0.dist-info" / "entry_points.txt").write_bytes(content)
-    installer.trainer("good", "acme-good", "2.5")
-    registry = discover()
-    assert [(entry.name, entry.distribution, entry.version) for entry in registry.of("trainer")] == [
-        ("good", "acme-good", "2.5")
-    ]
-    (warning,) = registry.warnings
-    assert warning.startswith(f"entry_points.txt of acme-malformed 1.0 in {installer.folder} cannot be read")
-    assert text in warning
-    entry = load_chosen(ChosenPlugin.of(only(registry)))
-    assert entry == only(registry)
 
 
 def test_ctrl_c_in_an_import_is_no_defect_of_the_plugin(installer):
@@ -373,17 +345,3 @@ def test_an_unknown_group_of_ours_is_a_warning_with_a_suggestion(installer):
 def test_names_that_a_recipe_cannot_use_are_errors(installer, name):
     installer.trainer(name)
     assert f"'{name}' cannot be the name of a plugin" in only(discover()).error
-
-
-def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monkeypatch):
-    installer.trainer("mine")
-    monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])
-    assert len(discover().of("trainer")) == 1
-
-
-def test_a_module_is_there_where_it_can_be_found_or_was_made_by_hand(monkeypatch):
-    monkeypatch.setitem(sys.modules, "made_by_hand", types.ModuleType("made_by_hand"))
-    found = {
-        name: is_installed(name) for name in ("json.decoder", "made_by_hand", "json.nothing", "os.path.nothing", "nothing", "")
-    }
-    assert [name for name, there in found.items() if there] == ["json.decoder", "made_by_hand"]

@@ -13,10 +13,8 @@ from rlcore.spi import (
     ADVANTAGES,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
-    ConfigError,
     LogprobsRequest,
     LogprobsResult,
-    PluginError,
     TrainStepRequest,
     TrainStepResult,
     capabilities,
@@ -118,50 +116,6 @@ def test_a_minibatch_of_equal_rewards_has_a_signal_where_the_loss_has_other_term
     assert 4.0 in updates
 
 
-@pytest.mark.parametrize(
-    ("capability", "overrides", "reason"),
-    [
-        (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
-        (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
-    ],
-)
-def test_a_trainer_that_would_ignore_it_is_refused(run: Run, capability: str, overrides: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(PluginError, match=reason):
-        run(*overrides, registry=registry(frozenset({capability})))
-
-
 def test_a_constant_rate_needs_no_place_in_the_schedule(run: Run) -> None:
     run(*SPARSE, "training.updates_per_step=4", "run.num_steps=4", registry=registry(frozenset({capabilities.SCHEDULE_STEP})))
     assert [request.schedule_step for request, _ in sent] == list(range(len(sent)))
-
-
-def test_truncated_sampling_is_refused_unless_its_bias_is_accepted(run: Run) -> None:
-    ratio = "algorithm.fake.previous_logprobs=true"
-    with pytest.raises(ConfigError) as raised:
-        run(ratio, "rollout.top_k=3", "rollout.top_p=0.9")
-    assert [problem.path for problem in raised.value.problems] == ["rollout.top_k", "rollout.top_p"]
-    assert all("rollout.accept_truncation_bias" in problem.remedy for problem in raised.value.problems)
-    run(
-        ratio,
-        "rollout.top_k=3",
-        "rollout.accept_truncation_bias=true",
-        "run.num_steps=1",
-        "training.max_token_mult_prob_error=inf",
-    )
-    for overrides, found in (
-        ((ratio,), "true, while neither rollout.top_k nor rollout.top_p"),
-        (("rollout.top_k=3",), "true, with algorithm 'fake'"),
-    ):
-        with pytest.raises(ConfigError) as raised:
-            run(*overrides, "rollout.accept_truncation_bias=true", "run.name=other")
-        (problem,) = raised.value.problems
-        assert problem.path == "rollout.accept_truncation_bias"
-        assert problem.found.startswith(found)
-
-
-def test_demonstrations_are_learned_at_no_temperature(run: Run) -> None:
-    with pytest.raises(ConfigError) as raised:
-        run("algorithm.fake.source=demonstrations", "rollout.temperature=0.7")
-    (problem,) = raised.value.problems
-    assert problem.path == "rollout.temperature"
-    assert problem.found.startswith("0.7, with algorithm 'fake'")

@@ -5,37 +5,25 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
-from attrs import evolve
 
 from rlcore.registry.discovery import Registry
-from rlcore.run.data.seeds import Stream
-from rlcore.run.plan.inputs import load_inputs
-from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
-from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import (
     CheckpointError,
-    DataError,
-    EnvironmentContext,
     InterruptedRun,
-    PluginError,
     RefitError,
     RewardError,
-    Row,
     StepResult,
-    StorageError,
     Turn,
 )
 from rlcore.testing.fakes import FakeTokenizer, fake_registry
-from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
-from rlcore.testing.fakes.providers import FAKE_TRAINER
+from rlcore.testing.fakes.environment import FakeEnvironment
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
 
@@ -112,81 +100,9 @@ def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> 
     assert versions["distributions"]["rlcore"]
 
 
-def test_rollouts_are_readable_by_pandas(run: Run, tmp_path: Path) -> None:
-    run()
-    table = pandas.read_parquet(tmp_path / "runs" / "run" / "rollouts" / "step-000003.parquet")
-    assert len(table) == 8 * 8
-    assert (table.groupby("group")["prompt"].nunique() == 1).all()
-    first = table.iloc[0]
-    assert len(first["tokens"]) == len(first["loss_mask"]) == len(first["generation_logprobs"])
-    assert first["loss_mask"].sum() == first["num_generated"]
-    assert (first["weight_versions"][first["loss_mask"]] == 4).all()
-    assert set(table["finish_reason"]) <= {"stop", "length"}
-
-
-def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]]:
-    """The prompts of every step and of every evaluation, by purpose."""
-    found: dict[int, list[list[str]]] = {Stream.ROLLOUTS: [], Stream.EVALUATION: []}
-    collect = RolloutCollector.collect
-
-    def recorded(self: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
-        found[seed[1]].append([str(row["prompt"]) for row in rows])
-        return collect(self, rows, weight_version, seed)
-
-    monkeypatch.setattr(RolloutCollector, "collect", recorded)
-    return found
-
-
-def test_training_and_evaluation_see_their_own_rows_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = collected_rows(monkeypatch)
-    run("run.num_steps=12")
-    environment = FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig())
-    own = {split: {str(row["prompt"]) for row in environment.rows(split) or ()} for split in ("train", "evaluation")}
-    assert {prompt for rows in found[Stream.ROLLOUTS] for prompt in rows} == own["train"]
-    assert [set(rows) for rows in found[Stream.EVALUATION]] == [own["evaluation"]] * 4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "found"),
-    [
-        ((), "3 of 4"),
-        (("evaluation.max_prompts=2",), "1 of 2"),
-        (
-            ("rollout.max_prompt_tokens=3", *(f"data.{split}.on_long_prompt=drop" for split in ("train", "evaluation"))),
-            "1 of 2",
-        ),
-    ],
-)
-def test_only_rows_that_are_used_are_held_out_or_trained_on(
-    prepared: Callable[..., RunPlan], tmp_path: Path, overrides: tuple[str, ...], found: str
-) -> None:
-    sources = []
-    for split, prompts in {"train": ["a:", "b:", "long:"], "evaluation": ["a:", "c:", "long:", "long:"]}.items():
-        path = tmp_path / f"{split}.jsonl"
-        path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-        sources += [f"data.{split}.source=jsonl", f"data.{split}.path={path}"]
-    with load_inputs(prepared(*sources, *overrides), FakeTokenizer()) as inputs:
-        assert inputs.notes == (
-            f"data.evaluation: {found} held-out prompts are in data.train too, so that pass@1 measures what was trained on",
-        )
-
-
-def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = collected_rows(monkeypatch)
-    # Every step has all prompts, and weights that hardly change: only the draws can differ.
-    run("run.num_steps=3", "training.prompts_per_step=64", "optimizer.learning_rate=1e-12", "logging.rollouts_every_n_steps=1")
-    steps = found[Stream.ROLLOUTS]
-    assert [sorted(rows) for rows in steps] == [sorted(steps[0])] * 3
-    assert steps[0] != steps[1] != steps[2]
-    files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("*.parquet"))
-    responses = [pandas.read_parquet(file).groupby("prompt")["response"].apply(tuple).to_dict() for file in files]
-    assert all(responses[0][prompt] != responses[1][prompt] for prompt in responses[0])
-
-
 def test_the_resolved_recipe_runs_again_to_the_same_metrics(run: Run, tmp_path: Path) -> None:
     from rlcore.run.plan.prepare import prepare
     from rlcore.run.train import train
-    from rlcore.testing.fakes import FakeTokenizer, fake_registry
 
     run()
     written = tmp_path / "runs" / "run" / "recipe.toml"
@@ -247,24 +163,6 @@ def test_an_existing_run_is_not_overwritten(run: Run) -> None:
         run()
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_directory_in_which_another_process_runs_is_left_alone(run: Run, tmp_path: Path, resume: bool) -> None:
-    directory = RunDirectory(path=tmp_path / "runs" / "run")
-    with directory.locked():
-        with pytest.raises(CheckpointError, match=rf"is in use by a run of another process \(process {os.getpid()} on "):
-            run(resume=resume)
-        assert [file.name for file in directory.path.iterdir()] == [".lock"]
-    run(resume=resume)
-
-
-def test_a_directory_whose_lock_cannot_be_written_is_said(run: Run, tmp_path: Path) -> None:
-    directory = tmp_path / "runs" / "run"
-    directory.mkdir(parents=True)
-    (directory / ".lock").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="the run directory could not be written to"):
-        run()
-
-
 def test_nothing_to_resume_is_said(run: Run) -> None:
     with pytest.raises(CheckpointError, match="nothing to resume"):
         run(resume=True)
@@ -302,34 +200,6 @@ def test_all_rewards_equal_makes_no_update_and_says_so(run: Run, tmp_path: Path)
     assert len([note for note in notes if "nothing to learn from" in note]) == 2
 
 
-def test_a_dtype_that_a_backend_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
-        run("model.dtype=bfloat16", "run.num_steps=1")
-    assert not (tmp_path / "runs" / "run").exists()
-
-
-def test_a_trainer_of_one_rank_is_refused_for_several(run: Run) -> None:
-    with pytest.raises(PluginError, match=r"lacks the capability 'multi_rank' \(\[cluster\] has 2 ranks\)"):
-        run("cluster.gpus_per_node=2", "run.num_steps=1")
-
-
-def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
-    notes: list[str] = []
-    progress = Progress()
-    progress.note = notes.append  # type: ignore[method-assign]
-    absent = evolve(FAKE_TRAINER, name="absent", priority=80, unavailable=lambda: "its engine is not installed: pip install it")
-    entries = Registry.from_providers({"trainer": [absent]}).entries
-    registry = evolve(fake_registry(), entries=(*fake_registry().entries, *entries))
-    run("run.num_steps=1", progress=progress, registry=registry)
-    reason = "as 'absent' (priority 80) cannot be: its engine is not installed: pip install it"
-    assert [note for note in notes if reason in note] == [
-        f"trainer 'fake' (priority {FAKE_TRAINER.priority}) is taken, {reason}"
-    ]
-    notes.clear()
-    run("run.num_steps=1", "run.name=named", 'trainer.name="fake"', progress=progress, registry=registry)
-    assert not any("absent" in note for note in notes)
-
-
 def test_all_rewards_equal_ends_the_run_where_the_recipe_says_so(run: Run) -> None:
     with pytest.raises(RewardError, match="training.on_no_signal"):
         run('environment.fake.target="~"', 'training.on_no_signal="error"')
@@ -339,8 +209,3 @@ def test_disagreement_of_generator_and_trainer_ends_the_run(run: Run) -> None:
     with pytest.raises(RefitError, match="token_mult_prob_error"):
         # Its uniform draws are those of the initial weights, and no longer once these have changed.
         run("generator.fake.instant=true", "rollout.stop_token_ids=[]", "training.max_token_mult_prob_error=1.001")
-
-
-def test_prompts_over_the_limit_are_named(run: Run) -> None:
-    with pytest.raises(DataError, match="rollout.max_prompt_tokens"):
-        run("rollout.max_prompt_tokens=3")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve, frozen
+from attrs import frozen
 
 from rlcore.registry.binding import build_observers
-from rlcore.registry.discovery import ObserverEntry, Registry
+from rlcore.registry.discovery import Registry
 from rlcore.registry.plugin_errors import owner_of
-from rlcore.spi import ConfigError, ObserverContext, PluginError, hookimpl
+from rlcore.spi import ObserverContext, PluginError, hookimpl
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
@@ -105,32 +105,6 @@ def test_an_observer_gets_its_section_of_the_recipe(run: Run, tmp_path: Path) ->
     assert json.loads((directory / "tail.json").read_text()) == [5, 6]
     written = tomllib.loads((directory / "recipe.toml").read_text())
     assert written["observers"] == {"names": [], "observer-0": {"figure": "weight_version", "last": 2}}
-
-
-def test_a_wrong_section_of_an_observer_is_found_before_the_run(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        prepared(registry=registry(Tail))
-    assert [(problem.path, problem.found) for problem in raised.value.problems] == [("observers.observer-0.figure", "nothing")]
-    with pytest.raises(ConfigError) as raised:
-        prepared("observers.observer-0.lats=2", "observers.observer-0.figure=3", "run.seed=x", registry=registry(Tail))
-    assert {problem.path for problem in raised.value.problems} == {
-        "observers.observer-0.lats",
-        "observers.observer-0.figure",
-        "run.seed",
-    }
-    with pytest.raises(ConfigError) as raised:
-        prepared("observers.observer-0.last=2", registry=registry(Counter))
-    (problem,) = raised.value.problems
-    assert (problem.path, problem.found) == ("observers.observer-0.last", "an unknown key, in the command line")
-
-
-def test_sections_of_disabled_and_broken_observers_are_left_alone(prepared: Callable[..., Any]) -> None:
-    entries = (
-        ObserverEntry(name="off", distribution="acme", version="1", observer=None, disabled=True),
-        ObserverEntry(name="broken", distribution="acme", version="1", observer=None, error="import failed"),
-    )
-    installed = evolve(registry(Counter), observer_entries=entries)
-    assert prepared("observers.off.a=1", "observers.broken.b=2", registry=installed).observers == ()
 
 
 def test_a_process_whose_observer_is_another_one_says_so() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import ROUTED_EXPERTS, ContractError, RoutedExperts, TokenBatch
+from rlcore.spi import ROUTED_EXPERTS, ContractError, TokenBatch
 from rlcore.spi.arrays import gather_ragged, join_rows, offsets_of, take_rows
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
@@ -50,17 +50,3 @@ def test_a_batch_carries_them_along():
 def test_columns_of_another_form_are_refused(column, found):
     with pytest.raises(ContractError, match=f"{ROUTED_EXPERTS}: found {found}; expected \\[6\\]"):
         batch_of(column)
-
-
-@pytest.mark.parametrize(
-    ("experts", "offsets", "message"),
-    [
-        (np.zeros((4, 2), np.int16), [0, 4], r"found int16 \[4, 2\]; expected int16 \[R, L, K\]"),
-        (np.zeros((4, 2, 2), np.int32), [0, 4], r"found int32 \[4, 2, 2\]; expected int16"),
-        ([], [0], r"found list \[0\]; expected int16"),
-        (np.zeros((4, 2, 2), np.int16), [0, 3], "expected to start at 0, end at 4"),
-    ],
-)
-def test_a_record_of_another_form_is_refused(experts, offsets, message):
-    with pytest.raises(ContractError, match=message):
-        RoutedExperts(experts=experts, offsets=np.array(offsets, np.int64))

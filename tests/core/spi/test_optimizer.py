@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.spi import ModelSpec, OptimizerSpec, RankInfo, ScheduleSpec, TrainerContext
+from rlcore.spi import ScheduleSpec
 
 
 def shares(schedule: ScheduleSpec, num_steps: int) -> list[float]:
@@ -38,17 +38,3 @@ def test_it_rises_to_the_peak_and_falls_to_the_ratio(schedule: ScheduleSpec, num
     assert {*rise[-1:], fall[0]} == {1.0}
     assert all(one >= other for one, other in pairwise(fall))
     assert fall[-1] == pytest.approx(1.0 if schedule.decay == "constant" else schedule.min_learning_rate_ratio)
-
-
-def test_the_contexts_learning_rate() -> None:
-    context = TrainerContext(
-        model=ModelSpec(path="none"),
-        rank_info=RankInfo(),
-        seed=0,
-        num_train_steps=4,
-        needs_reference=False,
-        max_sequence_length=8,
-        optimizer=OptimizerSpec(learning_rate=3e-4),
-        schedule=ScheduleSpec(warmup_steps=2, decay="linear"),
-    )
-    assert [context.learning_rate(step) for step in range(5)] == pytest.approx([1.5e-4, 3e-4, 3e-4, 1.5e-4, 0.0])

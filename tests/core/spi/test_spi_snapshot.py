@@ -16,7 +16,7 @@ from typing import Any
 
 import rlcore.schema.problem
 import rlcore.spi
-from rlcore.spi import ENTRY_POINT_GROUPS, OBSERVER_GROUP, ROLES, SPI_VERSION, capabilities, channel_capabilities, errors
+from rlcore.spi import ENTRY_POINT_GROUPS, OBSERVER_GROUP, SPI_VERSION, capabilities, errors
 
 SOURCE = Path(rlcore.spi.__file__).parent
 PROBLEM = Path(rlcore.schema.problem.__file__)
@@ -103,19 +103,3 @@ def test_the_snapshot_sees_every_kind_of_change():
 def test_every_public_name_is_there_and_listed_once():
     assert len(rlcore.spi.__all__) == len(set(rlcore.spi.__all__))
     assert all(hasattr(rlcore.spi, name) for name in rlcore.spi.__all__)
-
-
-def test_capability_constants_and_the_known_set_agree():
-    constants = {value for name, value in vars(capabilities).items() if name.isupper() and isinstance(value, str)}
-    assert constants | channel_capabilities() == capabilities.KNOWN
-
-
-def test_every_error_that_a_user_meets_has_an_exit_code_of_its_own():
-    codes = interface()["exit_codes"]
-    own = {name: code for name, code in codes.items() if name not in ("RlcoreError", "ProblemsError")}
-    assert len(set(own.values())) == len(own)
-    assert all(0 < code < 256 for code in codes.values())
-
-
-def test_every_role_has_a_group_named_after_it():
-    assert {role: f"rlcore.{role}s" for role in ROLES} == ENTRY_POINT_GROUPS

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError, ModelError
+from rlcore.spi import (
+    ConfigError,
+    ModelError,
+)
 from rlcore.testing.fakes import fake_registry
 
 Prepare = Callable[..., RunPlan]
@@ -44,3 +48,38 @@ def test_the_models_problems_are_reported_with_the_recipes(prepared: Prepare) ->
     with pytest.raises(ConfigError) as raised:
         prepared("model.path=/nonexistent", "rollout.samples_per_prompt=1", registry=reading("trainer"))
     assert [problem.path for problem in raised.value.problems] == ["rollout.samples_per_prompt", "/nonexistent"]
+
+
+Run = Callable[..., dict[str, Any]]
+
+
+def test_truncated_sampling_is_refused_unless_its_bias_is_accepted(run: Run) -> None:
+    ratio = "algorithm.fake.previous_logprobs=true"
+    with pytest.raises(ConfigError) as raised:
+        run(ratio, "rollout.top_k=3", "rollout.top_p=0.9")
+    assert [problem.path for problem in raised.value.problems] == ["rollout.top_k", "rollout.top_p"]
+    assert all("rollout.accept_truncation_bias" in problem.remedy for problem in raised.value.problems)
+    run(
+        ratio,
+        "rollout.top_k=3",
+        "rollout.accept_truncation_bias=true",
+        "run.num_steps=1",
+        "training.max_token_mult_prob_error=inf",
+    )
+    for overrides, found in (
+        ((ratio,), "true, while neither rollout.top_k nor rollout.top_p"),
+        (("rollout.top_k=3",), "true, with algorithm 'fake'"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            run(*overrides, "rollout.accept_truncation_bias=true", "run.name=other")
+        (problem,) = raised.value.problems
+        assert problem.path == "rollout.accept_truncation_bias"
+        assert problem.found.startswith(found)
+
+
+def test_demonstrations_are_learned_at_no_temperature(run: Run) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run("algorithm.fake.source=demonstrations", "rollout.temperature=0.7")
+    (problem,) = raised.value.problems
+    assert problem.path == "rollout.temperature"
+    assert problem.found.startswith("0.7, with algorithm 'fake'")

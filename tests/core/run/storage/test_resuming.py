@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rlcore.run.report.progress import Progress
-from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.spi import CheckpointError, ConfigError, hookimpl
+from rlcore.spi import CheckpointError, hookimpl
 from rlcore.testing.fakes.generator import FakeGenerator
 
 from ..conftest import read_metrics  # type: ignore[import-not-found]
@@ -106,20 +105,3 @@ def test_the_rollouts_of_a_step_without_a_line_yet_stay(
     run(*options, resume=True, registry=registry)
     assert rollouts.read_bytes() == before
     assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "whole")
-
-
-def test_a_run_directory_may_lie_in_the_users_home(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    summary = run("run.directory=~/x", "run.num_steps=1")
-    assert summary["run_directory"] == str(tmp_path / "home" / "x" / "run")
-    assert (tmp_path / "home" / "x" / "run" / "metrics.jsonl").is_file()
-    assert not (tmp_path / "~").exists()
-
-
-def test_the_home_of_nobody_is_said(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        RunDirectory.of(prepared("run.directory=~no-such-user/x").recipe.run)
-    (problem,) = raised.value.problems
-    assert problem.path == "run.directory"
-    assert problem.found.startswith("~no-such-user/x ")

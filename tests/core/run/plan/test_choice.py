@@ -1,0 +1,62 @@
+"""Which plugins a run takes, and why it cannot take others."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from rlcore.registry.discovery import Registry
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.report.progress import Progress
+from rlcore.spi import PluginError, capabilities
+from rlcore.testing.fakes import fake_registry
+from rlcore.testing.fakes.providers import FAKE_TRAINER
+
+Run = Callable[..., dict[str, Any]]
+
+
+def test_a_dtype_that_a_backend_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
+        run("model.dtype=bfloat16", "run.num_steps=1")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_trainer_of_one_rank_is_refused_for_several(run: Run) -> None:
+    with pytest.raises(PluginError, match=r"lacks the capability 'multi_rank' \(\[cluster\] has 2 ranks\)"):
+        run("cluster.gpus_per_node=2", "run.num_steps=1")
+
+
+def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
+    notes: list[str] = []
+    progress = Progress()
+    progress.note = notes.append  # type: ignore[method-assign]
+    absent = evolve(FAKE_TRAINER, name="absent", priority=80, unavailable=lambda: "its engine is not installed: pip install it")
+    entries = Registry.from_providers({"trainer": [absent]}).entries
+    registry = evolve(fake_registry(), entries=(*fake_registry().entries, *entries))
+    run("run.num_steps=1", progress=progress, registry=registry)
+    reason = "as 'absent' (priority 80) cannot be: its engine is not installed: pip install it"
+    assert [note for note in notes if reason in note] == [
+        f"trainer 'fake' (priority {FAKE_TRAINER.priority}) is taken, {reason}"
+    ]
+    notes.clear()
+    run("run.num_steps=1", "run.name=named", 'trainer.name="fake"', progress=progress, registry=registry)
+    assert not any("absent" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("capability", "overrides", "reason"),
+    [
+        (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
+        (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
+    ],
+)
+def test_a_trainer_that_would_ignore_it_is_refused(
+    prepared: Callable[..., RunPlan], capability: str, overrides: tuple[str, ...], reason: str
+) -> None:
+    trainer = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capability})
+    others = tuple(entry for entry in fake_registry().entries if entry.role != "trainer")
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers({"trainer": [trainer]}).of("trainer")))
+    with pytest.raises(PluginError, match=reason):
+        prepared(*overrides, registry=registry)

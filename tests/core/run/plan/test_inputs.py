@@ -1,0 +1,47 @@
+"""What a run reads before its first step: rows within the limits, and what is odd about them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.run.plan.inputs import load_inputs
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.spi import (
+    DataError,
+)
+from rlcore.testing.fakes import FakeTokenizer
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ((), "3 of 4"),
+        (("evaluation.max_prompts=2",), "1 of 2"),
+        (
+            ("rollout.max_prompt_tokens=3", *(f"data.{split}.on_long_prompt=drop" for split in ("train", "evaluation"))),
+            "1 of 2",
+        ),
+    ],
+)
+def test_only_rows_that_are_used_are_held_out_or_trained_on(
+    prepared: Callable[..., RunPlan], tmp_path: Path, overrides: tuple[str, ...], found: str
+) -> None:
+    sources = []
+    for split, prompts in {"train": ["a:", "b:", "long:"], "evaluation": ["a:", "c:", "long:", "long:"]}.items():
+        path = tmp_path / f"{split}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        sources += [f"data.{split}.source=jsonl", f"data.{split}.path={path}"]
+    with load_inputs(prepared(*sources, *overrides), FakeTokenizer()) as inputs:
+        assert inputs.notes == (
+            f"data.evaluation: {found} held-out prompts are in data.train too, so that pass@1 measures what was trained on",
+        )
+
+
+def test_prompts_over_the_limit_are_named(run: Run) -> None:
+    with pytest.raises(DataError, match="rollout.max_prompt_tokens"):
+        run("rollout.max_prompt_tokens=3")

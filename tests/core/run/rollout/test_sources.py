@@ -1,0 +1,52 @@
+"""Which rows and draws each step and each evaluation has."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from rlcore.run.data.seeds import Stream
+from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
+from rlcore.spi import (
+    EnvironmentContext,
+    Row,
+)
+from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
+
+Run = Callable[..., dict[str, Any]]
+
+
+def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]]:
+    """The prompts of every step and of every evaluation, by purpose."""
+    found: dict[int, list[list[str]]] = {Stream.ROLLOUTS: [], Stream.EVALUATION: []}
+    collect = RolloutCollector.collect
+
+    def recorded(self: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
+        found[seed[1]].append([str(row["prompt"]) for row in rows])
+        return collect(self, rows, weight_version, seed)
+
+    monkeypatch.setattr(RolloutCollector, "collect", recorded)
+    return found
+
+
+def test_training_and_evaluation_see_their_own_rows_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = collected_rows(monkeypatch)
+    run("run.num_steps=12")
+    environment = FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig())
+    own = {split: {str(row["prompt"]) for row in environment.rows(split) or ()} for split in ("train", "evaluation")}
+    assert {prompt for rows in found[Stream.ROLLOUTS] for prompt in rows} == own["train"]
+    assert [set(rows) for rows in found[Stream.EVALUATION]] == [own["evaluation"]] * 4
+
+
+def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = collected_rows(monkeypatch)
+    # Every step has all prompts, and weights that hardly change: only the draws can differ.
+    run("run.num_steps=3", "training.prompts_per_step=64", "optimizer.learning_rate=1e-12", "logging.rollouts_every_n_steps=1")
+    steps = found[Stream.ROLLOUTS]
+    assert [sorted(rows) for rows in steps] == [sorted(steps[0])] * 3
+    assert steps[0] != steps[1] != steps[2]
+    files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("*.parquet"))
+    responses = [pandas.read_parquet(file).groupby("prompt")["response"].apply(tuple).to_dict() for file in files]
+    assert all(responses[0][prompt] != responses[1][prompt] for prompt in responses[0])

@@ -1,0 +1,54 @@
+"""What is installed: distributions whose entry points cannot be read, that are seen twice, and modules that are there."""
+
+import sys
+import types
+
+import pytest
+
+from rlcore.installed import is_installed
+from rlcore.registry.discovery import discover
+from rlcore.registry.selection import ChosenPlugin, load_chosen
+
+
+def only(registry, role="trainer"):
+    (entry,) = registry.of(role)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            b"[rlcore.trainers]\nbad = bad:PROVIDER\nno value\n",
+            "found 'no value' in line 3; expected name = package.module:attr",
+        ),
+        (b"[console_scripts]\n\xff = x:y\n", "UnicodeDecodeError"),
+    ],
+)
+def test_a_distribution_with_a_malformed_file_is_named_and_does_not_stop_the_others(installer, content, text):
+    installer.add("acme-malformed", {})
+    (installer.folder / "acme_malformed-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    installer.trainer("good", "acme-good", "2.5")
+    registry = discover()
+    assert [(entry.name, entry.distribution, entry.version) for entry in registry.of("trainer")] == [
+        ("good", "acme-good", "2.5")
+    ]
+    (warning,) = registry.warnings
+    assert warning.startswith(f"entry_points.txt of acme-malformed 1.0 in {installer.folder} cannot be read")
+    assert text in warning
+    entry = load_chosen(ChosenPlugin.of(only(registry)))
+    assert entry == only(registry)
+
+
+def test_a_distribution_seen_on_two_paths_counts_once(installer, tmp_path, monkeypatch):
+    installer.trainer("mine")
+    monkeypatch.setattr(sys, "path", [str(installer.folder), str(tmp_path / "site"), *sys.path])
+    assert len(discover().of("trainer")) == 1
+
+
+def test_a_module_is_there_where_it_can_be_found_or_was_made_by_hand(monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_by_hand", types.ModuleType("made_by_hand"))
+    found = {
+        name: is_installed(name) for name in ("json.decoder", "made_by_hand", "json.nothing", "os.path.nothing", "nothing", "")
+    }
+    assert [name for name, there in found.items() if there] == ["json.decoder", "made_by_hand"]
