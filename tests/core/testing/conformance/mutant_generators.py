@@ -110,6 +110,27 @@ class SeedsIgnored(ChangedModule):
         return np.random.random(len(seeds))
 
 
+@killed_by(MANY)
+class SeedsModulo65536(ChangedModule):
+    def my_uniforms(self, seeds, step):
+        return self.original["uniforms"](self.known(seeds), step)
+
+    def known(self, seeds):
+        return seeds & 0xFFFF
+
+
+@killed_by(MANY)
+class SeedsOfThirtyTwoBits(SeedsModulo65536):
+    def known(self, seeds):
+        return seeds & 0xFFFFFFFF
+
+
+@killed_by(MANY)
+class SeedsAsFloats(SeedsModulo65536):
+    def known(self, seeds):
+        return seeds.astype(np.float64).astype(np.int64)
+
+
 @killed_by("test_same_seeds_give_the_same_samples")
 class OneSeedForever(ChangedModule):
     def my_uniforms(self, seeds, step):
@@ -242,6 +263,21 @@ class StopStringsIgnored(ChangedRequest):
 class StopStringsOnlyInsideOneToken(FakeGenerator):
     def stopped(self, tokens, sampling):
         return super().stopped(tokens[:, -1:], sampling)
+
+
+@killed_by("test_stop_strings_end_long_samples")
+class StopStringsIgnoredAfter20Tokens(FakeGenerator):
+    def stopped(self, tokens, sampling):
+        return super().stopped(tokens, evolve(sampling, stop_strings=sampling.stop_strings if self.seen(tokens) else ()))
+
+    def seen(self, tokens):
+        return tokens.shape[1] <= 20
+
+
+@killed_by("test_stop_strings_end_long_samples")
+class StopStringsIgnoredFromToken30To50(StopStringsIgnoredAfter20Tokens):
+    def seen(self, tokens):
+        return not 30 <= tokens.shape[1] < 50
 
 
 @killed_by("test_stop_strings_end_a_sample")
@@ -453,6 +489,25 @@ class SamplesThreeHundredthsTooCool(SamplesAtSevenTenthsOfTheTemperature):
 class CoolSamplesTooCool(SamplesAtSevenTenthsOfTheTemperature):
     def changed(self, values, asked, sampling):
         return values, sampling if sampling.temperature >= 1.0 else evolve(sampling, temperature=0.9 * sampling.temperature)
+
+
+@killed_by(MANY)
+class LastTwentyTokensTooCool(ChangedChoice):
+    first, end, share = 60, 80, 0.9
+
+    def sample(self, request, limits):
+        self.number = 0
+        return super().sample(request, limits)
+
+    def changed(self, values, asked, sampling):
+        self.number += 1
+        wrong = self.first < self.number <= self.end
+        return values, evolve(sampling, temperature=self.share * sampling.temperature) if wrong else sampling
+
+
+@killed_by(MANY)
+class TwentyTokensInTheMiddleTooHot(LastTwentyTokensTooCool):
+    first, end, share = 30, 50, 1.1
 
 
 @killed_by(MANY)

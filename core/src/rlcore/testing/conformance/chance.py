@@ -1,17 +1,32 @@
 """How far from its expected value chance may bring what a right sampler does."""
 
+from collections.abc import Callable, Mapping
 from math import sqrt
 
 import numpy as np
+from attrs import frozen
 
 from rlcore.testing.conformance.reference import Float64Array
 
-UNLIKELY = 4.5
-"""Standard deviations: a normal number is as far off once in 10⁵."""
-UNLIKELY_OF_MANY = 5.5
-"""The same for the farthest off of hundreds."""
-KOLMOGOROV_SMIRNOV = 2.5
-"""Distance to the uniform distribution times √n: as far off once in 10⁵."""
+
+@frozen(kw_only=True)
+class Limits:
+    """How far off a figure has to be. A right sampler is beyond them by chance as often as said."""
+
+    deviations: float
+    """Standard deviations of a normal number."""
+    deviations_of_many: float
+    """The same for the farthest off of hundreds."""
+    kolmogorov_smirnov: float
+    """Distance to the uniform distribution times √n."""
+
+
+SUSPICIOUS = Limits(deviations=3.5, deviations_of_many=4.5, kolmogorov_smirnov=2.0)
+"""Once in 10³, of many once in 10⁵: then more samples are drawn."""
+CERTAIN = Limits(deviations=5.5, deviations_of_many=5.5, kolmogorov_smirnov=2.9)
+"""Once in 10⁷."""
+NUM_AGAIN = 4
+"""How many times as many samples decide about a suspicion."""
 
 
 def limit_of(deviations: float, variance: float) -> float:
@@ -24,3 +39,11 @@ def distance_to_uniform(draws: Float64Array) -> float:
     """Kolmogorov and Smirnov's, of numbers float64 [n] in [0, 1), times √n."""
     places = (np.arange(len(draws)) + 0.5) / len(draws)
     return float(np.abs(np.sort(draws) - places).max() * sqrt(len(draws)))
+
+
+def recurring(find: Callable[[range, Limits], Mapping[str, str]]) -> list[str]:
+    """What is wrong with a sampler: what `find`, which is given numbers of questions and limits, says by name of the first
+    question's samples, and again of those of NUM_AGAIN others. Of any one figure of a right sampler, once in 10¹⁰."""
+    suspicions = find(range(1), SUSPICIOUS)
+    found = find(range(1, 1 + NUM_AGAIN), CERTAIN) if suspicions else {}
+    return [problem for name, problem in found.items() if name in suspicions]

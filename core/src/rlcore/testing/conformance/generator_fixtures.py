@@ -41,6 +41,9 @@ OpenGenerator: TypeAlias = Callable[[], "GeneratorUnderTest"]
 MAX_SEQUENCE_LENGTH = 96
 PROMPT_LENGTHS = (3, 1, 17, 40, 6)
 MAX_TOKENS = (7, 12, 1, 9, 16)
+LONG = 80
+"""Tokens of the samples that show what changes as a sample grows."""
+SEED_BITS = 63
 PLAIN = SamplingParams()
 EDGE = 1e-4
 """A distribution truncated where two candidates are closer than this is not compared: rounding decides."""
@@ -283,15 +286,21 @@ def make_question(vocab_size: int, num_samples: int = 2) -> Question:
     )
 
 
-def make_long_question(vocab_size: int, num_samples: int) -> Question:
-    """Samples of 80 tokens, of ten prompts, `num_samples` each."""
-    random, num_prompts = np.random.default_rng(11), 10
+def make_long_question(vocab_size: int, num_samples: int, number: int = 0) -> Question:
+    """Samples of LONG tokens, of ten prompts, `num_samples` each; another `number` has other prompts and seeds.
+
+    The seeds of a prompt differ from its first one in one bit each, and so from each other in two: in other bits for each
+    prompt, so that a seed of which any part is dropped comes twice.
+    """
+    random, num_prompts = np.random.default_rng([11, number]), 10
     prompts = random.integers(0, vocab_size, (num_prompts, 6))
+    seeds = np.tile(random.integers(0, 2**SEED_BITS - 1, (num_prompts, 1)), num_samples)
+    seeds[:, 1:] ^= 1 << np.arange(num_prompts * (num_samples - 1)).reshape(num_prompts, num_samples - 1) % SEED_BITS
     return Question(
         prompts=RaggedTokens.from_lists(prompts.tolist()),
         num_samples=num_samples,
-        seeds=random.integers(0, 2**62, num_prompts * num_samples),
-        max_tokens=np.full(num_prompts * num_samples, 80, np.int32),
+        seeds=seeds.reshape(-1),
+        max_tokens=np.full(num_prompts * num_samples, LONG, np.int32),
     )
 
 

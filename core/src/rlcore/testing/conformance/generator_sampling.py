@@ -1,6 +1,6 @@
 """Checks of what a generator samples: from which distribution, with which seed, and where it stops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -8,8 +8,9 @@ from attrs import evolve
 
 from rlcore.spi import FinishReason, RaggedTokens, SamplingParams, capabilities
 from rlcore.spi.arrays import Int32Array
-from rlcore.testing.conformance.chance import KOLMOGOROV_SMIRNOV, UNLIKELY, distance_to_uniform, limit_of
+from rlcore.testing.conformance.chance import Limits, distance_to_uniform, limit_of, recurring
 from rlcore.testing.conformance.generator_fixtures import (
+    LONG,
     MAX_SEQUENCE_LENGTH,
     PLAIN,
     GeneratorFixtures,
@@ -81,29 +82,20 @@ class GeneratorSampling(GeneratorFixtures):
         for capability in needed:
             generator.require(capability)
         prompt = undecided_prompt(policy, reference.vocab_size, sampling)
-        question = Question(
-            prompts=RaggedTokens.from_lists([prompt.tolist()]),
-            num_samples=NUM_DRAWS,
-            seeds=np.arange(NUM_DRAWS, dtype=np.int64),
-            max_tokens=np.full(NUM_DRAWS, 2, np.int32),
-        )
-        tokens = np.stack(samples_of(generator.generate(question, 0, sampling)))
-        by_number, by_probability, repeats = transformed(policy, prompt, tokens, sampling)
-        for draws in (*by_number.T, *by_probability.T):
-            gap = distance_to_uniform(draws)
-            assert gap <= KOLMOGOROV_SMIRNOV, (
-                f"the sampled frequencies are off: Kolmogorov-Smirnov distance times √n is {gap:.2f}; "
-                f"expected at most {KOLMOGOROV_SMIRNOV}"
+
+        def find(numbers: range, limits: Limits) -> dict[str, str]:
+            num_draws = NUM_DRAWS * len(numbers)
+            question = Question(
+                prompts=RaggedTokens.from_lists([prompt.tolist()]),
+                num_samples=num_draws,
+                seeds=np.arange(num_draws, dtype=np.int64) + NUM_DRAWS * numbers[0],
+                max_tokens=np.full(num_draws, 2, np.int32),
             )
-        firsts = by_number[:, 0]
-        pairs = {"a sample's tokens": by_number.T, "neighbouring seeds": np.stack([firsts[:-1], firsts[1:]])}
-        for what, (one, other) in pairs.items():
-            correlation = np.corrcoef(one, other)[0, 1]
-            assert abs(correlation) < UNLIKELY / np.sqrt(NUM_DRAWS), f"{what} are correlated by {correlation:.2f}"
-        num_repeated, variance = (tokens[:, 0] == tokens[:, 1]).sum(), max((repeats * (1 - repeats)).sum(), 1.0)
-        assert abs(num_repeated - repeats.sum()) < limit_of(UNLIKELY, variance) * np.sqrt(variance), (
-            f"{num_repeated} samples repeat their first token; expected {repeats.sum():.1f} by chance"
-        )
+            tokens = np.stack(samples_of(generator.generate(question, 0, sampling)))
+            return frequency_problems(limits, tokens, *transformed(policy, prompt, tokens, sampling))
+
+        problems = recurring(find)
+        assert not problems, "; ".join(problems)
 
     def test_same_seeds_give_the_same_samples(self, generator: GeneratorUnderTest, question: Question) -> None:
         """Equal seeds give equal samples, and other seeds give others."""
@@ -188,6 +180,22 @@ class GeneratorSampling(GeneratorFixtures):
             assert stopped[free.index(longest)], "the same seed without the stop string came past it"
             assert not stopped.all()
 
+    def test_stop_strings_end_long_samples(
+        self, generator: GeneratorUnderTest, reference: Reference, decode: Callable[[Int32Array], str]
+    ) -> None:
+        """One that many samples come to late ends each of them where it is completed."""
+        generator.require(capabilities.STOP_STRINGS)
+        question = make_long_question(reference.vocab_size, 2)
+        string = late_string([decode(sample) for sample in samples_of(generator.generate(question))])
+        result = generator.generate(question, 0, SamplingParams(stop_strings=(string,)))
+        for sample, reason in zip(samples_of(result), result.finish_reasons, strict=True):
+            completed = first_with(string, sample, decode)
+            assert len(sample) == len(completed), (
+                f"a sample of {len(sample)} tokens holds the stop string after {len(completed)}"
+            )
+            assert (reason == FinishReason.STOP) == (string in decode(sample))
+            assert reason == FinishReason.STOP or len(sample) == LONG
+
     def test_stop_strings_are_of_generated_text_alone(
         self, generator: GeneratorUnderTest, question: Question, decode: Callable[[Int32Array], str]
     ) -> None:
@@ -212,8 +220,15 @@ class GeneratorSampling(GeneratorFixtures):
 
 
 def first_with(string: str, sample: Int32Array, decode: Callable[[Int32Array], str]) -> Int32Array:
-    """The tokens of a sample up to the one that completes a string in its text."""
-    return next(sample[:end] for end in range(1, len(sample) + 1) if string in decode(sample[:end]))
+    """The tokens of a sample up to the one that completes a string in its text, or all."""
+    return next((sample[:end] for end in range(1, len(sample)) if string in decode(sample[:end])), sample)
+
+
+def late_string(texts: Sequence[str]) -> str:
+    """The two characters that most of the texts hold, but not in their first quarter."""
+    pairs = sorted({text[start : start + 2] for text in texts for start in range(len(text) - 1)})
+    assert pairs, "the tokenizer decodes to nothing"
+    return max(pairs, key=lambda pair: sum(text.find(pair) > len(text) // 4 for text in texts))
 
 
 def undecided_prompt(policy: ReferencePolicy, vocab_size: int, sampling: SamplingParams) -> Int32Array:
@@ -221,6 +236,32 @@ def undecided_prompt(policy: ReferencePolicy, vocab_size: int, sampling: Samplin
     prompts = np.random.default_rng(6).integers(0, vocab_size, (16, 4), dtype=np.int32)
     tables = [np.exp(sampling_distribution(policy.logits(prompt)[-1:], sampling)[0]) for prompt in prompts]
     return np.asarray(prompts[np.argmin([(table**2).sum() for table in tables])])
+
+
+def frequency_problems(
+    limits: Limits, tokens: Int32Array, by_number: Float64Array, by_probability: Float64Array, repeats: Float64Array
+) -> dict[str, str]:
+    """What is beyond the limits, by its name, in two tokens a sample, `tokens` int32 [S, 2], and what `transformed`
+    returns for them."""
+    found = {}
+    draws = {
+        f"frequencies of token {position + 1} in the order of {order}": values[:, position]
+        for order, values in (("numbers", by_number), ("probabilities", by_probability))
+        for position in (0, 1)
+    }
+    for name, values in draws.items():
+        if (gap := distance_to_uniform(values)) > limits.kolmogorov_smirnov:
+            found[name] = f"{name} are off: Kolmogorov-Smirnov distance times √n is {gap:.2f}"
+    firsts = by_number[:, 0]
+    pairs = {"a sample's tokens": by_number.T, "neighbouring seeds": np.stack([firsts[:-1], firsts[1:]])}
+    for name, (one, other) in pairs.items():
+        correlation = np.corrcoef(one, other)[0, 1]
+        if abs(correlation) >= limits.deviations / np.sqrt(len(one)):
+            found[name] = f"{name} are correlated by {correlation:.2f}"
+    num_repeated, variance = (tokens[:, 0] == tokens[:, 1]).sum(), max((repeats * (1 - repeats)).sum(), 1.0)
+    if abs(num_repeated - repeats.sum()) >= limit_of(limits.deviations, variance) * np.sqrt(variance):
+        found["repeats"] = f"{num_repeated} samples repeat their first token; expected {repeats.sum():.1f} by chance"
+    return found
 
 
 def transformed(
