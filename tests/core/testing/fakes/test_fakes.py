@@ -16,6 +16,7 @@ from rlcore.spi import (
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
     AlgorithmContext,
+    ContractError,
     EnvironmentContext,
     ExportWeightsRequest,
     FinishReason,
@@ -76,10 +77,10 @@ def loss_inputs(seed, columns):
     ("loss", "config", "columns"),
     [
         (fake_likelihood, FakeLikelihoodConfig(), ()),
-        (fake_policy_gradient, FakePolicyGradientConfig(), (ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS)),
+        (fake_policy_gradient, FakePolicyGradientConfig(), (ADVANTAGES,)),
         (
             fake_policy_gradient,
-            FakePolicyGradientConfig(entropy_coefficient=0.3, kl_coefficient=0.2),
+            FakePolicyGradientConfig(importance_ratio=True, entropy_coefficient=0.3, kl_coefficient=0.2),
             (ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS),
         ),
     ],
@@ -98,11 +99,19 @@ def test_the_derivatives_of_the_losses_are_those_of_their_values(loss, config, c
             assert (0.0 if grads is None else grads[index]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_steps_first_update_is_plain_policy_gradient():
-    inputs = loss_inputs(1, (ADVANTAGES, GENERATION_LOGPROBS))
-    output = fake_policy_gradient(inputs, FakePolicyGradientConfig())
-    np.testing.assert_allclose(output.loss.logprob_grads, inputs.loss_mask * -inputs.token_columns[ADVANTAGES] / 7)
+def test_a_ratio_to_unchanged_weights_is_one():
+    inputs = loss_inputs(1, (ADVANTAGES,))
+    plain = fake_policy_gradient(inputs, FakePolicyGradientConfig()).loss.logprob_grads
+    np.testing.assert_allclose(plain, inputs.loss_mask * -inputs.token_columns[ADVANTAGES] / 7)
+    unchanged = evolve(inputs, previous_logprobs=inputs.logprobs)
+    output = fake_policy_gradient(unchanged, FakePolicyGradientConfig(importance_ratio=True))
+    np.testing.assert_allclose(output.loss.logprob_grads, plain)
     assert output.sums["ratio"] == pytest.approx(inputs.loss_mask.sum() / 7)
+
+
+def test_a_ratio_to_log_probabilities_that_nobody_knows_is_refused():
+    with pytest.raises(ContractError, match="previous_logprobs"):
+        fake_policy_gradient(loss_inputs(1, (ADVANTAGES,)), FakePolicyGradientConfig(importance_ratio=True))
 
 
 def rollouts(rewards, group_ids, valid):

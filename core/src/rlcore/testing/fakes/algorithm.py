@@ -25,7 +25,7 @@ class FakeAlgorithmConfig:
     source: Literal["rollouts", "demonstrations"] = "rollouts"
     """Whether it learns from samples or from demonstrations."""
     previous_logprobs: bool = False
-    """Whether updates after a step's first use an importance ratio."""
+    """Whether updates use an importance ratio."""
     kl_coefficient: float = 0.0
     """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
     entropy_coefficient: float = 0.0
@@ -72,7 +72,9 @@ class FakeAlgorithm:
         return LossSpec(
             path="rlcore.testing.fakes.loss:fake_policy_gradient",
             config=FakePolicyGradientConfig(
-                entropy_coefficient=self.config.entropy_coefficient, kl_coefficient=self.config.kl_coefficient
+                importance_ratio=self.config.previous_logprobs,
+                entropy_coefficient=self.config.entropy_coefficient,
+                kl_coefficient=self.config.kl_coefficient,
             ),
             token_columns=(ADVANTAGES, *reference),
             entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ADVANTAGES, REFERENCE_LOGPROBS, LossInputs, LossOutput
+from rlcore.spi import ADVANTAGES, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -39,6 +39,8 @@ def fake_likelihood(inputs: LossInputs, config: FakeLikelihoodConfig) -> LossOut
 class FakePolicyGradientConfig:
     """Constants of fake_policy_gradient."""
 
+    importance_ratio: bool = False
+    """Weigh tokens by how much more probable they are than at the start of the step."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     kl_coefficient: float = 0.0
@@ -46,17 +48,20 @@ class FakePolicyGradientConfig:
 
 
 def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -> LossOutput:
-    """Policy gradient with an importance ratio, divided by the global loss tokens.
-
-    Σ m · (-A · exp(current - previous) + kl_coefficient · (current - reference)² / 2 - entropy_coefficient · entropy), where
-    `previous` is current itself, held constant, where nobody computed it: then there is no ratio.
+    """Policy gradient, divided by the global loss tokens: Σ m · (-A · objective + kl_coefficient · (current - reference)² / 2 -
+    entropy_coefficient · entropy), where the objective is `current`, or exp(current - previous) with an importance ratio;
+    ContractError where the inputs lack `previous_logprobs` then.
     """
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     current = np.asarray(inputs.logprobs, np.float64)
     columns: dict[str, Any] = dict(inputs.token_columns)
-    ratio = np.exp(current - (current if inputs.previous_logprobs is None else np.asarray(inputs.previous_logprobs)))
-    objective = columns[ADVANTAGES] * ratio
-    per_token, grads = -objective, -objective
+    sums, objective, slope = {}, current, np.ones_like(current)
+    if config.importance_ratio:
+        if inputs.previous_logprobs is None:
+            raise ContractError("fake_policy_gradient: found no previous_logprobs; expected those that LossSpec declares")
+        objective = slope = np.exp(current - np.asarray(inputs.previous_logprobs))
+        sums["ratio"] = float((weights * slope).sum())
+    per_token, grads = -columns[ADVANTAGES] * objective, -columns[ADVANTAGES] * slope
     if config.kl_coefficient:
         distance = current - columns[REFERENCE_LOGPROBS]
         per_token = per_token + config.kl_coefficient * distance**2 / 2
@@ -65,7 +70,6 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * np.asarray(inputs.entropy)
         entropy_grads = -config.entropy_coefficient * weights
-    sums = {"ratio": float((weights * ratio).sum())}
     if inputs.entropy is not None:
         sums["entropy"] = float((weights * np.asarray(inputs.entropy)).sum())
     loss = FakeLoss(value=float((weights * per_token).sum()), logprob_grads=weights * grads, entropy_grads=entropy_grads)
