@@ -54,25 +54,6 @@ def _part(context: ContextPart, states: Tensor, dim: int) -> Tensor:
     return context.split(states.detach().movedim(dim, -1)).movedim(-1, dim).contiguous()
 
 
-@CASES.add
-def parts_cover_every_prediction_once(place: Place) -> None:
-    @quickly
-    @given(packings())
-    def check(packed: PackedSequences) -> None:
-        parts = [
-            ContextPart(packed=packed, group=place.group, rank=rank, num_ranks=place.num_ranks, size=context.size)
-            for context in [ContextPart.of(packed, place.group)]
-            for rank in range(place.num_ranks)
-        ]
-        assert 0 <= parts[0].num_padding < place.num_ranks
-        for part in parts:
-            inside = (part.predicting() >= part.start) & (part.predicting() < part.start + part.size)
-            assert inside.all()
-        assert torch.equal(torch.cat([part.predicting() for part in parts]), packed.predicting)
-
-    check()
-
-
 def add_model_case(architecture: str, entropy: str) -> None:
     def logprobs_and_gradients_equal_one_process(place: Place) -> None:
         spec = ModelSpec(path=str(place.models / architecture))

@@ -1,33 +1,9 @@
 """Where memory lives; that CUDA's is freed is checked in test_backend_gpu."""
 
 import pytest
-import torch
 from fsdp2_support import assert_same, exported, make_batch, step_request
 
 from rlcore.spi import LoadStateRequest, LogprobsRequest, SaveStateRequest, SetResidencyRequest
-from rlcore_torchkit.residency import HostCopy, num_bytes
-
-
-def test_host_copy_empties_the_storages_and_brings_every_alias_back():
-    whole = torch.arange(12.0)
-    view, other = whole[4:8].view(2, 2), torch.ones(3, requires_grad=True)
-    expected = [tensor.detach().clone() for tensor in (whole, view, other)]
-    copy = HostCopy()
-    for _ in range(2):
-        copy.offload([whole, view, other])
-        assert num_bytes([whole, view, other]) == 0
-        copy.restore()
-        assert num_bytes([whole, view, other]) == (12 + 3) * 4
-        assert all(torch.equal(found, right) for found, right in zip((whole, view, other), expected, strict=True))
-        assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-
-
-def test_offloading_twice_keeps_the_first_copy():
-    tensor, copy = torch.arange(3.0), HostCopy()
-    copy.offload([tensor])
-    copy.offload([tensor])
-    copy.restore()
-    assert tensor.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_bytes_on_cpu_are_those_of_weights_reference_and_optimizer(backend):

@@ -30,19 +30,12 @@ THROUGH = {
     "core/run/rollout/test_environment_runner.py": "core/run/rollout/environment_results core/run/rollout/event_loop",
     "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts",
     "core/run/test_loop.py": "core/run/rollout/collector",
-    "core/run/test_train.py": "core/run/execution/backends core/run/report/progress "
-    "core/run/report/summary core/run/report/timing core/run/rollout/metrics",
+    "core/run/test_train.py": "core/run/execution/backends core/run/report/progress core/run/report/summary "
+    "core/run/report/timing core/run/rollout/metrics",
     "core/cli/test_check.py": "core/run/plan/preview",
     "core/serve/test_serving.py": "core/cli/serve",
-    "grpo/test_loss.py": "torchkit/step_stats torchkit/rl/metrics torchkit/rl/normalisation",
-    "sft/test_loss.py": "sft/algorithm",
-    "torchkit/test_digest.py": "torchkit/digest_kernels",
     "torchkit/test_hf_directory.py": "core/files",
-    "torchkit/test_logprobs.py": "torchkit/softmax_kernels",
-    "torchkit/test_losses.py": "torchkit/microbatch",
-    "torchkit/test_models.py": "core/model_files core/testing/models torchkit/model_check torchkit/safetensors_files",
-    "fsdp2_backend/test_context_parallel.py": "torchkit/context_parallel",
-    "fsdp2_backend/test_routing_replay.py": "torchkit/routing_replay",
+    "torchkit/test_models.py": "core/model_files core/testing/models",
     "fsdp2_backend/test_backend.py": "fsdp2_backend/gradients fsdp2_backend/optimizer fsdp2_backend/policy",
     "fsdp2_backend/test_backend_residency.py": "fsdp2_backend/working_copy",
     "fsdp2_backend/test_checkpoint.py": "fsdp2_backend/shard_slice",
@@ -56,8 +49,8 @@ THROUGH = {
     "megatron_backend/initial",
     "megatron_backend/test_forwarded.py": "megatron_backend/forwarded_check megatron_backend/forwarded_owned",
     "megatron_backend/test_layout.py": "megatron_backend/attention megatron_backend/auxiliary_loss megatron_backend/cpu_shim "
-    "megatron_backend/model megatron_backend/rms_norm megatron_backend/packing "
-    "megatron_backend/parallel megatron_backend/parameter_rows megatron_backend/train",
+    "megatron_backend/model megatron_backend/rms_norm megatron_backend/packing megatron_backend/parallel "
+    "megatron_backend/parameter_rows megatron_backend/train",
     "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/load",
     "transformers_generation/test_backend.py": "transformers_generation/check",

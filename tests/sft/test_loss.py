@@ -1,6 +1,4 @@
-"""Supervised fine-tuning: the loss against float64 numpy, its invariance to microbatches, and what it asks of the loop."""
-
-import importlib
+"""The loss of supervised fine-tuning against float64 numpy, and its invariance to microbatches."""
 
 import numpy as np
 import pytest
@@ -9,11 +7,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import GROUP_IDS, AlgorithmContext, AlgorithmNeeds, LossInputs, RolloutBatch, TokenBatch
-from rlcore_sft.algorithm import Sft
+from rlcore.spi import LossInputs, TokenBatch
 from rlcore_sft.config import SftConfig
 from rlcore_sft.loss import sft_loss
-from rlcore_sft.provider import PROVIDER
 
 LENGTHS = np.array([4, 1, 7, 2, 5])
 
@@ -41,23 +37,6 @@ def run(batch, logprobs, counts=None):
     output = sft_loss(inputs, SftConfig())
     output.loss.backward()
     return output, leaf.grad.numpy()
-
-
-def make_rollouts(batch):
-    size = batch.num_sequences
-    return RolloutBatch(
-        batch=evolve(batch, sequence_columns={GROUP_IDS: np.arange(size, dtype=np.int32)}),
-        rewards=np.zeros(size, np.float32),
-        valid=np.ones(size, bool),
-        finish_reasons=np.zeros(size, np.uint8),
-    )
-
-
-def make_sft():
-    context = AlgorithmContext(
-        seed=0, samples_per_prompt=1, updates_per_step=1, temperature=1.0, generation_logprobs_exact=True
-    )
-    return Sft(context, SftConfig())
 
 
 def test_loss_gradient_and_metrics_match_their_definitions():
@@ -96,29 +75,9 @@ def test_what_stands_outside_the_mask_reaches_nothing_and_a_nan_inside_is_not_hi
     assert torch.isnan(run(batch, logprobs)[0].loss)
 
 
-def test_demonstrations_are_the_training_batch():
-    sft, (batch, _) = make_sft(), make_batch(2)
-    assert sft.needs == AlgorithmNeeds(source="demonstrations")
-    rollouts = make_rollouts(batch)
-    training = sft.build_batch(rollouts)
-    assert training.batch is rollouts.batch
-    assert training.no_signal is None
-    assert training.loss.token_columns == ()
-    assert training.loss.entropy == "none"
-    module, function = training.loss.path.split(":")
-    assert getattr(importlib.import_module(module), function) is sft_loss
-
-
-def test_empty_completions_are_no_signal():
+def test_without_a_loss_token_loss_and_gradient_are_zero():
     batch, _ = make_batch(2)
-    empty = TokenBatch(tokens=batch.tokens, offsets=batch.offsets, loss_mask=np.zeros_like(batch.loss_mask))
-    assert make_sft().build_batch(make_rollouts(empty)).no_signal == "no completion has a token to train on"
+    empty = evolve(batch, loss_mask=np.zeros_like(batch.loss_mask))
     output, gradient = run(empty, np.zeros(batch.num_tokens))
     assert output.loss.item() == 0.0
     assert not gradient.any()
-
-
-def test_the_provider_names_what_exists():
-    module, name = PROVIDER.backend.split(":")
-    assert getattr(importlib.import_module(module), name) is Sft
-    assert PROVIDER.config is SftConfig

@@ -70,9 +70,8 @@ def test_the_store_of_several_ranks_listens_on_its_own_address_alone(host: str) 
 
 def test_the_first_of_several_ranks_joins_by_such_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     before, stores = listening(), []
-    monkeypatch.setattr(process_group, "_num_users", 0)
-    monkeypatch.setattr(process_group, "_is_ours", False)  # both as they were afterwards
     monkeypatch.setattr(dist, "init_process_group", lambda *, store, **options: stores.append(store))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,6 +82,8 @@ def test_the_first_of_several_ranks_joins_by_such_a_store(monkeypatch: pytest.Mo
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
     assert listening() - before <= {"127.0.0.1"}
+    for _ in stores:
+        process_group.leave()
 
 
 def test_ranks_of_one_machine_connect_by_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Parts of tensors read from a model's files, and files that are missing or damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlcore.spi import ModelError, ModelSpec
+from rlcore_torchkit.safetensors_files import MAX_NAMED, TensorFiles, model_file, open_tensors, weight_files
+
+TENSORS = {
+    "a": torch.arange(12.0).view(3, 4),
+    "b": torch.arange(6, dtype=torch.bfloat16),
+    "c": torch.tensor(2.0),
+}
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> ModelSpec:
+    """TENSORS in two files and their index."""
+    places = {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}
+    for file in set(places.values()):
+        save_file({name: tensor for name, tensor in TENSORS.items() if places[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return ModelSpec(path=str(tmp_path))
+
+
+def test_blocks_of_tensors_of_several_files(sharded: ModelSpec) -> None:
+    assert [file.name for file in weight_files(sharded)] == ["one.safetensors", "two.safetensors"]
+    with open_tensors(sharded) as files:
+        assert {name: files.shape(name) for name in TENSORS} == {"a": (3, 4), "b": (6,), "c": ()}
+        assert ("a" in files, "d" in files) == (True, False)
+        assert torch.equal(files.read("a", [slice(1, 3), slice(0, 2)]), TENSORS["a"][1:3, :2])
+        block = files.read("b", [slice(2, 5)])
+        assert block.dtype == torch.bfloat16
+        assert torch.equal(block, TENSORS["b"][2:5])
+
+
+def test_one_file_holds_all_tensors(model_directory: Callable[[str], Path]) -> None:
+    directory = model_directory("qwen3")
+    expected = load_file(directory / "model.safetensors")
+    with open_tensors(ModelSpec(path=str(directory))) as files:
+        assert {name: files.shape(name) for name in files.tensors} == {name: tuple(t.shape) for name, t in expected.items()}
+
+
+def test_a_missing_shard_is_named(sharded: ModelSpec) -> None:
+    (Path(sharded.path) / "two.safetensors").unlink()
+    with pytest.raises(ModelError) as raised:
+        weight_files(sharded)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.found) == (sharded.path, "no two.safetensors")
+
+
+def test_a_file_that_cannot_be_read_is_named(sharded: ModelSpec) -> None:
+    broken = Path(sharded.path) / "one.safetensors"
+    broken.write_bytes(b"not tensors")
+    with pytest.raises(ModelError) as raised, open_tensors(sharded):
+        pass
+    assert [problem.path for problem in raised.value.problems] == [str(broken)]
+
+
+def test_files_of_a_directory_below_the_home_directory(sharded: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(sharded.path).parent
+    monkeypatch.setenv("HOME", str(home))
+    spec = ModelSpec(path=f"~/{Path(sharded.path).name}")
+    assert model_file(spec, "one.safetensors") == Path(sharded.path) / "one.safetensors"
+    assert model_file(spec, "three.safetensors") is None
+
+
+def test_a_model_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError) as raised:
+        weight_files(ModelSpec(path="acme/not-a-model"))
+    assert [problem.path for problem in raised.value.problems] == ["acme/not-a-model"]
+
+
+@pytest.mark.parametrize(("count", "last"), [(1, "wrong 0"), (MAX_NAMED, f"wrong {MAX_NAMED - 1}"), (MAX_NAMED + 3, "3 more")])
+def test_many_problems_are_counted_and_the_first_named(count: int, last: str) -> None:
+    files = TensorFiles(path="model", tensors={})
+    files.raise_problems([])
+    with pytest.raises(ModelError) as raised:
+        files.raise_problems([files.problem(f"wrong {number}", "right") for number in range(count)])
+    found = [problem.found for problem in raised.value.problems]
+    assert found[0] == "wrong 0"
+    assert found[-1].startswith(last)
+    assert len(found) == min(count, MAX_NAMED + 1)
+    assert {problem.path for problem in raised.value.problems} == {"model"}
