@@ -23,6 +23,7 @@ from rlcore.spi import (
 from rlcore_math.config import MathConfig
 from rlcore_math.mathematics import MathEnvironment
 from rlcore_math.provider import MATH
+from rlcore_math.verifier import Verifier
 
 ONE_PROCESS = MathConfig(num_processes=1, verification_timeout_s=1.0, max_memory_mib=2047)
 SYMBOLIC = "2^{10}"
@@ -158,20 +159,19 @@ def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):
     assert MATH.max_concurrent(MathConfig()) == 32
 
 
-def process_of(made):
-    """Its only one, which waits."""
-    worker = made._verifier._idle.get()
-    made._verifier._idle.put(worker)
-    return psutil.Process(worker._process.pid)
+def the_process():
+    """The only one of ONE_PROCESS, by its limits."""
+    [process] = [each for each in psutil.Process().children() if each.cmdline()[-2:] == ["1.0", "2047"]]
+    return process
 
 
 @pytest.mark.parametrize("of", ["the worker", "its child"])
 def test_a_process_that_is_killed_costs_no_verdict(of, shared):
     assert asyncio.run(shared.step("1", turn("\\boxed{1}"))).success
-    process = process_of(shared)
+    process = the_process()
     (process if of == "the worker" else process.children()[0]).kill()
     assert asyncio.run(shared.step("1", turn("\\boxed{1}"))).success
-    assert (process_of(shared).pid == process.pid) is (of == "its child")
+    assert (the_process().pid == process.pid) is (of == "its child")
 
 
 def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
@@ -180,7 +180,7 @@ def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
     async def killed(*_, **__):
         return "killed"
 
-    monkeypatch.setattr(made._verifier, "judge", killed)
+    monkeypatch.setattr(Verifier, "judge", killed)
     with pytest.raises(RewardError, match=r"killed from outside, again and again: look whether .* memory"):
         asyncio.run(made.step("1", turn("1")))
 
@@ -188,7 +188,7 @@ def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="reads the limit from /proc")
 def test_memory_is_limited(shared):
     asyncio.run(shared.step("1", turn("1")))
-    [child] = process_of(shared).children()
+    [child] = the_process().children()
     with open(f"/proc/{child.pid}/limits") as limits:
         assert f"Max data size             {2047 * 2**20}" in limits.read()
 

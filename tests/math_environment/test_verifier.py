@@ -26,11 +26,11 @@ def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, psutil, sys
 from rlcore_math.verifier import Verifier
 verifier = Verifier(num_processes=1, timeout_s=2.0, max_memory_mib=1024)
 asyncio.run(verifier.judge("1", "1", require_boxed=False))
-print(verifier._idle.get()._process.pid, flush=True)
+print(psutil.Process().children()[0].pid, flush=True)
 sys.stdin.read()
 """
 

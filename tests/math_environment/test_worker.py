@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from rlcore_math.worker import Child, Limits
-from rlcore_math.worker import _ask as ask_child
+from rlcore_math.worker import Child, Limits, ask_child
 
 
 @pytest.fixture

@@ -92,11 +92,11 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     child = None
     for request in sys.stdin:
-        answer, child = _ask(request, child, limits)
+        answer, child = ask_child(request, child, limits)
         print(answer, file=answers, flush=True, end="")
 
 
-def _ask(request: str, child: Child | None, limits: Limits) -> tuple[str, Child | None]:
+def ask_child(request: str, child: Child | None, limits: Limits) -> tuple[str, Child | None]:
     """The answer, and the child where it can go on."""
     ended = 0
     for _ in range(MAX_KILLS + 1):
