@@ -40,8 +40,6 @@ THROUGH = {
     "fsdp2_backend/test_backend_residency.py": "fsdp2_backend/working_copy",
     "fsdp2_backend/test_checkpoint.py": "fsdp2_backend/shard_slice",
     "fsdp2_backend/test_layout.py": "fsdp2_backend/sharding fsdp2_backend/tensor_parallel",
-    "math_environment/test_answers.py": "math_environment/boxes math_environment/notation math_environment/plain_numbers "
-    "math_environment/units",
     "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
     "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
     "megatron_backend/test_checkpoint.py": "megatron_backend/agreement megatron_backend/checkpoint_check",
@@ -53,9 +51,6 @@ THROUGH = {
     "megatron_backend/parameter_rows megatron_backend/train",
     "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/load",
-    "transformers_generation/test_backend.py": "transformers_generation/check",
-    "transformers_generation/test_engine.py": "transformers_generation/cache",
-    "transformers_generation/test_forward.py": "transformers_generation/routing",
     "vllm_generation/channels/test_channel.py": "vllm_generation/channels/cuda_ipc vllm_generation/channels/directory "
     "vllm_generation/channels/in_process vllm_generation/channels/nccl vllm_generation/channels/packing "
     "vllm_generation/channels/shared_memory vllm_generation/manifest",

@@ -1,7 +1,5 @@
-"""Provider, checks, and the states in which hooks are legal."""
+"""Provider, residency, broken weights, and a CUDA device."""
 
-import json
-import shutil
 import subprocess
 import sys
 
@@ -10,18 +8,12 @@ import pytest
 import torch
 
 from rlcore.spi import (
-    CheckContext,
     CloseRequest,
-    ContractError,
-    ModelError,
-    ModelSpec,
     NonFiniteError,
     SetResidencyRequest,
     capabilities,
 )
 from rlcore_transformers import provider
-from rlcore_transformers.check import check
-from rlcore_transformers.config import TransformersConfig
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ON_CUDA = pytest.param("cuda", marks=gpu)
@@ -29,21 +21,6 @@ ON_CUDA = pytest.param("cuda", marks=gpu)
 
 def place(backend, weights, state):
     return backend.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
-
-
-def edited(directory, target, **changes):
-    """A copy of a model directory with another config.json."""
-    shutil.copytree(directory, target)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | changes))
-    return target
-
-
-def problems_of(directory, max_sequence_length=96, **options):
-    context = CheckContext(
-        model=ModelSpec(path=str(directory)), device="cpu", world_size=1, max_sequence_length=max_sequence_length
-    )
-    return check(context, TransformersConfig(**options))
 
 
 def test_the_entry_point_imports_nothing_heavy():
@@ -57,34 +34,6 @@ def test_the_entry_point_imports_nothing_heavy():
 def test_the_provider_declares_known_capabilities():
     assert provider.PROVIDER.capabilities <= capabilities.KNOWN
     assert provider.PROVIDER.unavailable() is None
-
-
-def test_a_model_that_fits_has_no_problems(any_checkpoint):
-    assert list(problems_of(any_checkpoint, max_sequence_length=512)) == []
-
-
-def test_sequences_beyond_the_models_positions_are_a_problem(tools, qwen3):
-    (problem,) = problems_of(qwen3, max_sequence_length=513)
-    assert (problem.path, problem.found) == (str(qwen3 / "config.json"), "max_position_embeddings = 512")
-    with pytest.raises(ModelError) as raised:
-        tools.make_backend(qwen3, max_length=513)
-    assert raised.value.problems == (problem,)
-
-
-def test_positions_that_depend_on_the_length_are_a_problem(tools, qwen3, tmp_path):
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
-    directory = edited(qwen3, tmp_path / "model", rope_parameters=rope)
-    (problem,) = problems_of(directory)
-    assert "longrope" in str(problem)
-
-
-def test_an_unsupported_architecture_is_a_problem(tools, qwen3, tmp_path):
-    directory = edited(qwen3, tmp_path / "model", architectures=["GPT2LMHeadModel"], model_type="gpt2")
-    (problem,) = problems_of(directory)
-    assert (problem.path, problem.found) == (str(directory / "config.json"), "model_type gpt2")
-    with pytest.raises(ModelError) as raised:
-        tools.make_backend(directory, fill=False)
-    assert raised.value.problems == (problem,)
 
 
 def test_weights_that_are_not_finite_are_named_and_leave_no_trace(tools, qwen3):
@@ -122,10 +71,10 @@ def test_residency_is_measured_and_restored(tools, qwen3, device, may_alias):
 
 def test_close_lets_go_of_everything(tools, qwen3):
     backend = tools.make_backend(qwen3)
+    backend.generate(tools.make_request([[2]]))
+    assert place(backend, "device", "device") > 0
     backend.close(CloseRequest())
-    assert backend._weights.num_bytes(torch.device("cpu")) == 0
-    with pytest.raises(ContractError, match="no weights"):
-        backend.generate(tools.make_request([[2]]))
+    assert place(backend, "device", "device") == 0
 
 
 @pytest.mark.gpu

@@ -7,9 +7,21 @@ import pytest
 import torch
 from attrs import evolve
 
-from rlcore.spi import ContractError, ModelSpec, RefitError, SetResidencyRequest, WeightBucket
+from rlcore.registry.binding import build_generator
+from rlcore.registry.discovery import Registry
+from rlcore.spi import (
+    ContractError,
+    GeneratorContext,
+    ModelSpec,
+    RankInfo,
+    RefitError,
+    SetResidencyRequest,
+    WeightBucket,
+)
 from rlcore_torchkit.models import load_model
-from rlcore_transformers.weights import expected_shapes
+from rlcore_transformers.config import TransformersConfig
+from rlcore_transformers.provider import PROVIDER
+from rlcore_transformers.weights import HeldWeights, expected_shapes
 
 
 @dataclass
@@ -213,32 +225,46 @@ def keep(export, predicate):
 )
 @pytest.mark.parametrize("may_alias", [False, True])
 def test_a_refit_that_did_not_happen_is_an_error(tools, qwen3, damage, message, may_alias):
-    backend = tools.make_backend(qwen3)
     tensors = tools.checkpoint_tensors(qwen3)
-    export = tools.make_export(tensors, version=1, persistent=True)
-    export = damage(tensors, export) or export
+    held = HeldWeights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, torch.float32, torch.device("cpu"))
+    held.receive(tools.make_export(tensors, persistent=True), may_alias)
+    damaged = tools.checkpoint_tensors(qwen3)
+    export = tools.make_export(damaged, version=1, persistent=True)
+    export = damage(damaged, export) or export
     with pytest.raises(RefitError, match=message):
-        tools.refit(backend, export, may_alias=may_alias)
-    assert backend._weights.tensors == {}
-    for version in (-1, 0, 1):
-        with pytest.raises(ContractError, match="no weights"):
-            backend.generate(tools.make_request([[2]], version=version))
-    tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3), version=2))
-    assert sampled_logprob_error(tools, backend, qwen3, 2) < 1e-5
+        held.receive(export, may_alias)
+    assert held.tensors == {}
+    tensors = tools.checkpoint_tensors(qwen3)
+    held.receive(tools.make_export(tensors, version=2), may_alias)
+    assert held.tensors.keys() == tensors.keys()
+    assert all(torch.equal(held.tensors[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_trainer_that_fails_midway_leaves_no_weights(tools, qwen3):
-    backend = tools.make_backend(qwen3)
-    export = tools.make_export(tools.checkpoint_tensors(qwen3), version=1)
+@pytest.fixture
+def handle(qwen3):
+    """A generator as the loop has it, in which a fresh one holds no weights."""
+    (entry,) = Registry.from_providers({"generator": [PROVIDER]}).of("generator")
+    model = ModelSpec(path=str(qwen3), dtype="float32")
+    context = GeneratorContext(model=model, rank_info=RankInfo(), seed=0, max_sequence_length=64)
+    return build_generator(entry, context, TransformersConfig())
+
+
+def test_a_trainer_that_fails_midway_leaves_no_weights(tools, qwen3, handle):
+    tensors = tools.checkpoint_tensors(qwen3)
+    tools.refit(handle, tools.make_export(tensors))
+    export = tools.make_export(tensors, version=1)
 
     def fail(buckets):
         yield next(buckets)
         raise RuntimeError("lost the trainer")
 
     with pytest.raises(RuntimeError, match="lost the trainer"):
-        tools.refit(backend, evolve(export, buckets=fail(export.buckets)))
-    with pytest.raises(ContractError, match="no weights"):
-        backend.generate(tools.make_request([[2]], version=0))
+        tools.refit(handle, evolve(export, buckets=fail(export.buckets)))
+    for version in (0, 1):
+        with pytest.raises(ContractError, match="no weights"):
+            handle.generate(tools.make_request([[2]], version=version))
+    tools.refit(handle, tools.make_export(tensors, version=2))
+    assert sampled_logprob_error(tools, handle, qwen3, 2) < 1e-5
 
 
 def test_another_architectures_weights_are_refused(tools, checkpoint):
@@ -247,12 +273,9 @@ def test_another_architectures_weights_are_refused(tools, checkpoint):
         tools.refit(backend, tools.make_export(tools.checkpoint_tensors(checkpoint("qwen3", tied=False)), version=1))
 
 
-def test_nothing_is_generated_before_a_refit_or_at_another_version(tools, qwen3):
-    backend = tools.make_backend(qwen3, fill=False)
-    with pytest.raises(ContractError, match="no weights"):
-        backend.generate(tools.make_request([[2]]))
-    tools.refit(backend, tools.make_export(tools.checkpoint_tensors(qwen3), version=3))
-    result = backend.generate(tools.make_request([[2]], version=3))
+def test_samples_name_the_version_that_the_last_refit_brought(tools, qwen3, handle):
+    tools.refit(handle, tools.make_export(tools.checkpoint_tensors(qwen3), version=3))
+    result = handle.generate(tools.make_request([[2]], version=3))
     assert set(result.weight_versions.tolist()) == {3}
 
 

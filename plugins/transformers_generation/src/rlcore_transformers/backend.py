@@ -8,7 +8,6 @@ import torch
 
 from rlcore.spi import (
     CloseRequest,
-    ContractError,
     GenerateRequest,
     GenerateResult,
     GeneratorContext,
@@ -31,9 +30,6 @@ from rlcore_transformers.routing import Routing
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
 from rlcore_transformers.weights import HeldWeights, expected_shapes
 
-NO_WEIGHTS = -1
-"""The version of a generator that holds no weights that count."""
-
 
 class TransformersBackend:
     """Generates with the architecture of a Hugging Face model and the weights of a trainer."""
@@ -54,16 +50,12 @@ class TransformersBackend:
         rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
         self._weights = HeldWeights(expected_shapes(model), self._dtype, self._device)
-        self._version = NO_WEIGHTS
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
 
     @hookimpl
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses. Logits are those of the model's dtype; everything after them is float32."""
-        if self._version == NO_WEIGHTS or request.weight_version != self._version:
-            held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
-            raise ContractError(f"generate: found {held}; expected version {request.weight_version}. Refit first")
         check_sampling(request.sampling)
         limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
         if not len(limits):
@@ -87,19 +79,16 @@ class TransformersBackend:
     @hookimpl
     def refit(self, request: RefitRequest) -> RefitResult:
         """Take over weights. After a failure there are none, until a refit succeeds."""
-        self._version = NO_WEIGHTS
         self._decoder.unbind()
         with torch.no_grad():
             digests = self._weights.receive(request.weights, request.may_alias)
         self._decoder.bind(self._weights.tensors)
-        self._version = request.weight_version
-        return RefitResult(weight_version=self._version, digests=digests)
+        return RefitResult(weight_version=request.weight_version, digests=digests)
 
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Move the weights, or let go of them; free the cache on "host". It is allocated again by the next generate."""
         if request.discard_weights:
-            self._version = NO_WEIGHTS
             self._decoder.unbind()
             self._weights.drop()
         if self._device.type != "cpu":
@@ -117,7 +106,6 @@ class TransformersBackend:
     def close(self, request: CloseRequest) -> None:
         """Let go of weights and cache."""
         del request
-        self._version = NO_WEIGHTS
         self._decoder.unbind()
         self._weights.drop()
         self._cache = self._tokenizer = None
