@@ -187,3 +187,21 @@ def test_a_panic_outside_python_is_an_error_like_any_other(invoke, calls, monkey
     result = invoke("check", "r.toml")
     assert result.exit_code == UNEXPECTED
     assert "unexpected PanicException: index out of bounds" in result.stderr
+
+
+def test_an_error_without_a_text_is_an_error_like_any_other(invoke, calls, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("host")
+
+    def fail() -> None:
+        raise WordlessError
+
+    calls.on_prepare = fail
+    result = invoke("check", "r.toml")
+    assert result.exit_code == UNEXPECTED
+    assert "unexpected WordlessError: <its text raises KeyError>" in result.stderr
+    (file,) = tmp_path.glob("traceback-*.txt")
+    assert "WordlessError" in file.read_text()

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlcore.registry.plugin_errors import owner_of
+from rlcore.registry.plugin_errors import message_of, owner_of
 from rlcore.spi.errors import RlcoreError
 
 UNEXPECTED = 70
@@ -45,7 +45,7 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, RlcoreError):
-        return error.exit_code, f"{error}{notes_of(error)}"
+        return error.exit_code, f"{message_of(error)}{notes_of(error)}"
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"
 
 
@@ -66,7 +66,7 @@ def color_setting() -> bool | None:
 
 def _unexpected(error: BaseException, ctx: click.Context) -> str:
     """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    what = ": ".join(filter(None, (type(error).__name__, message_of(error))))
     if isinstance(error, SystemExit):
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"
     owner = owner_of(error)

@@ -29,14 +29,19 @@ def is_outside(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or is_ordered(error)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the name of its class where it has none, or its `__str__` fails."""
+def message_of(error: BaseException) -> str:
+    """An error's message; where its `__str__` fails, that it does."""
     try:
-        return str(error).partition("\n")[0] or type(error).__name__
+        return str(error)
     except BaseException as failure:
         if is_outside(failure):
             raise
-        return type(error).__name__
+        return f"<its text raises {type(failure).__name__}>"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its class where it has none."""
+    return message_of(error).partition("\n")[0] or type(error).__name__
 
 
 def blame(error: BaseException, owner: str) -> None:

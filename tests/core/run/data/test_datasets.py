@@ -231,6 +231,21 @@ def test_bad_parquet_columns_are_named(tmp_path, columns, message):
         parquet(tmp_path / "rows.parquet")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("bad", [0, 4, 6])
+def test_a_parquet_row_that_is_not_utf8_is_named(tmp_path, nested, bad):
+    content = b"".join(b"\xff\xfe" if row == bad else b"ab" for row in range(7))
+    offsets = pa.array(range(0, 16, 2), pa.int32()).buffers()[1]
+    texts = pa.StringArray.from_buffers(7, offsets, pa.py_buffer(content))
+    messages = pa.StructArray.from_arrays([texts, texts], ["role", "content"])
+    prompts = pa.ListArray.from_arrays(pa.array(range(8), pa.int32()), messages) if nested else texts
+    pq.write_table(pa.table({"answer": list(range(7)), "prompt": prompts}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=rf"rows\.parquet, row {bad} \(.*'prompt'"):
+        parquet(tmp_path / "rows.parquet")
+    if bad:
+        assert len(parquet(tmp_path / "rows.parquet", limit=bad)) == bad
+
+
 def test_parquet_that_is_none(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"data\.train\.path: .* does not read as Parquet"):

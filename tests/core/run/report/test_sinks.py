@@ -159,7 +159,12 @@ class Wordless(Exception):
 
 @pytest.mark.parametrize(
     ("error", "cause"),
-    [(Wordless(), "Wordless"), (ValueError("a\nb\nc"), "ValueError: a"), (PluginError("a\nb"), "a"), (OSError(), "OSError")],
+    [
+        (Wordless(), "Wordless: <its text raises KeyError>"),
+        (ValueError("a\nb\nc"), "ValueError: a"),
+        (PluginError("a\nb"), "a"),
+        (OSError(), "OSError"),
+    ],
 )
 def test_whatever_a_sink_raises_is_noted_on_one_line(error: Exception, cause: str) -> None:
     class Fails:

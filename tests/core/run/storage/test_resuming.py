@@ -1,5 +1,6 @@
 """Resuming when something is gone or damaged loses nothing that was there."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,47 @@ def test_without_the_checkpoints_that_were_saved_nothing_is_begun_anew(run: Run,
     ):
         run(resume=True)
     assert contents(directory) == before
+
+
+def test_nor_where_what_remembers_them_is_gone_too(run: Run, tmp_path: Path) -> None:
+    """Such as after `cp -r runs/run/* elsewhere`, without the checkpoints."""
+    run("checkpoint.at_end=false", "run.num_steps=3")
+    directory = tmp_path / "runs" / "run"
+    remove(directory / "checkpoints")
+    (directory / ".last-saved").unlink()
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint.* 3 steps .* every 2 steps .*\.last-saved"):
+        run("checkpoint.every_n_steps=0", resume=True)
+    assert contents(directory) == before
+
+
+def test_nor_where_the_run_was_complete(run: Run, tmp_path: Path) -> None:
+    options = ("checkpoint.every_n_steps=0", "run.num_steps=2")
+    run(*options)
+    directory = tmp_path / "runs" / "run"
+    remove(directory / "checkpoints")
+    (directory / ".last-saved").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint.* 2 steps .* at its end .*\.last-saved"):
+        run(*options, resume=True)
+    (directory / "summary.json").unlink()  # as where the last step's checkpoint found no space
+    run(*options, resume=True)
+
+
+def test_a_resumed_run_reads_its_checkpoint_once_to_see_that_it_is_whole(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("checkpoint.at_end=false", "run.num_steps=3")
+    digested = []
+    file_digest = hashlib.file_digest
+
+    def counted(file: Any, digest: Any) -> Any:
+        digested.append(Path(file.name).relative_to(tmp_path / "runs" / "run" / "checkpoints"))
+        return file_digest(file, digest)
+
+    monkeypatch.setattr("hashlib.file_digest", counted)
+    run("checkpoint.at_end=false", "run.num_steps=3", resume=True)
+    assert digested
+    assert sorted(digested) == sorted(set(digested))
 
 
 def test_checkpoints_alone_are_a_run_too(run: Run, tmp_path: Path) -> None:

@@ -251,11 +251,42 @@ def _hub_table(config: DatasetConfig, key: str) -> pa.Table:
     return dataset.data.table
 
 
+def _require_utf8(table: pa.Table, config: DatasetConfig, key: str) -> None:
+    """DataError names the first row with a text that is none."""
+    try:
+        table.validate(full=True)
+        return
+    except pa.ArrowException as error:
+        if "UTF8" not in str(error):
+            raise DataError(f"{key}.path: {config.path} is damaged: {error}. Write or download it again") from error
+    first, end = 0, table.num_rows
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (first, middle) if _undecodable(table.slice(first, middle - first)) else (middle, end)
+    if fields := ", ".join(map(repr, _undecodable(table.slice(first, 1)))):  # else it lies beyond the limit
+        raise DataError(
+            f"{key}.path: {config.path}, row {first} (the first is 0): found bytes that are not UTF-8 in the field {fields}; "
+            "expected text. Write the file anew with text in UTF-8"
+        )
+
+
+def _undecodable(table: pa.Table) -> list[str]:
+    """The columns with a text that is not UTF-8."""
+    found = []
+    for name in table.column_names:
+        try:
+            table.column(name).to_pylist()
+        except UnicodeDecodeError:
+            found.append(name)
+    return found
+
+
 def _arrow_rows(table: pa.Table, config: DatasetConfig, key: str) -> ArrowRows:
     names = table.column_names
     if config.prompt_field not in names:
         raise _no_such_field(key, f"{config.path}", config.prompt_field, names)
     table = table if config.limit is None else table.slice(0, config.limit)
+    _require_utf8(table, config, key)
     prompts = table.column(config.prompt_field)
     if not _holds_prompts(prompts.type):
         raise DataError(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from rlcore.registry.plugin_errors import message_of
 from rlcore.spi import (
     ConfigError,
     ContractError,
@@ -48,11 +49,11 @@ class Failure:
         found = list(_members(error))
         cause = next((one for one in found if isinstance(one, (KeyboardInterrupt, *FINAL))), found[0])
         if isinstance(cause, (RewardError, *FINAL)) and cause.__cause__ is None:
-            reason = _text(cause)
+            reason = message_of(cause)
         else:
-            reason = f"raised {type(cause).__name__}: {_text(cause)}"
+            reason = f"raised {type(cause).__name__}: {message_of(cause)}"
         if isinstance(error, BaseExceptionGroup):
-            reason += f" (one of {len(found)} in {type(error).__name__}: {_text(error)})"
+            reason += f" (one of {len(found)} in {type(error).__name__}: {message_of(error)})"
         return cls(reason=reason, error=error, cause=cause)
 
     @property
@@ -101,10 +102,3 @@ def _members(error: BaseException) -> Iterator[BaseException]:
         return
     for member in error.exceptions:
         yield from _members(member)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:
-        return f"<its text raises {type(second).__name__}>"

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,19 @@ def read_loop_state(checkpoint: Path) -> LoopState:
 def _describe(directory: Path) -> dict[str, dict[str, object]]:
     """Size and digest of each file but the manifest. Hashing runs beside the interpreter lock, so threads help."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    stats = [path.stat() for path in paths]
+    sizes = [stat.st_size for stat in stats]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = list(pool.map(_sha256, paths))
+        digests = pool.map(_sha256, paths, sizes, [stat.st_mtime_ns for stat in stats])
     return {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
+        str(path.relative_to(directory)): {"bytes": size, "sha256": digest}
+        for path, size, digest in zip(paths, sizes, digests, strict=True)
     }
 
 
-def _sha256(path: Path) -> str:
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, _size: int, _modified_ns: int) -> str:
+    """Of a file that is as it was, the digest is known: a resumed run looks for its checkpoint twice."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,8 +1,10 @@
 """What a run finds in its directory before it begins, nothing or a run to go on with, and how it goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
+
+import tomli
 
 from rlcore.registry.algorithm_handle import AlgorithmHandle, AlgorithmState
 from rlcore.run.plan.run_plan import RunPlan
@@ -10,7 +12,7 @@ from rlcore.run.protocols import LoopPosition
 from rlcore.run.storage.algorithm_state import state_for
 from rlcore.run.storage.checkpoint import LoopState, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
-from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.run.storage.run_directory import LAST_SAVED, RunDirectory
 from rlcore.run.storage.saver import RunSaver, model_digest
 from rlcore.spi import CheckpointError
 
@@ -55,15 +57,38 @@ def newest(directory: RunDirectory, note: Note) -> Path | None:
         raise CheckpointError(f"nothing to resume: found no run in {directory.path}; expected run.directory/run.name of one")
     records = directory.read_metrics()  # raises where it is damaged
     checkpoint = newest_checkpoint(directory.checkpoints, note)
-    if checkpoint is None and directory.last_saved is not None:
+    if checkpoint is None and (reason := _had_saved(directory, records)):
         raise CheckpointError(
-            f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since that of step "
-            f"{directory.last_saved} was saved. To begin anew would overwrite what is known of the steps so far (metrics.jsonl "
-            f"has {len(records)} lines). Put a checkpoint back, remove {directory.path}, or choose another run.name"
+            f"{directory.checkpoints} holds no checkpoint; expected one to resume from, since {reason}. To begin anew would "
+            f"overwrite what is known of the steps so far (metrics.jsonl has {len(records)} lines). Put a checkpoint back, "
+            f"remove {directory.path}, or choose another run.name"
         )
     if checkpoint is None:
         note(f"{directory.path} holds no checkpoint yet: the run starts from its beginning")
     return checkpoint
+
+
+def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) -> str:
+    """How it is known that the run had saved a checkpoint; "" where it need not have.
+
+    A run that ended while it saved the checkpoint of its last step has that step's line, and no summary.
+    """
+    if directory.last_saved is not None:
+        return f"that of step {directory.last_saved} was saved"
+    try:
+        options = tomli.loads(directory.recipe_file.read_text(encoding="utf-8"))["checkpoint"]
+        every, at_end = int(options["every_n_steps"]), bool(options["at_end"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    steps, is_complete = int(max((record["step"] for record in records), default=0)), directory.summary_file.exists()
+    periodic = 0 < every <= (steps if is_complete else steps - 1)
+    if not periodic and not (at_end and is_complete):
+        return ""
+    when = f"every {every} steps" if periodic else "at its end"
+    return (
+        f"metrics.jsonl has {steps} steps of a run that saved one {when} (recipe.toml). {LAST_SAVED}, which names the newest, is "
+        "missing too: `cp -r run/*` leaves hidden files out"
+    )
 
 
 def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None:

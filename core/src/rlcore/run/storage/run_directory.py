@@ -83,6 +83,10 @@ class RunDirectory:
         return self.path / "recipe.toml"
 
     @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
@@ -174,7 +178,7 @@ class RunDirectory:
                 partial.unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_atomically(self.summary_file, json.dumps(summary, indent=2) + "\n")
 
 
 def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.registry.plugin_errors import message_of
 from rlcore.spi import RlcoreError
 
 NUM_LOG_LINES = 20
@@ -33,12 +34,12 @@ class RemoteError:
     def of(cls, error: BaseException, log_file: Path) -> "RemoteError":
         """Take an exception apart, in the worker."""
         attributes = {name: value for name, value in vars(error).items() if _pickled(value) is not None}
-        args = error.args if _pickled(error.args) is not None else (str(error),)
+        args = error.args if _pickled(error.args) is not None else (message_of(error),)
         classes = [base for base in type(error).__mro__ if issubclass(base, BaseException)]
         return cls(
             pickled_classes=tuple(filter(None, map(_pickled, classes))),
             pickled_state=pickle.dumps((args, attributes)),
-            text=f"{type(error).__name__}: {error}",
+            text=f"{type(error).__name__}: {message_of(error)}",
             traceback="".join(traceback.format_exception(error)),
             is_ours=isinstance(error, RlcoreError),
             last_lines=last_lines(log_file),
