@@ -35,13 +35,13 @@ def test_unknown_keys_and_wrong_types_are_reported_at_once(workplace: Workplace,
         workplace.rlcore(command, "grpo.toml", *overrides),
         2,
         "5 problem(s) in the recipe",
-        "training.prompt_per_step: found an unknown key, in the command line",
+        "training.prompt_per_step: found an unknown key, from the command line",
         "Did you mean training.prompts_per_step?",
-        'run.num_steps: found "many" (a string), in the command line; expected an integer',
+        'run.num_steps: found "many" (a string), from the command line; expected an integer',
         "optimizer.lr: found an unknown key",
         "trainer.fsdp2.optimizer: found an unknown key",
         "Did you mean [optimizer]",
-        "model.trust_remote_code: found 1 (an integer), in the command line; expected true or false",
+        "model.trust_remote_code: found 1 (an integer), from the command line; expected true or false",
     )
     assert len(message.splitlines()) == 6
     assert not (workplace.folder / "runs").exists()

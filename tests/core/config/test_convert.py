@@ -159,9 +159,10 @@ def test_a_section_without_its_required_key(problems) -> None:
 def test_problems_say_which_file_wrote_the_value(problems, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = problems("run.seed = 'x'", "run.num_steps='y'", "rollout.top_p=2")
-    assert found["run.seed"].found == '"x" (a string), in recipe.toml'
-    assert found["run.num_steps"].found == '"y" (a string), in the command line'
-    assert found["rollout.top_p"].found == "2, in the command line"
+    assert (found["run.seed"].found, found["run.seed"].origin) == ('"x" (a string)', "recipe.toml")
+    assert (found["run.num_steps"].found, found["run.num_steps"].origin) == ('"y" (a string)', "the command line")
+    assert str(found["run.num_steps"]).startswith('run.num_steps: found "y" (a string), from the command line; expected')
+    assert found["rollout.top_p"].found == "2"
 
 
 def test_every_installed_plugin_gets_its_options(load, sections) -> None:
@@ -199,6 +200,17 @@ def test_a_section_of_the_recipe_written_below_a_plugin(problems) -> None:
     assert found["trainer.zed.optimizer"].remedy == "Did you mean [optimizer]?"
     places = "schedule.warmup_steps or algorithm.alg.warmup_steps or observers.watch.warmup_steps"
     assert found["trainer.zed.warmup_steps"].remedy == f"Did you mean {places}?"
+
+
+def test_names_of_plugins_that_are_not_there_are_reported_with_all_else(problems) -> None:
+    found = problems("run.seed = 'x'", "trainer.name=zedd", "algorithm.name=xyz", 'observers.names=["guard", "wacth"]')
+    assert found.keys() == {"run.seed", "trainer.name", "algorithm.name", "observers.names", "observers.guard.level"}
+    assert found["trainer.name"].found == '"zedd"'
+    assert found["trainer.name"].expected == "an installed trainer: strict, zed"
+    assert found["trainer.name"].remedy == 'Did you mean "zed"?'
+    assert found["trainer.name"].origin == "the command line"
+    assert (found["algorithm.name"].found, found["algorithm.name"].remedy) == ('"xyz"', "")
+    assert (found["observers.names"].found, found["observers.names"].remedy) == ('"wacth"', 'Did you mean "watch"?')
 
 
 def test_an_option_one_level_too_high(problems) -> None:

@@ -148,7 +148,7 @@ def test_what_is_to_be_evaluated_needs_a_held_out_set(problems, written: str) ->
     found = problems("", f"evaluation.{written}")
     key = f"evaluation.{written.partition('=')[0]}"
     assert set(found) == {key}
-    assert "without a [data.evaluation], in the command line" in found[key].found
+    assert found[key].found.endswith("without a [data.evaluation]")
 
 
 def test_without_an_environment_there_must_be_data_and_no_evaluation(tmp_path) -> None:

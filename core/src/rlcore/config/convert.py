@@ -1,7 +1,7 @@
 """Conversion of a raw recipe to a Recipe: each section through the strict converter, all problems together."""
 
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -69,7 +69,7 @@ def _choice_key(role: str) -> str:
 
 def _with_origin(problem: Problem, raw: RawRecipe) -> Problem:
     origin = raw.origin(tuple(problem.path.split("[")[0].split("."))) if problem.found != "nothing" else None
-    return attrs.evolve(problem, found=f"{problem.found}, in {origin}") if origin else problem
+    return attrs.evolve(problem, origin=origin or "")
 
 
 @define
@@ -80,6 +80,8 @@ class _Conversion:
     sections: Sections
     unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
+    unknown_names: list[Problem] = field(factory=list)
+    """Of plugins, reported beside other problems; alone they are the selection's, which tells more of what is installed."""
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
         """The Recipe, or None and its problems."""
@@ -100,6 +102,7 @@ class _Conversion:
         whole = self._with_stand_ins(parts)
         self.problems.extend(find_problems(whole, self._broken()))
         self.problems.extend(self._unheeded_evaluation(whole))
+        self.problems += self.unknown_names if self.problems else []
         return (None if self.problems else Recipe(**parts)), self.problems
 
     def _section(self, name: str, cls: Any) -> Any:
@@ -123,6 +126,8 @@ class _Conversion:
         kept = {key: table[key] for key in self.unchecked.get(role, ()) if isinstance(table.get(key), Mapping)}
         for unknown in table.keys() - plugins.keys() - kept.keys() - {key}:
             self.problems.append(self._unknown_plugin(role, unknown, table[unknown]))
+        if choice is not None and role in self.sections:
+            self.unknown_names += self._unknown_names(role, getattr(choice, key))
         return attrs.evolve(choice, options=options | kept) if choice is not None else None
 
     def _options(self, role: str, plugins: Mapping[str, type], table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -136,10 +141,25 @@ class _Conversion:
             if value is not None:
                 yield plugin, value
 
+    def _unknown_names(self, role: str, chosen: str | Sequence[str]) -> Iterator[Problem]:
+        """Of the plugins that the recipe names, those that are not installed."""
+        known = {*self.sections.get(role, {}), *self.unchecked.get(role, ()), PluginChoice().name}
+        for name in [chosen] if isinstance(chosen, str) else chosen:
+            if name not in known:
+                near = nearest(name, known)
+                yield Problem(
+                    path=f"{role}.{_choice_key(role)}",
+                    found=describe.toml_literal(name),
+                    expected=self._installed(role),
+                    remedy=f"Did you mean {describe.toml_literal(near)}?" if near else "",
+                )
+
+    def _installed(self, role: str) -> str:
+        return f"an installed {role.removesuffix('s')}: {', '.join(sorted(self.sections.get(role, {}))) or 'none'}"
+
     def _unknown_plugin(self, role: str, key: str, value: object) -> Problem:
         """Either an option written one level too high, or a section of a plugin that is not there."""
-        plugins = self.sections.get(role, {})
-        installed = f"an installed {role.removesuffix('s')}: {', '.join(sorted(plugins)) or 'none'}"
+        plugins, installed = self.sections.get(role, {}), self._installed(role)
         near = nearest(key, [_choice_key(role), *plugins])
         remedy = f"Did you mean {role}.{near}?" if near else ""
         if isinstance(value, Mapping):

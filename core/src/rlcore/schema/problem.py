@@ -15,9 +15,12 @@ class Problem:
     found: str
     expected: str
     remedy: str = ""
+    origin: str = ""
+    """Who wrote what was found, a file or "the command line"; "" where that goes without saying."""
 
     def __str__(self) -> str:
-        text = f"{self.path}: found {self.found}; expected {self.expected}"
+        found = f"{self.found}, from {self.origin}" if self.origin else self.found
+        text = f"{self.path}: found {found}; expected {self.expected}"
         return f"{text}. {self.remedy}" if self.remedy else text
 
 

@@ -1,7 +1,8 @@
 """Which plugins a run uses: those that the recipe names, or the best ones that can do what it needs."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from attrs import evolve
 
@@ -21,28 +22,33 @@ from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Role
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPlan:
     """The plan with its plugins, and nothing yet of what follows from them.
 
-    PluginError where one that the recipe needs cannot be used; ConfigError where an observer lacks options.
+    PluginError tells of all that the recipe names and cannot be used; ConfigError where an observer lacks options.
     """
-    observer_options(recipe, registry.observers(recipe.observers.names))
+    errors: list[PluginError] = []
+    unusable: list[PluginError] = []
+
+    def take(role: Role, name: str, into: list[PluginError] = errors, **wanted: Any) -> list[Entry]:
+        with _collected(into):
+            return [select(registry, role, name, device=device, **wanted)]
+        return []
+
+    with _collected(errors):
+        observer_options(recipe, registry.observers(recipe.observers.names))
     registry, dtype = _as_configured(recipe, registry), dtype_of(recipe, device)
-    take = partial(select, registry, device=device)
-    sinks = tuple(take("sink", name, needs={}) for name in recipe.sinks.names)
-    chosen: dict[Role, Entry] = {"algorithm": take("algorithm", recipe.algorithm.name, needs={})}
+    sinks = tuple(entry for name in recipe.sinks.names for entry in take("sink", name, needs={}))
+    needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
     if recipe.environment is not None:
-        chosen["environment"] = take("environment", recipe.environment.name, needs={})
-    needs, unusable = {"generator": generator_needs(recipe)}, None
-    try:
-        if recipe.environment is not None:
-            chosen["generator"] = take("generator", recipe.generator.name, needs=needs["generator"], dtype=dtype)
-    except PluginError as error:  # whether the run needs one only the algorithm can say
-        unusable = error
-    algorithm = _algorithm(recipe, chosen, dtype)
-    if algorithm.needs.source != "rollouts" and not recipe.evaluates:
-        chosen.pop("generator", None)
-    elif unusable is not None:
-        raise unusable
-    needs["trainer"] = trainer_needs(recipe, algorithm)
-    chosen["trainer"] = take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
+        found += take("environment", recipe.environment.name, needs={})
+        found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
+    usable = {entry.role: entry for entry in found}
+    algorithm = _algorithm(recipe, usable, dtype) if "algorithm" in usable else None
+    generates = algorithm is None or algorithm.needs.source == "rollouts" or recipe.evaluates
+    errors += unusable if generates else []
+    needs["trainer"] = {} if algorithm is None else trainer_needs(recipe, algorithm)
+    found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
+    if errors or algorithm is None:
+        raise errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
+    chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
     return RunPlan(
         recipe=recipe,
         registry=registry,
@@ -57,6 +63,15 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
             for note in passed_over(registry, chosen[role], device=device, needs=needs[role], dtype=dtype)
         ),
     )
+
+
+@contextmanager
+def _collected(errors: list[PluginError]) -> Iterator[None]:
+    """Keeps a PluginError for later, so that all of them are told together."""
+    try:
+        yield
+    except PluginError as error:
+        errors.append(error)
 
 
 def generator_needs(recipe: Recipe) -> dict[str, str]:

@@ -86,8 +86,8 @@ def _had_saved(directory: RunDirectory, records: Sequence[Mapping[str, float]]) 
         return ""
     when = f"every {every} steps" if periodic else "at its end"
     return (
-        f"metrics.jsonl has {steps} steps of a run that saved one {when} (recipe.toml). {LAST_SAVED}, which names the newest, is "
-        "missing too: `cp -r run/*` leaves hidden files out"
+        f"metrics.jsonl has {steps} steps of a run that saved one {when} (recipe.toml). {LAST_SAVED}, which names the newest, "
+        "is missing too: `cp -r run/*` leaves hidden files out"
     )
 
 
