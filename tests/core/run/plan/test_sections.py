@@ -69,7 +69,7 @@ def test_a_wrong_section_of_an_observer_is_found_before_the_run(prepared: Callab
     with pytest.raises(ConfigError) as raised:
         prepared("observers.observer-0.last=2", registry=registry(Counter))
     (problem,) = raised.value.problems
-    assert (problem.path, problem.found) == ("observers.observer-0.last", "an unknown key, in the command line")
+    assert (problem.path, problem.found) == ("observers.observer-0.last", "an unknown key")
 
 
 def test_sections_of_disabled_and_broken_observers_are_left_alone(prepared: Callable[..., Any]) -> None:
