@@ -4,11 +4,10 @@ import json
 import resource
 
 import pytest
-from fsdp2_support import assert_same, exported, make_backend, make_batch, split, step_request
+from fsdp2_support import assert_same, exported, make_batch, split, step_request
 from safetensors import safe_open
 
-from rlcore.spi import CheckpointError, CloseRequest, LoadStateRequest, SaveStateRequest, ScheduleSpec, StorageError
-from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, ScheduleSpec, StorageError
 
 
 def step(trainer, version):
@@ -104,22 +103,3 @@ def test_full_disk_is_a_storage_error(trained, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert step(trained, 2).weight_version == 3
-
-
-def test_overlap_of_parts():
-    whole = ShardSlice(global_shape=(4, 3), offset=(0, 0), shape=(4, 3))
-    lower = ShardSlice(global_shape=(4, 3), offset=(2, 1), shape=(2, 2))
-    upper = ShardSlice(global_shape=(4, 3), offset=(0, 0), shape=(2, 3))
-    assert whole.overlap(lower) == ((slice(2, 4), slice(1, 3)), (slice(0, 2), slice(0, 2)))
-    assert lower.overlap(upper) is None
-
-
-def test_close_frees_the_model(model_directory):
-    import weakref
-
-    for dtype in ("float32", "bfloat16"):
-        trainer = make_backend(model_directory(), dtype=dtype, needs_reference=True)
-        step(trainer, 0)
-        kept = [weakref.ref(tensor) for tensor in trainer._policy.parameters()]
-        trainer.close(CloseRequest())
-        assert not any(ref() is not None for ref in kept)

@@ -1,19 +1,24 @@
 """Models loaded in parts: no rank holds, or reads, what is not its own. Cases on several ranks are in fsdp2_load_cases."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fsdp2_group_cases import WORLD_SIZES, results_of
 from fsdp2_load_cases import CASES, assert_is
-from fsdp2_support import exported, make_config
+from fsdp2_support import make_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlcore.spi import ModelError, ModelSpec
+from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec, RankInfo
+from rlcore_fsdp2.export import Exporter
+from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.policy import make_policy
+from rlcore_torchkit import process_group
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.models import load_model
 
@@ -36,6 +41,16 @@ def load_in_parts(backend) -> Callable[[Path], object]:
 
 
 @pytest.fixture
+def policy_in_parts() -> Iterator[Callable[[Path], tuple[Any, Exporter]]]:
+    """The model that such a trainer trains, and what exports it."""
+    process_group.join(RankInfo(), 30.0)
+    meshes = ParallelLayout().meshes("cpu")
+    config = make_config(cpu_offload=True)
+    yield lambda directory: make_policy(ModelSpec(path=str(directory)), config, meshes, torch.device("cpu"))
+    process_group.leave()
+
+
+@pytest.fixture
 def rewritten(model_directory, tmp_path) -> Callable[..., Path]:
     """A function (change, architecture, tied) -> a copy of the model with changed tensors."""
 
@@ -51,38 +66,40 @@ def rewritten(model_directory, tmp_path) -> Callable[..., Path]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_model_is_that_of_transformers(architecture, tied, model_directory, load_in_parts):
+def test_the_model_is_that_of_transformers(architecture, tied, model_directory, policy_in_parts):
     directory = model_directory(architecture, tied)
-    model = load_in_parts(directory)._policy
+    model, _ = policy_in_parts(directory)
     assert_is(model, load_model(ModelSpec(path=str(directory)), dtype=torch.float32))
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
-def test_several_files(model_directory, load_in_parts, tmp_path):
+def test_several_files(model_directory, policy_in_parts, tmp_path):
     directory = model_directory("qwen3_moe", False)
     expected = load_model(ModelSpec(path=str(directory)), dtype=torch.float32)
     shutil.copytree(directory, tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     expected.save_pretrained(tmp_path / "model", max_shard_size="20KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
-    assert_is(load_in_parts(tmp_path / "model")._policy, expected)
+    assert_is(policy_in_parts(tmp_path / "model")[0], expected)
 
 
-def test_names_without_the_head_s_prefix_and_a_repeated_tied_head(rewritten, load_in_parts):
+def test_names_without_the_head_s_prefix_and_a_repeated_tied_head(rewritten, policy_in_parts):
     def change(tensors: Tensors) -> Tensors:
         bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         return bare | {"lm_head.weight": bare["embed_tokens.weight"].clone()}
 
     directory = rewritten(change)
-    assert_is(load_in_parts(directory)._policy, load_model(ModelSpec(path=str(directory)), dtype=torch.float32))
+    assert_is(policy_in_parts(directory)[0], load_model(ModelSpec(path=str(directory)), dtype=torch.float32))
 
 
-def test_experts_that_the_files_hold_fused(model_directory, rewritten, load_in_parts):
+def test_experts_that_the_files_hold_fused(model_directory, rewritten, policy_in_parts):
     whole = load_model(ModelSpec(path=str(model_directory("qwen3_moe", False))), dtype=torch.float32)
     directory = rewritten(lambda _: dict(whole.named_parameters()), "qwen3_moe", False)
-    trainer = load_in_parts(directory)
-    assert_is(trainer._policy, whole)
-    assert exported(trainer).keys() == revert_weight_conversion(whole, whole.state_dict()).keys()
+    model, exporter = policy_in_parts(directory)
+    assert_is(model, whole)
+    request = ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=2**14)
+    export = exporter.export(request, dict(model.named_parameters()), torch.device("cpu"))
+    assert {spec.name for spec in export.specs} == revert_weight_conversion(whole, whole.state_dict()).keys()
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:

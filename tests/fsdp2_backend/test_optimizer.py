@@ -1,0 +1,79 @@
+"""AdamW and the gradient's norm against their formulas in float64."""
+
+import numpy as np
+import pytest
+import torch
+from fake_ranks import on_rank
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from rlcore.spi import OptimizerSpec
+from rlcore_fsdp2.optimizer import clip, local_norms, make_optimizer, squared_norm
+
+SPEC = OptimizerSpec(learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+
+
+def gradients_of(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def adamw(weight, gradients, decay):
+    """Loshchilov and Hutter (arXiv:1711.05101, algorithm 2), in float64."""
+    first = second = np.zeros_like(weight)
+    for step, gradient in enumerate(gradients, 1):
+        first = SPEC.betas[0] * first + (1 - SPEC.betas[0]) * gradient
+        second = SPEC.betas[1] * second + (1 - SPEC.betas[1]) * gradient**2
+        corrected = first / (1 - SPEC.betas[0] ** step), second / (1 - SPEC.betas[1] ** step)
+        weight = weight - SPEC.learning_rate * (corrected[0] / (np.sqrt(corrected[1]) + SPEC.eps) + decay * weight)
+    return weight
+
+
+def test_steps_are_those_of_the_formula_and_vectors_do_not_decay():
+    model = nn.Linear(4, 3)
+    steps = [gradients_of((3, 4), (3,)) for _ in range(3)]
+    columns = zip(*[[tensor.double().numpy() for tensor in step] for step in steps], strict=True)
+    expected = [
+        adamw(parameter.detach().double().numpy(), column, SPEC.weight_decay * (parameter.ndim > 1))
+        for parameter, column in zip(model.parameters(), columns, strict=True)
+    ]
+    optimizer = make_optimizer(model, SPEC)
+    for step in steps:
+        for parameter, gradient in zip(model.parameters(), step, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    for parameter, right in zip(model.parameters(), expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), right, rtol=1e-5, atol=1e-7)
+
+
+def test_the_norm_is_that_of_all_gradients_together():
+    gradients = gradients_of((3, 4), (5,), (2, 2, 2))
+    norms = [np.linalg.norm(gradient.double().numpy()) for gradient in gradients]
+    np.testing.assert_allclose(local_norms(gradients).numpy(), norms, rtol=1e-6)
+    assert local_norms(gradients).dtype == torch.float64
+    assert squared_norm(gradients).item() == pytest.approx(np.square(norms).sum(), rel=1e-6)
+
+
+def test_elements_on_several_ranks_count_once():
+    """The ranks' summands of a divided, a repeated and a partly repeated gradient add up to the square of the whole's norm."""
+    whole = gradients_of((6, 2), (4, 4), (5, 3))
+    placements = [(Shard(0), Shard(0)), (Replicate(), Replicate()), (Replicate(), Shard(0))]
+    total = 0.0
+    for rank in range(4):
+        with on_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2))
+            parts = [distribute_tensor(*given, src_data_rank=None) for given in zip(whole, [mesh] * 3, placements, strict=True)]
+            total += squared_norm(parts).item()
+    assert total == pytest.approx(squared_norm(whole).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("max_norm", "factor"), [(0.0, 1.0), (100.0, 1.0), (0.5, None)])
+def test_gradients_are_scaled_where_their_norm_exceeds_the_limit(max_norm, factor):
+    gradients = gradients_of((3, 4), (5,))
+    before = [gradient.clone() for gradient in gradients]
+    norm = squared_norm(gradients).item() ** 0.5
+    clip(gradients, norm, max_norm)
+    for gradient, was in zip(gradients, before, strict=True):
+        torch.testing.assert_close(gradient, was * (max_norm / norm if factor is None else factor))
+    assert squared_norm(gradients).item() ** 0.5 == pytest.approx(max_norm if factor is None else norm, rel=1e-5)
