@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LOADS = """
 import os, sys
 from pathlib import Path
@@ -27,6 +29,7 @@ print(torchao.VALUE)
 
 
 def test_torchao_is_left_alone_and_can_still_be_imported(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     information = tmp_path / "site" / "torchao-9.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchao\nVersion: 9.0\n")

@@ -19,23 +19,10 @@ FOLDERS = {
 """Folders whose modules are tested as one."""
 
 THROUGH = {
-    "core/cli/test_main.py": "core/cli/arguments",
-    "core/config/test_convert.py": "core/config/recipe core/schema/constraints core/schema/listing core/schema/problem",
-    "core/registry/test_handle.py": "core/registry/plugin_errors",
-    "core/run/data/test_datasets.py": "core/run/data/jsonl_line",
-    "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement core/run/plan/generator_placement",
+    "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
-    "core/run/execution/test_refit.py": "core/run/execution/groups core/run/execution/in_process",
-    "core/run/plan/test_checks.py": "core/run/plan/prepare core/run/plan/run_plan",
-    "core/run/rollout/test_environment_runner.py": "core/run/rollout/environment_results core/run/rollout/event_loop",
     "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts",
-    "core/run/test_loop.py": "core/run/rollout/collector",
-    "core/run/test_train.py": "core/run/execution/backends core/run/report/progress core/run/report/summary "
-    "core/run/report/timing core/run/rollout/metrics",
-    "core/cli/test_check.py": "core/run/plan/preview",
-    "core/serve/test_serving.py": "core/cli/serve",
-    "torchkit/test_hf_directory.py": "core/files",
-    "torchkit/test_models.py": "core/model_files core/testing/models",
+    "torchkit/test_models.py": "core/testing/models",
     "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
     "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
     "megatron_backend/test_checkpoint.py": "megatron_backend/agreement megatron_backend/checkpoint_check",

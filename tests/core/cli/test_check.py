@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.cli.check import _lines
+import rlcore.run.plan.prepare
 from rlcore.config.recipe import ClusterConfig
 
 from .conftest import prepared
@@ -32,7 +32,7 @@ def test_check_says_what_would_run(invoke, calls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "span", "expected"),
+    ("cluster", "num_ranks", "expected"),
     [
         (ClusterConfig(gpus_per_node=4), 1, "1 x 4 GPU(s) train and generate in turn"),
         (ClusterConfig(nodes=2, gpus_per_node=4), 2, "2 x 4 GPU(s) train and generate in turn, each 2 with one generator"),
@@ -43,10 +43,18 @@ def test_check_says_what_would_run(invoke, calls) -> None:
         ),
     ],
 )
-def test_check_says_who_uses_which_devices(cluster: ClusterConfig, span: int, expected: str) -> None:
+def test_check_says_who_uses_which_devices(
+    invoke, calls, monkeypatch: pytest.MonkeyPatch, cluster: ClusterConfig, num_ranks: int, expected: str
+) -> None:
     found = prepared()
     found.recipe = evolve(found.recipe, cluster=cluster)
-    found.device, found.ranks_per_generator = "cuda", span
-    assert dict(_lines(found))["cluster"] == expected
+    found.device, found.ranks_per_generator = "cuda", num_ranks
+    monkeypatch.setattr(rlcore.run.plan.prepare, "prepare", lambda *_: found)
+
+    def shown() -> str:
+        lines = invoke("check", "r.toml").stdout.splitlines()
+        return next(line.removeprefix("  cluster").strip() for line in lines if line.startswith("  cluster "))
+
+    assert shown() == expected
     del found.chosen["generator"]
-    assert dict(_lines(found))["cluster"] == f"{expected.split(' train')[0]} train"
+    assert shown() == f"{expected.split(' train')[0]} train"

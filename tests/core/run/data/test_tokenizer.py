@@ -33,7 +33,11 @@ def set_tokenizer_option(directory, **options):
     path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
 
 
-@given(texts=st.lists(st.text(string.printable, max_size=20), max_size=5))
+# Hypothesis draws texts from the sources too, of which a special token is one that is no text.
+TEXT = st.text(string.printable, max_size=20).filter(lambda text: "<|" not in text)
+
+
+@given(texts=st.lists(TEXT, max_size=5))
 def test_text_survives_encoding(tokenizer, texts):
     encoded = tokenizer.encode_batch(texts)
     assert [len(tokens) for tokens in encoded] == [len(text) for text in texts]

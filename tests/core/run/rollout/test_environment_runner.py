@@ -180,54 +180,19 @@ def test_a_token_that_the_model_does_not_have_is_the_environments():
 
 
 @pytest.mark.parametrize("on_error", ["error", "mask"])
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (None, "returned NoneType; expected rlcore.spi.StepResult"),
-        (1.0, "returned float; expected"),
-        (done("1"), "returned the reward '1'; expected a float"),
-        (StepResult(reward=1.0, done=False), "returned done=False and no observation"),
-        (done(1.0, observation=Observation(text="")), "returned done=True and an observation"),
-        (StepResult(reward=1.0, done=1), "returned done=1, success=False; expected bools"),
-        (done(1.0, success=np.True_), "success=np.True_; expected bools"),
-        (done(1.0, metrics=[1.0]), "returned list as metrics"),
-        (StepResult(reward=1.0, done=False, observation="more"), "returned the observation str"),
-        (going(), "an observation with nothing; expected exactly one"),
-        (going(text="", messages=[]), "with messages and text"),
-        (going(tokens=np.zeros(1)), "observation.tokens"),
-        (going(tokens=np.asarray([3, -7], np.int32)), "an observation with the token -7; expected at least one, none below 0"),
-        (going(tokens=np.zeros(0, np.int32)), "an observation with no tokens; expected at least one"),
-        (going(text=5), "an observation with the text 5; expected text, or messages with role and content"),
-        (going(text=""), "an observation with an empty text; expected text"),
-        (going(messages="hi"[:0]), "an observation with an empty text"),
-        (going(messages=[{"role": "user"}]), "message 0 whose 'content' is NoneType, not text"),
-        (done(np.complex64(1)), "returned the reward np.complex64(1+0j); expected a float"),
-        (done(1.0, metrics={"x": None}), "returned the metric 'x' None; expected a float"),
-        (done(1.0, metrics={"x": np.zeros(2)}), "returned the metric 'x' array([0., 0.]); expected a float"),
-        (done(1.0, metrics={3: 1.0}), "returned a metric called 3; expected another name"),
-        (done(1.0, metrics={"failed": 1.0}), "returned a metric called 'failed', which is the core's own"),
-    ],
-)
-def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, result, message, on_error):
-    with pytest.raises(ContractError) as raised:
-        run(lambda _: result, number=2, on_error=on_error)
-    assert message in str(raised.value)
-    assert "environment.step, episode 0 of 2" in str(raised.value)
+def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, on_error):
+    with pytest.raises(ContractError, match=r"environment\.step, episode 0 of 2 .*returned NoneType"):
+        run(lambda _: None, number=2, on_error=on_error)
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (done(1e300), r"returned the reward 1e\+300; expected a finite number, as float32"),
-        (done(1.0, metrics={"x": float("nan")}), "returned the metric 'x' nan; expected a finite number"),
-    ],
-)
-def test_figures_that_are_not_finite_are_failures_of_the_environment(result, message):
-    runner = EpisodeRunner(StepEnvironment(lambda _: result), TIMEOUT_S, owner="environment 'acme' (acme 1.0)")
-    with pytest.raises(RewardError, match=rf"environment 'acme' \(acme 1\.0\)\.step, episode 0 of 1 .*{message}"):
+def test_figures_that_are_not_finite_are_failures_of_the_environment():
+    runner = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, owner="environment 'acme' (acme 1.0)")
+    with pytest.raises(
+        RewardError, match=r"environment 'acme' \(acme 1\.0\)\.step, episode 0 of 1 .*returned the reward 1e\+300"
+    ):
         runner.step_all([0], [turn()])
     runner.close()
-    masking = EpisodeRunner(StepEnvironment(lambda _: result), TIMEOUT_S, "mask")
+    masking = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, "mask")
     assert isinstance(masking.step_all([0], [turn()])[0], Failure)
     masking.close()
 

@@ -143,11 +143,11 @@ def test_fewer_steps_than_done_are_said(run: Run, directory: Path) -> None:
 
 
 def test_a_run_that_made_nothing_takes_any_recipe(run: Run, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
+    def refuse(**_: Any) -> None:
         raise OSError("no room")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="no room"):
-        patched.setattr("rlcore.run.train._run_with_restarts", refuse)
+        patched.setattr("rlcore.run.train.Loop", refuse)
         run()
     assert tomllib.loads((directory / "recipe.toml").read_text())["run"]["seed"] == 0
     run("run.seed=7", resume=True)

@@ -1,0 +1,97 @@
+"""Whose an error is, and what a plugin may not do."""
+
+import pytest
+
+from rlcore.registry.plugin_errors import (
+    attributed,
+    blame,
+    exit_error,
+    first_line,
+    is_ordered,
+    is_outside,
+    listing_error,
+    owner_of,
+)
+from rlcore.spi import PluginError
+
+
+def ordered() -> SystemExit:
+    """The SystemExit with which Ray ends a worker."""
+    error = SystemExit(15)
+    error.ray_terminate_msg = b"SIGTERM"
+    return error
+
+
+class Wordless(Exception):
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def __str__(self) -> str:
+        raise self.failure
+
+
+def test_every_problem_has_a_line() -> None:
+    assert str(listing_error("2 plugins", ["a", "b"])) == "2 plugins:\n  - a\n  - b"
+
+
+def test_what_came_from_outside_is_ctrl_c_or_the_end_that_ray_orders() -> None:
+    errors = [KeyboardInterrupt(), ordered(), SystemExit(0), GeneratorExit(), ValueError()]
+    assert [is_outside(error) for error in errors] == [True, True, False, False, False]
+    assert [is_ordered(error) for error in errors] == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\nb"), "a"),
+        (ValueError(), "ValueError"),
+        (ValueError("\nb"), "ValueError"),
+        (Wordless(KeyError()), "<its text raises KeyError>"),
+    ],
+)
+def test_an_error_has_a_first_line_whatever_its_text_does(error: Exception, line: str) -> None:
+    assert first_line(error) == line
+
+
+def test_ctrl_c_while_an_error_is_put_into_words_is_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        first_line(Wordless(KeyboardInterrupt()))
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Panic("index")])
+def test_an_error_of_a_plugin_passes_with_its_owner_and_what_it_was_doing(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised, attributed("raised in serve of", "generator 'acme'"):
+        raise error
+    assert raised.value is error
+    assert owner_of(error) == "generator 'acme'"
+    assert error.__notes__ == ["raised in serve of generator 'acme'"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ordered()])
+def test_what_came_from_outside_is_nobodys(error: BaseException) -> None:
+    with pytest.raises(type(error)), attributed("raised in serve of", "generator 'acme'"):
+        raise error
+    assert owner_of(error) is None
+
+
+def test_a_plugin_that_ends_the_process_has_failed() -> None:
+    with pytest.raises(PluginError) as raised, attributed("raised in serve of", "generator 'acme'"):
+        raise SystemExit(0)
+    assert isinstance(raised.value.__cause__, SystemExit)
+    assert str(raised.value).startswith(f"raised in serve of generator 'acme': found SystemExit(0) in {__name__}, line ")
+
+
+def test_an_exit_that_was_never_raised_has_no_place() -> None:
+    assert "found SystemExit('no'), which" in str(exit_error("build", SystemExit("no")))
+
+
+def test_the_last_owner_counts() -> None:
+    error = ValueError()
+    assert owner_of(error) is None
+    blame(error, "one")
+    blame(error, "other")
+    assert owner_of(error) == "other"

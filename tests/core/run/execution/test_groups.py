@@ -1,0 +1,189 @@
+"""Trainer and generator of one process as the loop sees them: whole batches in, whole results out."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.registry.binding import build_generator, build_trainer
+from rlcore.registry.discovery import Registry
+from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
+from rlcore.run.protocols import Minibatch
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    ExportWeightsRequest,
+    GenerateRequest,
+    GeneratorContext,
+    LoadStateRequest,
+    LogprobsRequest,
+    LossSpec,
+    ModelSpec,
+    RaggedTokens,
+    RankInfo,
+    RefitRequest,
+    SamplingParams,
+    SaveStateRequest,
+    SetResidencyRequest,
+    TokenBatch,
+    TrainerContext,
+    TrainStepRequest,
+    capabilities,
+    hookimpl,
+)
+from rlcore.spi.arrays import offsets_of
+from rlcore.testing.fakes import FakeTokenizer, fake_registry
+from rlcore.testing.fakes.generator import FakeGeneratorConfig
+from rlcore.testing.fakes.loss import FakePolicyGradientConfig
+from rlcore.testing.fakes.providers import FAKE_TRAINER
+from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
+
+MODEL = ModelSpec(path="none")
+LOSS = LossSpec(
+    path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
+)
+sent: list[TrainStepRequest | LogprobsRequest] = []
+
+
+class Recording(FakeTrainer):
+    """Keeps what it is sent."""
+
+    @hookimpl
+    def train_step(self, request):
+        sent.append(request)
+        return super().train_step(request)
+
+    @hookimpl
+    def get_logprobs(self, request):
+        sent.append(request)
+        return super().get_logprobs(request)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "recording", sys.modules[Recording.__module__])
+    sent.clear()
+
+
+def trainer(max_tokens: int = 8, less: frozenset[str] = frozenset()) -> InProcessTrainer:
+    provider = evolve(FAKE_TRAINER, backend="recording:Recording", capabilities=FAKE_TRAINER.capabilities - less)
+    (entry,) = Registry.from_providers({"trainer": [provider]}).of("trainer")
+    context = TrainerContext(
+        model=MODEL, rank_info=RankInfo(), seed=3, num_train_steps=4, needs_reference=True, max_sequence_length=16
+    )
+    handle = build_trainer(entry, context, FakeTrainerConfig(initial_scale=0.5))
+    return InProcessTrainer(handle=handle, max_tokens_per_microbatch=max_tokens, temperature=0.5)
+
+
+def batch_of(lengths: list[int]) -> TokenBatch:
+    """Tokens from 1 on, everything but the first of each sequence in the loss."""
+    offsets = offsets_of(lengths)
+    number = int(offsets[-1])
+    mask = np.ones(number, np.bool_)
+    mask[offsets[:-1]] = False
+    columns = {
+        ADVANTAGES: np.linspace(-1, 1, number, dtype=np.float32) * mask,
+        GENERATION_LOGPROBS: np.zeros(number, np.float32),
+    }
+    return TokenBatch(
+        tokens=np.arange(1, number + 1, dtype=np.int32) % 31,
+        offsets=offsets,
+        loss_mask=mask,
+        token_columns=columns,
+        sequence_columns={"group_ids": np.zeros(len(lengths), np.int32)},
+    )
+
+
+def minibatch(batch: TokenBatch, chosen: list[int]) -> Minibatch:
+    return Minibatch.of(batch, np.asarray(chosen, np.int64), batch.loss_lengths, 2)
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(2, 6), min_size=1, max_size=8), max_tokens=st.integers(6, 30), data=st.data())
+def test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut(
+    lengths: list[int], max_tokens: int, data: st.DataObject
+) -> None:
+    batch = batch_of(lengths)
+    chosen = np.asarray(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))), np.int64)
+    found = trainer(max_tokens).logprobs(batch, chosen, "policy", 0)
+    whole = trainer(1000).logprobs(batch, np.arange(len(lengths)), "policy", 0)
+    inside = np.repeat(np.isin(np.arange(len(lengths)), chosen), lengths)
+    np.testing.assert_array_equal(found, np.where(inside, whole, 0.0))
+    assert found.dtype == np.float32
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(2, 6), min_size=2, max_size=8), max_tokens=st.integers(6, 30))
+def test_a_step_does_not_depend_on_its_microbatches(lengths: list[int], max_tokens: int) -> None:
+    batch = batch_of(lengths)
+    results = []
+    for tokens in (max_tokens, 1000):
+        group = trainer(tokens)
+        result, logprobs = group.train_step(minibatch(batch, list(range(len(lengths)))), LOSS, 0, bounds={}, logprobs=True)
+        np.testing.assert_array_equal(logprobs, trainer(1000).logprobs(batch, np.arange(len(lengths)), "policy", 0))
+        results.append((result.loss, result.grad_norm))
+        assert result.weight_version == 1
+    assert results[0] == pytest.approx(results[1], rel=1e-6, abs=1e-9)
+
+
+def test_a_trainer_is_sent_no_column_that_its_loss_does_not_read() -> None:
+    batch, group = batch_of([3, 4, 5]), trainer(5)
+    _, logprobs = group.train_step(minibatch(batch, [0, 2]), LOSS, 0, bounds={"kl": 9.0}, logprobs=False)
+    group.logprobs(batch, np.asarray([1]), "reference", 1)
+    assert logprobs is None
+    step, evaluation = sent
+    assert [set(microbatch.token_columns) for microbatch in step.microbatches] == [{ADVANTAGES}] * 2
+    assert step.counts.num_loss_sequences == 2
+    assert (step.bounds, step.temperature, step.schedule_step) == ({"kl": 9.0}, 0.5, 2)
+    (bare,) = evaluation.microbatches
+    assert not bare.token_columns
+    assert not bare.sequence_columns
+    assert (evaluation.model, evaluation.temperature, evaluation.weight_version) == ("reference", 0.5, 1)
+
+
+def test_a_trainer_that_keeps_no_place_in_the_schedule_is_told_its_version() -> None:
+    group = trainer(less=frozenset({capabilities.SCHEDULE_STEP}))
+    group.train_step(minibatch(batch_of([3]), [0]), LOSS, 0, bounds={}, logprobs=False)
+    assert sent[0].schedule_step == 0
+
+
+def test_a_group_of_one_is_its_backend(tmp_path: Path) -> None:
+    group = trainer()
+    assert group.has(capabilities.RESIDENCY)
+    assert not group.has(capabilities.MULTI_RANK)
+    assert group.is_usable
+    group.train_step(minibatch(batch_of([3]), [0]), LOSS, 0, bounds={}, logprobs=False)
+    assert group.save_state(SaveStateRequest(directory=tmp_path, kind="resume")).files
+    other = trainer()
+    assert other.load_state(LoadStateRequest(directory=tmp_path)).weight_version == 1
+    resident, asleep = (SetResidencyRequest(weights=place, state=place) for place in ("device", "host"))
+    assert group.set_residency(asleep).device_bytes <= group.set_residency(resident).device_bytes
+    group.handle.close()
+    assert not group.is_usable
+
+
+def test_a_generators_responses_come_with_their_texts() -> None:
+    entry = fake_registry().of("generator")[0]
+    context = GeneratorContext(model=MODEL, rank_info=RankInfo(), seed=0, max_sequence_length=16)
+    handle = build_generator(entry, context, FakeGeneratorConfig())
+    export = trainer().handle.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=2**20))
+    handle.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=False))
+    request = GenerateRequest(
+        prompts=RaggedTokens.from_lists([[1, 2], [3]]),
+        num_samples=2,
+        seeds=np.arange(4),
+        max_tokens=np.full(4, 5, np.int32),
+        sampling=SamplingParams(),
+        weight_version=0,
+    )
+    responses = InProcessGenerator(handle=handle, tokenizer=FakeTokenizer()).generate(request)
+    offsets = responses.result.offsets
+    assert responses.texts == [
+        FakeTokenizer().decode(responses.result.tokens[start:end]) for start, end in pairwise(offsets.tolist())
+    ]
