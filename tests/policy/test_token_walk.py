@@ -1,0 +1,146 @@
+"""How many files of rlcore a generated token passes on its way from the generator's answer to the loss."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.report.progress import Progress
+from rlcore.run.train import train
+from rlcore.spi import GenerateResult, TokenBatch, Turn
+from rlcore.testing.models import make_model
+
+MOST = 12
+FIRST, LAST = ("rlcore_transformers/backend.py", "generate"), ("rlcore_grpo/loss.py", "grpo_loss")
+"""The answer, and the loss: file and function."""
+RECORDS = (GenerateResult, TokenBatch, Turn)
+"""What carries tokens from one function to the next."""
+RECIPE = """
+[run]
+num_steps = 1
+[model]
+path = "model"
+[algorithm]
+name = "grpo"
+grpo.kl_coefficient = 0.1
+[environment]
+name = "arithmetic"
+[trainer]
+name = "fsdp2"
+[generator]
+name = "transformers"
+[training]
+prompts_per_step = 2
+[rollout]
+samples_per_prompt = 2
+max_prompt_tokens = 32
+max_response_tokens = 8
+[sinks]
+names = []
+[checkpoint]
+at_end = false
+[logging]
+rollouts_every_n_steps = 0
+"""
+
+
+class Walk:
+    """Follows the longest sample of the first answer, from the answer to the end of the first loss.
+
+    A file touches the tokens where its code reads them from a record, or one of its frames holds them itself: as an array,
+    a tensor, a list of numbers or a list of these, among its arguments and variables or as what it returns. A file that hands
+    on a record alone is not counted, whatever is in it: it need not change when tokens look otherwise.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.roots = tuple(str(root / folder) for folder in ("core/src", "torchkit/src", "plugins"))
+        self.sample: bytes | None = None
+        self.ended = False
+        self.touched: set[str] = set()
+
+    def note(self, frame: FrameType) -> None:
+        """Count the file of a frame, where it is one of rlcore's."""
+        file = frame.f_code.co_filename
+        if self.sample is not None and not self.ended and file.startswith(self.roots):
+            self.touched.add(file.partition("/src/")[2])
+
+    def is_sample(self, value: Any) -> bool:
+        """Whether a value holds the sample's tokens, one beside the other."""
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_floating_point():
+            value = value.detach().numpy()
+        if isinstance(value, list | tuple):
+            if not (value and all(type(item) is int for item in value)):
+                return any(self.is_sample(item) for item in value if isinstance(item, list | np.ndarray | torch.Tensor))
+            value = np.asarray(value)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "i":
+            return False
+        return self.sample is not None and self.sample in np.ascontiguousarray(value, np.int32).tobytes()
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        """What sys.setprofile calls."""
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if self.ended or event not in ("call", "return") or not file.startswith(self.roots):
+            return
+        if self.sample is None:
+            if event == "return" and (file.partition("/src/")[2], name) == FIRST and argument is not None:
+                longest = int(np.argmax(np.diff(argument.offsets)))
+                part = slice(*argument.offsets[longest : longest + 2].tolist())
+                self.sample = np.asarray(argument.tokens[part], np.int32).tobytes()
+                self.note(frame)
+            return
+        if any(self.is_sample(value) for value in (*frame.f_locals.values(), argument)):
+            self.note(frame)
+        self.ended = event == "return" and (file.partition("/src/")[2], name) == LAST
+
+
+class Read:
+    """A record's field, which notes the frame that reads it."""
+
+    def __init__(self, field: Any, walk: Walk) -> None:
+        self.field, self.walk = field, walk
+
+    def __get__(self, record: Any, owner: type) -> Any:
+        self.walk.note(sys._getframe(1))
+        return self.field.__get__(record, owner)
+
+    def __set__(self, record: Any, value: Any) -> None:
+        self.field.__set__(record, value)
+
+
+@contextmanager
+def followed(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Watch every frame, in all threads, and every read of a record's tokens."""
+    for record in RECORDS:
+        owner = next(cls for cls in record.__mro__ if "tokens" in vars(cls))
+        monkeypatch.setattr(owner, "tokens", Read(vars(owner)["tokens"], walk))
+    threading.setprofile(walk.profile)
+    sys.setprofile(walk.profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        monkeypatch.undo()
+
+
+def test_few_files_touch_a_token_between_the_generators_answer_and_the_loss(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model", "qwen3", alphabet="0123456789+-=? ", max_length=64)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    plan = prepare(recipe, [f"run.directory={tmp_path / 'runs'}", "run.device=cpu"])
+    walk = Walk(root)
+    with followed(walk, monkeypatch):
+        train(plan, resume=False, progress=Progress())
+    assert walk.ended
+    assert {"rlcore_transformers/backend.py", "rlcore/run/rollout/collector.py", "rlcore_torchkit/logprobs.py"} <= walk.touched
+    assert len(walk.touched) <= MOST, "these files touch the tokens: " + ", ".join(sorted(walk.touched))
