@@ -16,9 +16,10 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
-CORE_TESTS := tests/core/spi tests/core/schema tests/core/registry tests/core/config tests/core/cli tests/core/run/test_loop.py
+CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
+CORE := -e core[tokenizer,datasets,tensorboard,plots]
 PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
-EDITABLE := -e core[tokenizer,datasets,tensorboard,plots] $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
+EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-core lint mutants docs setup setup-dev clean
@@ -55,7 +56,7 @@ test-core: $(CORE_VENV)/.installed
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
-	$(CORE_VENV)/bin/pip install --quiet --disable-pip-version-check -e core hypothesis pytest pytest-timeout pytest-xdist
+	$(CORE_VENV)/bin/pip install --quiet --disable-pip-version-check $(CORE) hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 lint: setup-dev
