@@ -70,7 +70,7 @@ def seconds(generator: GeneratorHandle, work: Work, seed: int, weight_version: i
 
 def measure(row: str, works: dict[str, Work], device: str, directory: Path, options: dict[str, Any]) -> dict[str, Any]:
     work = works["distinct"]
-    dtype, channel = ("bfloat16", "cuda_ipc") if device == "cuda" else ("float32", "shared_memory")
+    dtype, channel = ("bfloat16", "cuda_ipc") if device == "cuda" else ("float32", "in_process")
     write_config(directory, work.shape, dtype)
     memory = {"gpu_memory_utilization": 0.8} if device == "cuda" else {}
     settings = {"max_num_seqs": work.num_samples, "max_num_batched_tokens": int(row), **memory, **options}
@@ -138,7 +138,7 @@ def main() -> None:
     distinct = Work(shape=arguments.shape, num_samples=1024, group=1, prompt_length=128, num_tokens=512)
     long = evolve(distinct, prompt_length=arguments.length, num_tokens=64)
     if arguments.quick:
-        distinct = Work(shape="tiny", num_samples=32, group=1, prompt_length=16, num_tokens=200)
+        distinct = Work(shape="tiny", num_samples=32, group=1, prompt_length=16, num_tokens=96)
         long = evolve(distinct, prompt_length=64, num_tokens=8)
     works = {"distinct": distinct, "groups": evolve(distinct, group=8), "long prompts": long}
     if arguments.row:

@@ -131,10 +131,15 @@ def run(work: Work, directory: Path, model: Path, num_steps: int, overrides: lis
     keys = recipe_of(work) | own | {"run.seed": number, "run.num_steps": num_steps}
     recipe = directory / "recipe.toml"
     recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    rlcore = ["-c", "from rlcore.cli.main import main; main()"]
-    if work.device == "cuda":
-        rlcore = ["-m", "phase_memory", str(directory / f"memory-{number:03}.json")]
-    command = [sys.executable, *rlcore, "train", str(recipe), *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "phase_memory",
+        str(directory / f"memory-{number:03}.json"),
+        "train",
+        str(recipe),
+        *overrides,
+    ]
     path = (directory / "plugins", Path(__file__).resolve().parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in path if str(folder))}
     if work.device == "cpu":

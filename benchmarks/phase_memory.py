@@ -2,7 +2,8 @@
 
     python phase_memory.py FILE train recipe.toml
 
-FILE gets the largest GiB seen, by phase and device: {"train": [71.3, 71.2], ...}. The driver is asked five times a second.
+FILE gets the largest GiB seen, by phase and device: {"train": [71.3, 71.2], ...}. The driver is asked five times a second. On
+a machine without a GPU the one figure of a phase is what this process holds of the machine's memory.
 """
 
 import json
@@ -16,22 +17,33 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.cli.main import main
+from rlcore.gpu import detect_device
 from rlcore.run.report.timing import PhaseClock
 
 QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-INTERVAL_S = 0.2
-MIB_IN_GIB = 1024
+INTERVAL_S = {"cuda": 0.2, "cpu": 0.01}
+MIB_IN_GIB, GIB = 1024, 2**30
+
+
+def used_gib(device: str) -> list[float]:
+    """On each GPU that this process sees; without one, of the machine's memory."""
+    if device == "cpu":
+        resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return [resident_pages * os.sysconf("SC_PAGE_SIZE") / GIB]
+    lines = subprocess.run(QUERY, capture_output=True, text=True, check=True).stdout.split()
+    used = [int(line) / MIB_IN_GIB for line in lines]
+    own = [int(index) for index in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if index]
+    return [used[index] for index in own] or used
 
 
 class PhaseMemory:
     """Samples until the process ends."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, device: str) -> None:
+        self._file, self._device = file, device
         self._phases: list[str] = []
         """Those that are open, the innermost last."""
         self._most: dict[str, list[float]] = {}
-        self._devices = [int(index) for index in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if index]
 
     def start(self) -> None:
         """Wrap the clock of the run, and sample from now on."""
@@ -52,13 +64,11 @@ class PhaseMemory:
 
     def _sample(self) -> None:
         pause = threading.Event()
-        while not pause.wait(INTERVAL_S):
+        while not pause.wait(INTERVAL_S[self._device]):
             before = self._phases[-1:]
-            lines = subprocess.run(QUERY, capture_output=True, text=True, check=True).stdout.split()
+            used = used_gib(self._device)
             if not before or before != self._phases[-1:]:
                 continue  # a figure of one phase must not count for another
-            used = [int(line) / MIB_IN_GIB for line in lines]
-            used = [used[index] for index in self._devices] if self._devices else used
             most = self._most.get(before[0], [0.0] * len(used))
             self._most[before[0]] = [max(pair) for pair in zip(most, used, strict=True)]
 
@@ -66,7 +76,8 @@ class PhaseMemory:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("found too few arguments; expected FILE and a command of rlcore, such as: memory.json train recipe.toml")
-    if shutil.which(QUERY[0]) is None:
+    found = detect_device()
+    if found == "cuda" and shutil.which(QUERY[0]) is None:
         sys.exit(f"found no {QUERY[0]}; expected it, since the memory of GPUs is what it says")
-    PhaseMemory(Path(sys.argv.pop(1))).start()
+    PhaseMemory(Path(sys.argv.pop(1)), found).start()
     main()

@@ -37,7 +37,7 @@ from generator_setup import (
 )
 from model_shapes import make_model, num_parameters, require_device, write_config, write_model
 
-from rlcore.spi import ExportWeightsRequest, ModelSpec, RankInfo, TrainerContext, WeightExport
+from rlcore.spi import CloseRequest, ExportWeightsRequest, ModelSpec, RankInfo, TrainerContext, WeightExport
 
 PARTS = ("total", "export", "transfer", "finish")
 MAX_LENGTH = 640
@@ -62,6 +62,7 @@ def measure_rlcore(row: str, shape: str, device: str, directory: Path, repeats: 
         weights = made()
         refit(generator, evolve(weights, buckets=watch.buckets(weights.buckets)), channel)
         found.append(watch.end())
+    generator.close(CloseRequest())
     return found
 
 

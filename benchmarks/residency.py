@@ -1,7 +1,7 @@
 """Seconds until a generator has left the device and is back, and what it leaves there, against plain vLLM in the same run.
 
     python benchmarks/residency.py
-    python benchmarks/residency.py --quick --device cpu     # a tiny shape; nothing leaves a CPU
+    python benchmarks/residency.py --quick --device cpu     # a tiny shape; a CPU has no device memory: a dash
 
 A 1.5B Qwen2 shape in bfloat16, on half of the device's memory. `discard`: weights are dropped and come back by a refit, as in a
 run; `host`: a copy of them waits in the host's memory. The wake is in two stages, weights before the KV cache; a refit between
@@ -32,7 +32,7 @@ from generator_setup import (
 )
 from model_shapes import make_model, require_device, write_config
 
-from rlcore.spi import SetResidencyRequest
+from rlcore.spi import CloseRequest, SetResidencyRequest
 
 ROWS = ("discard", "host", "plain level 1", "plain level 2")
 PARTS = ("sleep", "wake", "sleep + wake", "refit")
@@ -66,6 +66,7 @@ def measure_generator(row: str, shape: str, device: str, directory: Path, channe
         wake = time.perf_counter() - refitted + first_stage - woke
         sleep = slept - start
         cycles.append({"sleep": sleep, "wake": wake, "sleep + wake": sleep + wake, "refit": refitted - first_stage})
+    generator.close(CloseRequest())
     return {"cycles": cycles, "left": left, "reported": max(reported), "awake": awake}
 
 
@@ -99,8 +100,9 @@ def print_row(row: str, found: dict[str, Any]) -> None:
     for part in PARTS:
         first, median = first_and_median([cycle[part] for cycle in found["cycles"]])
         columns += f"{f'{first:.2f} / {median:.2f}':>16}"
-    reported = "" if found["reported"] is None else f"{found['reported'] / GIB:.2f}"
-    print(f"{row:16}{columns}{found['awake'] / GIB:12.2f}{max(found['left']) / GIB:10.2f}{reported:>14}", flush=True)
+    sizes = (found["awake"], max(found["left"]), found["reported"])
+    awake, left, reported = ("-" if not size else f"{size / GIB:.2f}" for size in sizes)
+    print(f"{row:16}{columns}{awake:>12}{left:>10}{reported:>14}", flush=True)
 
 
 def main() -> None:
@@ -109,13 +111,13 @@ def main() -> None:
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--repeats", type=int, default=6, help="the first, and those that the median is of")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--channel", help="how the weights come; cuda_ipc on a GPU, shared_memory on a CPU")
+    parser.add_argument("--channel", help="how the weights come; cuda_ipc on a GPU, in_process on a CPU")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
     parser.add_argument("--limit", type=float, default=250.0, help="seconds for one row")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shape, device = "tiny" if arguments.quick else arguments.shape, arguments.device
-    channel = arguments.channel or ("cuda_ipc" if device == "cuda" else "shared_memory")
+    channel = arguments.channel or ("cuda_ipc" if device == "cuda" else "in_process")
     require_device(arguments.device)
     if arguments.row:
         with tempfile.TemporaryDirectory() as scratch:

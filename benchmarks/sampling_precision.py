@@ -38,7 +38,7 @@ def measure(head: str, device: str, quick: bool, directory: Path, options: dict[
 
     torch.backends.cuda.matmul.allow_tf32 = False
     shape, num_samples, length = ("tiny", 8, 16) if quick else ("1.5b", 256, 256)
-    channel = "cuda_ipc" if device == "cuda" else "shared_memory"
+    channel = "cuda_ipc" if device == "cuda" else "in_process"
     write_config(directory, shape, "bfloat16")
     settings = {"enforce_eager": True, "max_num_seqs": num_samples, "engine": {"hf_overrides": {"head_dtype": head}}, **options}
     if device == "cuda":

@@ -1,6 +1,7 @@
 """Benchmarks as their users start them, but in this process, which has imported what they all need."""
 
 import io
+import json
 import runpy
 import subprocess
 import sys
@@ -45,6 +46,24 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def rows_here(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a script starts as processes of their own run in this one."""
+    import generator_setup  # type: ignore[import-not-found]
+
+    def run_process(command: list[str], log: Path, environment: dict[str, str], seconds: float) -> tuple[int, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return 0, script(*command[1:])
+
+    def finish(result: Any) -> None:
+        print(json.dumps(result))
+        sys.exit(0)
+
+    monkeypatch.setattr(generator_setup, "run_process", run_process)
+    monkeypatch.setattr(generator_setup, "finish", finish)
 
 
 @pytest.fixture

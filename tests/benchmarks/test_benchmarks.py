@@ -101,6 +101,7 @@ def test_grpo_step(script: Script, tmp_path: Path) -> None:
 def test_headline(script: Script, tmp_path: Path) -> None:
     output = script("headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model")
     assert len(rows(output, "rlcore, medians of 1 steps")["rlcore, medians of 1 steps"]) >= 8
+    assert float(rows(output, "most GiB in use, train:")["most GiB in use, train:"][0]) > 0.0
 
 
 def test_generation_up_to_its_floor(script: Script) -> None:
@@ -108,9 +109,28 @@ def test_generation_up_to_its_floor(script: Script) -> None:
     assert re.search(r"^floor .* tok/s|^floor +at [\d.]+ TB/s +\d", output, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("rows_here")
 def test_refit(script: Script) -> None:
     output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
     assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
+
+
+@pytest.mark.usefixtures("rows_here")
+def test_batched_tokens(script: Script) -> None:
+    found = rows(script("batched_tokens.py", "--quick", "--device", "cpu", "--rows", 64), "64 ")
+    assert len(found["64 "]) == 7
+
+
+@pytest.mark.usefixtures("rows_here")
+def test_residency(script: Script) -> None:
+    found = rows(script("residency.py", "--quick", "--device", "cpu", "--repeats", 1, "--rows", "discard"), "discard")
+    assert len(found["discard"]) == 9
+
+
+@pytest.mark.usefixtures("rows_here")
+def test_sampling_precision(script: Script) -> None:
+    output = script("sampling_precision.py", "--quick", "--device", "cpu", "--rows", "float32")
+    assert len(re.findall(r"^float32 +(?:narrow|wide) .* 1\.0\d+ ", output, re.MULTILINE)) == 8
 
 
 def test_trainer_curves(script: Script, tmp_path: Path) -> None:
@@ -143,9 +163,9 @@ def test_without_a_gpu_a_script_for_one_says_so(script: Script, arguments: tuple
         script(*arguments)
 
 
-@needs_no_gpu
-def test_memory_by_phase_needs_the_drivers_tool(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_by_phase_needs_the_drivers_tool_on_a_gpu(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("rlcore.gpu.detect_device", lambda: "cuda")
     with pytest.raises(SystemExit, match="found no nvidia-smi"):
         script("phase_memory.py", "memory.json", "train", "recipe.toml")
     with pytest.raises(SystemExit, match="expected FILE and a command of rlcore"):
