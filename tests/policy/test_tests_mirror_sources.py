@@ -13,7 +13,6 @@ DECLARATIONS = {"__init__", "__main__", "config", "provider"}
 
 FOLDERS = {
     "core/testing/conformance": "core/testing/conformance/test_mutants.py",
-    "core/testing/fakes": "core/testing/fakes/test_fakes.py",
     "torchkit/architectures": "torchkit/architectures/test_registry.py",
 }
 """Folders whose modules are tested as one."""
@@ -22,7 +21,7 @@ THROUGH = {
     "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts",
-    "torchkit/test_models.py": "core/testing/models",
+    "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
     "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
     "megatron_backend/test_checkpoint.py": "megatron_backend/agreement megatron_backend/checkpoint_check",
