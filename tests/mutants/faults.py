@@ -115,16 +115,16 @@ FAULTS = (
     Fault(
         "every step draws the same samples",
         "rlcore.run.rollout.sources",
-        "return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))",
-        "return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS))",
-        "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
+        "return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step), self._following(step))",
+        "return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS), self._following(step))",
+        "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "every step takes the same prompts",
         "rlcore.run.rollout.sources",
         "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]",
         "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(0)]]",
-        "tests/core/run/test_train.py::test_no_two_steps_draw_alike",
+        "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "groups are dealt out sample by sample",

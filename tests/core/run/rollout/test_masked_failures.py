@@ -1,4 +1,4 @@
-"""Environments that fail now and then, or always, and prompts that only the beginning of an episode shows to be too long."""
+"""Environments that fail now and then, or always."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
-from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, RewardError, Row, StepResult, Turn, capabilities
+from rlcore.spi import EnvironmentContext, Observation, ResetResult, RewardError, Row, StepResult, Turn, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
 from rlcore.testing.fakes.providers import FAKE_ENVIRONMENT
@@ -26,8 +26,6 @@ class BrokenConfig(FakeEnvironmentConfig):
 
     failing: str = ""
     """Answers that begin with one of these letters raise; with an a among them, all prompts do."""
-    long: str = ""
-    """Prompts that begin with one of these letters are long once an episode begins."""
 
 
 class Broken(FakeEnvironment):
@@ -41,8 +39,7 @@ class Broken(FakeEnvironment):
     async def reset(self, row: Row, seed: int) -> ResetResult:
         if self.config.failing.startswith("a"):
             raise KeyError("answer")
-        longer = 10 if row["prompt"][0] in self.config.long else 1
-        return ResetResult(observation=Observation(text=row["prompt"] * longer), state=0)
+        return await super().reset(row, seed)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
         if turn.text[:1] in tuple(self.config.failing):
@@ -168,41 +165,3 @@ def test_an_episode_that_fails_changes_no_sample_of_the_others(run: Run, broken:
     valid = tables["some"]["valid"]
     assert 8 < valid.sum() < 64
     assert list(tables["some"]["response"][valid]) == list(tables["all"]["response"][valid])
-
-
-LONG = ("environment.fake.long=abcdefgh", "data.train.shuffle=false", "run.num_steps=8")
-
-
-def test_prompts_that_an_episode_shows_to_be_long_are_dropped(
-    run: Run, broken: Registry, progress: Progress, notes: list[str], tmp_path: Path
-) -> None:
-    """The fake's prompts begin with a, b, c, ..., z, aa, ab, ...: eight a step."""
-    drop = "data.evaluation.on_long_prompt=drop"
-    once = "logging.rollouts_every_n_steps=1"
-    everywhere = ("data.train.on_long_prompt=drop", drop, "training.prompts_per_step=16", once)
-    run(*LONG, *everywhere, "run.num_steps=1", "environment.fake.long=acdefgh", registry=broken, progress=progress)
-    table = pandas.read_parquet(tmp_path / "runs" / "run" / "rollouts" / "step-000001.parquet")
-    assert {prompt[0] for prompt in table["prompt"]} == set("bijklmnop")
-    assert len(table) == 9 * 8
-    assert "data.train: 7 of 16 prompts are left out: they have more than 16 tokens (rollout.max_prompt_tokens)" in notes
-
-
-def test_a_prompt_that_is_dropped_changes_no_sample_of_the_others(run: Run, broken: Registry, tmp_path: Path) -> None:
-    """An episode that cannot begin today, so that no one sees how long its prompt is, does so tomorrow."""
-    responses = []
-    for name, long in (("none", ""), ("first", "a")):
-        options = ("run.num_steps=1", "data.train.on_long_prompt=drop", "logging.rollouts_every_n_steps=1")
-        more = ("evaluation.at_start=false", "evaluation.at_end=false", f"environment.fake.long={long!r}")
-        run(*LONG, *options, *more, f"run.name={name}", registry=broken)
-        table = pandas.read_parquet(tmp_path / "runs" / name / "rollouts" / "step-000001.parquet")
-        responses.append(table.groupby("prompt")["response"].apply(list).to_dict())
-    assert len(responses[0]) == 8
-    assert len(responses[1]) == 7
-    assert responses[1].items() <= responses[0].items()
-
-
-def test_they_are_an_error_where_the_recipe_does_not_drop_them(run: Run, broken: Registry) -> None:
-    with pytest.raises(DataError, match=r'data\.train: the environment.*data\.train\.on_long_prompt = "drop"'):
-        run(*LONG, "evaluation.at_start=false", registry=broken)
-    with pytest.raises(DataError, match=r"data\.train: all 8 prompts asked for are over the limit"):
-        run(*LONG, "evaluation.at_start=false", "run.name=all", "data.train.on_long_prompt=drop", registry=broken)

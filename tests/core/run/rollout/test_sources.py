@@ -1,6 +1,6 @@
 """Which rows and draws each step and each evaluation has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]
     found: dict[int, list[list[str]]] = {Stream.ROLLOUTS: [], Stream.EVALUATION: []}
     collect = RolloutCollector.collect
 
-    def recorded(self: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
+    def recorded(
+        self: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int], *spare: Iterable[Row]
+    ) -> CollectedRollouts:
         found[seed[1]].append([str(row["prompt"]) for row in rows])
-        return collect(self, rows, weight_version, seed)
+        return collect(self, rows, weight_version, seed, *spare)
 
     monkeypatch.setattr(RolloutCollector, "collect", recorded)
     return found

@@ -19,7 +19,7 @@ from rlcore.config.recipe import DatasetConfig
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.seeds import Stream
-from rlcore.schema.suggestions import nearest
+from rlcore.schema.suggestions import nearest, similar_path
 from rlcore.spi import ContractError, DataError, Environment, Row
 from rlcore.spi.arrays import Int64Array
 
@@ -109,10 +109,7 @@ def _existing_path(config: DatasetConfig, key: str) -> Path:
         raise DataError(f"{key}.path: found nothing; expected the file that {key}.source = {config.source!r} reads")
     path = Path(config.path).expanduser()
     if not path.exists():
-        siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-        near = nearest(path.name, siblings)
-        hint = f". Did you mean {path.parent / near}?" if near else ""
-        raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file{hint}")
+        raise DataError(f"{key}.path: found no file {path}; expected a {config.source} file. {similar_path(path)}".rstrip(". "))
     return path
 
 
@@ -334,7 +331,14 @@ class PromptStream:
 
     def indices(self, step: int) -> Int64Array:
         """int64 [batch_size]: row numbers of a step; steps count from 0."""
-        position, end = step * self.batch_size, (step + 1) * self.batch_size
+        return self._rows(step * self.batch_size, (step + 1) * self.batch_size)
+
+    def following(self, step: int) -> Int64Array:
+        """int64 [num_rows]: the rows that come after a step's, one whole pass."""
+        end = (step + 1) * self.batch_size
+        return self._rows(end, end + self.num_rows)
+
+    def _rows(self, position: int, end: int) -> Int64Array:
         parts = []
         while position < end:
             epoch, within = divmod(position, self.num_rows)

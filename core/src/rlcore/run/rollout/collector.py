@@ -29,6 +29,7 @@ from rlcore.spi import (
     GenerateResult,
     Observation,
     RaggedTokens,
+    ResetResult,
     RolloutBatch,
     RoutedExperts,
     Row,
@@ -86,24 +87,31 @@ class RolloutCollector:
     clock: PhaseClock
     progress: Progress
 
-    def collect(self, rows: Sequence[Row], weight_version: int, seed: Sequence[int]) -> CollectedRollouts:
-        """`samples_per_prompt` episodes of each row, adjacent; of none whose prompt is over the limit, where the recipe leaves
-        such rows out. `seed` is a key of numpy's SeedSequence."""
+    def collect(
+        self, rows: Sequence[Row], weight_version: int, seed: Sequence[int], spare: Iterable[Row] = ()
+    ) -> CollectedRollouts:
+        """`samples_per_prompt` episodes of each row, adjacent. A row whose prompt is over the limit is replaced by one of
+        `spare`, or else left out, where the recipe says so. `seed` is a key of numpy's SeedSequence."""
         with only_young_collections():
             random = np.random.default_rng(list(seed))
-            return _Collection(self, self._begin(rows, random), weight_version, random).run()
+            return _Collection(self, self._begin(rows, spare, random), weight_version, random, len(rows)).run()
 
-    def _begin(self, rows: Sequence[Row], random: np.random.Generator) -> EpisodeStarts:
+    def _begin(self, rows: Sequence[Row], spare: Iterable[Row], random: np.random.Generator) -> EpisodeStarts:
         """Begin one episode a row; its samples share the prompt."""
         seeds = random.integers(0, 2**31, len(rows)).tolist()
-        with self.clock.phase("rewards"):
-            resets = self.episodes.reset_all(rows, seeds)
+
+        def reset(at: Mapping[int, Row]) -> Sequence[ResetResult | Failure]:
+            with self.clock.phase("rewards"):
+                return self.episodes.reset_all(list(at.values()), [seeds[place] for place in at])
+
         placeholder = (self.sampling.stop_token_ids or (0,))[0]
-        starts = EpisodeStarts.of(rows, resets, self.tokenizer, self.prompt_limit, placeholder)
-        if starts.num_dropped:
+        starts = EpisodeStarts.of(rows, spare, reset, self.tokenizer, self.prompt_limit, placeholder)
+        if starts.num_long:
             limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
-            found = f"{starts.num_dropped} of {len(rows)} prompts are left out: they have more than {limit}"
-            self.progress.note(f"{self.prompt_limit.key}: {found}")
+            left = f"{self.purpose} has {len(starts.rows)} of {len(rows)}"
+            self.progress.note(
+                f"{self.prompt_limit.key}: {starts.num_long} prompts are left out: they have more than {limit}; {left}"
+            )
         return starts
 
 
@@ -111,10 +119,17 @@ class _Collection:
     """The state of one `collect` call: N = rows · samples_per_prompt episodes."""
 
     def __init__(
-        self, collector: RolloutCollector, starts: EpisodeStarts, weight_version: int, random: np.random.Generator
+        self,
+        collector: RolloutCollector,
+        starts: EpisodeStarts,
+        weight_version: int,
+        random: np.random.Generator,
+        num_asked: int,
     ) -> None:
+        """`num_asked`: the rows that were asked for, of which some may have been left out."""
         self.c = collector
         self.starts = starts
+        self.num_asked = num_asked
         self.weight_version = weight_version
         self.random = random
         num_episodes = len(starts.rows) * collector.samples_per_prompt
@@ -202,9 +217,8 @@ class _Collection:
     def _seeds(self) -> Int64Array:
         """int64 [N]: a turn's, drawn for all episodes of the rows that were asked for. What becomes of an episode, such as that
         it fails on a busy machine, then changes no sample of another."""
-        num_rows = len(self.starts.rows) + self.starts.num_dropped
-        seeds = self.random.integers(0, 2**63 - 1, (num_rows, self.c.samples_per_prompt), dtype=np.int64)
-        return seeds[self.starts.kept].reshape(-1)
+        seeds = self.random.integers(0, 2**63 - 1, (self.num_asked, self.c.samples_per_prompt), dtype=np.int64)
+        return seeds[self.starts.places].reshape(-1)
 
     def _counter(self, num_samples: int) -> Callable[[int, GenerateResult], None]:
         """Tells the display how many samples have ended."""

@@ -1,6 +1,6 @@
 """Where a step's samples come from, and how the held-out set is measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
@@ -71,7 +71,13 @@ class RolloutSource:
     def sample(self, step: int, weight_version: int) -> CollectedRollouts:
         """The samples of step `step`, counted from 1: determined by seed, step and weights."""
         rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]
-        return self.collector.collect(rows, weight_version, seed=(self.seed, Stream.ROLLOUTS, step))
+        return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step), self._following(step))
+
+    def _following(self, step: int) -> Iterator[Row]:
+        """One whole pass over the data from behind a step's rows. The next step begins there all the same: what a step takes
+        follows from its number, whatever was left out before."""
+        for index in self.kept[self.stream.following(step - 1)]:
+            yield self.rows[int(index)]
 
 
 @frozen(kw_only=True, eq=False)
