@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi.errors import Problem
 
 CONFIG_FILE = "config.json"
@@ -30,7 +31,7 @@ def model_problems(path: str) -> list[Problem]:
     if not directory.exists():
         if is_hub_name(path):
             return []
-        return [_problem(path, "no such directory", "a model directory, or a name on the Hub")]
+        return [_problem(path, "no such directory", "a model directory, or a name on the Hub", similar_path(directory))]
     if not directory.is_dir():
         return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
     return [
@@ -42,8 +43,10 @@ def model_problems(path: str) -> list[Problem]:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path that does not exist can be a name on the Hub."""
-    return _HUB_NAME.fullmatch(path) is not None
+    """Whether a path that does not exist can be a name on the Hub; none that begins in a folder that is there, or where runs
+    are by default."""
+    folder, slash, _ = path.partition("/")
+    return _HUB_NAME.fullmatch(path) is not None and not (slash and (folder == "runs" or Path(folder).is_dir()))
 
 
 def read_object(file: Path) -> dict[str, Any] | Problem:

@@ -60,7 +60,9 @@ def make_algorithm(backends, make_provider):
         backends.Algorithm = Algorithm
         provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
         (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
-        return build_algorithm(entry, CONTEXT, provider.config(), vocab_size)
+        handle = build_algorithm(entry, CONTEXT, provider.config())
+        handle.vocab_size = vocab_size
+        return handle
 
     return make
 

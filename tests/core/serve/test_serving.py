@@ -239,6 +239,7 @@ def test_without_a_generator_that_serves_the_installed_ones_are_listed(serve: Se
         (("{run}/../frist",), 2, "/../first?"),
         (("./some/model",), 2, "./some/model, which does not exist"),
         (("tests/frist",), 2, "tests/frist, which does not exist"),
+        (("runs/frist",), 2, "runs/frist, which does not exist"),
         (("",), 2, "nothing, which does not exist"),
         (("some/model", "--checkpoint", "step-1"), 2, "--checkpoint: found step-1, with some/model"),
         (("some/model", "--host", "no.such.host.invalid"), 2, "--host: found no.such.host.invalid"),

@@ -9,7 +9,7 @@ from typing import Any
 import tomli
 from attrs import field, frozen
 
-from rlcore.schema.suggestions import nearest
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi import ConfigError, Problem
 
 Key = tuple[str, ...]
@@ -133,7 +133,7 @@ def _parse_file(path: Path, above: tuple[Path, ...], problems: list[Problem]) ->
                 path=_short(path),
                 found=f"{error.strerror or error}{where}".lower(),
                 expected="a TOML file that can be read",
-                remedy=_similar_file(path),
+                remedy=similar_path(path, "*.toml"),
             )
         )
     return None
@@ -145,15 +145,6 @@ def _syntax_problem(path: Path, error: tomli.TOMLDecodeError) -> Problem:
     remedy = "Texts need quotes, truth values are true and false, and each key and table is written once."
     found = f"{error.msg} in `{line}`" if line else error.msg
     return Problem(path=f"{_short(path)}:{error.lineno}:{error.colno}", found=found, expected="TOML", remedy=remedy)
-
-
-def _similar_file(path: Path) -> str:
-    """A did-you-mean among the TOML files beside a missing one."""
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist."
-    names = [file.name for file in path.parent.glob("*.toml")]
-    near = nearest(path.name, names)
-    return f"Did you mean {path.parent / near}?" if near else ""
 
 
 def _override_layers(overrides: Sequence[str], problems: list[Problem]) -> Iterator[tuple[dict[str, Any], Origin]]:
@@ -228,7 +219,8 @@ def _forget(origins: dict[Key, Origin], key: Key) -> None:
 
 
 def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> None:
-    """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is."""
+    """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is; a
+    model's in a folder that does is none."""
     for key in (MODEL_PATH, *DATA_PATHS):
         section = _table_at(tables, key[:-1])
         value = section.get(key[-1])
@@ -236,7 +228,8 @@ def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> 
             continue
         candidate = origins[key].directory / Path(value).expanduser()
         is_file = section.get("source") in FILE_SOURCES or value.startswith(("~", "./", "../"))
-        if is_file or candidate.exists():
+        is_model = key == MODEL_PATH and "/" in value and candidate.parent.is_dir()
+        if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
 
 

@@ -24,13 +24,13 @@ AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 class AlgorithmHandle:
     """An algorithm, bound. Its own exception passes through with a note that names it."""
 
-    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds, vocab_size: int | None = None) -> None:
-        """`needs` is what the algorithm says, read once; ContractError where it needs what there is not. Its tokens are below
-        `vocab_size`, where that is known."""
+    def __init__(self, entry: Entry, algorithm: Algorithm, needs: AlgorithmNeeds) -> None:
+        """`needs` is what the algorithm says, read once; ContractError where it needs what there is not."""
         self.entry = entry
         self.needs = needs
         self._algorithm = algorithm
-        self._vocab_size = vocab_size
+        self.vocab_size: int | None = None
+        """Tokens that the model has, once its files are read; None where these do not say."""
         _check_needs(self.needs)
 
     @property
@@ -57,12 +57,12 @@ class AlgorithmHandle:
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """What the step trains on. ContractError or NonFiniteError where it is not what the interface says."""
-        _check_origin(rollouts.batch, self._vocab_size)
+        _check_origin(rollouts.batch, self.vocab_size)
         with attributed("raised in build_batch of", self.entry.label):
             returned = self._algorithm.build_batch(_protected(rollouts))
         try:
             batch = check_record(returned, TrainingBatch)
-            _check_batch(batch, self._vocab_size)
+            _check_batch(batch, self.vocab_size)
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
         return batch

@@ -110,15 +110,15 @@ def build_generator(
     return GeneratorHandle(entry, manager.hook, record, max_sequence_length=context.max_sequence_length)
 
 
-def build_algorithm(entry: Entry, context: AlgorithmContext, config: object, vocab_size: int | None = None) -> AlgorithmHandle:
-    """Build an algorithm, a plain object whose method is called directly. `vocab_size` is the model's, where known."""
+def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:
+    """Build an algorithm, a plain object whose method is called directly."""
     backend = _build(entry, "algorithm", context, config)
     with attributed("raised by needs of", entry.label):
         needs = getattr(backend, "needs", None)
     if not isinstance(needs, AlgorithmNeeds):
         _require_fit(entry, [f"needs: found {needs!r}; expected an AlgorithmNeeds"])
     try:
-        return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs), vocab_size)
+        return AlgorithmHandle(entry, cast("Algorithm", backend), cast("AlgorithmNeeds", needs))
     except ContractError as error:
         raise PluginError(f"{entry.label} does not fit its role: {error}") from error
 

@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a user who wrote `name` most likely meant; None where none is near."""
     return next(iter(get_close_matches(name, sorted(set(known)), n=1)), None)
+
+
+def similar_path(path: Path, pattern: str = "*") -> str:
+    """Where a path does not exist, which one beside it the user most likely meant; "" where none of that pattern is near."""
+    if not path.parent.is_dir():
+        return f"The folder {path.parent} does not exist."
+    near = nearest(path.name, [entry.name for entry in path.parent.glob(pattern)])
+    return f"Did you mean {path.parent / near}?" if near else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

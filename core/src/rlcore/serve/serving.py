@@ -13,7 +13,7 @@ from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.files import storage_errors
 from rlcore.gpu import Device, detect_device
-from rlcore.model_files import model_problems
+from rlcore.model_files import is_hub_name, model_problems
 from rlcore.registry.binding import build_trainer, import_object
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.plugin_errors import attributed
@@ -24,7 +24,7 @@ from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
-from rlcore.schema.suggestions import nearest
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi import (
     CheckpointError,
     ConfigError,
@@ -80,7 +80,7 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
         )
     if (path / MANIFEST).is_file():
         return Target(model=None, checkpoint=require_intact(path), run=path.resolve().parent.parent)
-    if not (path / "config.json").is_file() and (path.exists() or _means_path(named)):
+    if not (path / "config.json").is_file() and (path.exists() or not is_hub_name(named)):
         raise ConfigError([_nothing_to_serve(named, path)])
     return Target(model=str(path) if path.exists() else named)
 
@@ -197,21 +197,13 @@ def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
     return Target(model=None, checkpoint=newest, run=run)
 
 
-def _means_path(named: str) -> bool:
-    """Whether what is not there can only be meant as a path: it is written as one, or begins in a folder that is there."""
-    parts = named.split("/")
-    return named.startswith(("~", ".", "/")) or "" in parts or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
-
-
 def _nothing_to_serve(named: str, path: Path) -> Problem:
     expected = f"a run directory (with a {RECIPE}), one of its checkpoints, a model directory, or a Hub name"
     if path.exists() and named:
         found = f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither"
         return Problem(path="RUN_OR_MODEL", found=found, expected=expected)
-    siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-    near = nearest(path.name, siblings)
-    remedy = f"Did you mean {path.parent / near}?" if near else ""
-    return Problem(path="RUN_OR_MODEL", found=f"{named or 'nothing'}, which does not exist", expected=expected, remedy=remedy)
+    found = f"{named or 'nothing'}, which does not exist"
+    return Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=similar_path(path))
 
 
 def _named_checkpoint(run: Path, name: str) -> Path:

@@ -106,6 +106,20 @@ def test_stop_tokens_are_those_of_tokenizer_and_generation_config(directory, gen
     assert tokenizer.eos_token_id == 0
 
 
+def test_the_vocabulary_of_a_model_on_the_hub_is_read_where_it_was_fetched(directory, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    backend = load(directory).backend
+    (directory / "config.json").write_text('{"vocab_size": 7}')
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: backend)
+
+    def cached_file(path, name, **_):
+        return str(directory / name) if path == "acme/tiny" and (directory / name).exists() else None
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    assert load_tokenizer(ModelConfig(path="acme/tiny")).vocab_size == 7
+    assert load_tokenizer(ModelConfig(path="acme/other")).vocab_size is None
+
+
 def test_a_tokenizer_without_end_of_sequence(directory):
     set_tokenizer_option(directory, eos_token=None)
     tokenizer = load(directory)

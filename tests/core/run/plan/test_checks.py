@@ -40,6 +40,21 @@ def test_a_foreign_backends_model_is_checked(prepared: Prepare, tmp_path: Path, 
     prepared("model.path=org/name", registry=reading(role))
 
 
+@pytest.mark.parametrize(
+    ("named", "remedy"),
+    [("models/bsae", "Did you mean {folder}/models/base?"), ("runs/old", "The folder runs does not exist.")],
+)
+def test_what_can_only_be_meant_as_a_path_is_not_looked_for_on_the_hub(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, remedy: str
+) -> None:
+    (tmp_path / "here" / "models" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ModelError) as raised:
+        prepared(f"model.path={named}", registry=reading("trainer"))
+    (problem,) = raised.value.problems
+    assert (problem.found, problem.remedy) == ("no such directory", remedy.format(folder=tmp_path / "here"))
+
+
 def test_one_that_reads_something_else_is_left_to_its_own_check(prepared: Prepare) -> None:
     prepared("model.path=/nonexistent", registry=reading())
 

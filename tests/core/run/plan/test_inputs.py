@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from rlcore.config.recipe import ModelConfig
+from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import (
     DataError,
 )
 from rlcore.testing.fakes import FakeTokenizer
+from rlcore.testing.models import make_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 
@@ -40,6 +44,14 @@ def test_only_rows_that_are_used_are_held_out_or_trained_on(
         assert inputs.notes == (
             f"data.evaluation: {found} held-out prompts are in data.train too, so that pass@1 measures what was trained on",
         )
+
+
+def test_a_tokenizer_from_the_hub_says_which_tokens_its_model_has(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    plan = prepared("model.path=acme/tiny", "data.train.limit=2", "data.evaluation.limit=2")
+    with load_inputs(plan, evolve(tokenizer, vocab_size=3)):
+        assert plan.algorithm.vocab_size == 3
 
 
 def test_prompts_over_the_limit_are_named(run: Run) -> None:

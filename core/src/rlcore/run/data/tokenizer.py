@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rlcore.config.recipe import ModelConfig
-from rlcore.model_files import eos_token_ids, is_hub_name
+from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
 from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
@@ -58,6 +58,8 @@ class PretrainedTokenizer:
     prompt_prefix: tuple[int, ...]
     model: ModelConfig
     """The model that the tokenizer belongs to."""
+    vocab_size: int | None
+    """Tokens that the model has, by its config.json; None where that says nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process reads the model's files itself: code that they bring cannot be pickled."""
@@ -154,6 +156,7 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         stop_token_ids=_stop_token_ids(backend, model),
         prompt_prefix=_prompt_prefix(backend),
         model=model,
+        vocab_size=_vocab_size(model),
     )
 
 
@@ -211,19 +214,30 @@ def _prompt_prefix(backend: Any) -> tuple[int, ...]:
 
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
     """The tokenizer's end of sequence first, then those of generation_config.json, each once."""
-    from transformers.utils import cached_file
-
     ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
-    settings = cached_file(
-        model.path,
-        "generation_config.json",
-        revision=model.revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    settings = _file_of(model, GENERATION_FILE)
     if settings is not None:
-        listed = eos_token_ids(Path(settings))
+        listed = eos_token_ids(settings)
         if isinstance(listed, Problem):
             raise ModelError([listed])
         ids += listed
     return tuple(dict.fromkeys(ids))
+
+
+def _vocab_size(model: ModelConfig) -> int | None:
+    config = _file_of(model, CONFIG_FILE)
+    return None if config is None else config_number(str(config.parent), "vocab_size")
+
+
+def _file_of(model: ModelConfig, name: str) -> Path | None:
+    """A file of a model, fetched where that is on the Hub; None where it has none of that name."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        model.path,
+        name,
+        revision=model.revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)

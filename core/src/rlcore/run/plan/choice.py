@@ -8,7 +8,6 @@ from attrs import evolve
 
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
-from rlcore.model_files import config_number
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
@@ -143,5 +142,4 @@ def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.truncates,
     )
-    vocab_size = config_number(recipe.model.path, "vocab_size")
-    return build_algorithm(entry, context, plugin_config(recipe, entry), vocab_size)
+    return build_algorithm(entry, context, plugin_config(recipe, entry))

@@ -14,7 +14,7 @@ from rlcore.model_files import config_number
 from rlcore.registry.binding import max_concurrent
 from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
-from rlcore.run.data.tokenizer import Tokenizer, load_tokenizer
+from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
@@ -82,7 +82,9 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     """Read and check all data; the environment's event loop stops at the end."""
     recipe = prepared.recipe
     tokenizer = tokenizer or load_tokenizer(recipe.model)
-    episodes = _episodes(prepared)
+    named = tokenizer.vocab_size if isinstance(tokenizer, PretrainedTokenizer) else None
+    prepared.algorithm.vocab_size = vocab_size = named or config_number(recipe.model.path, "vocab_size")
+    episodes = _episodes(prepared, vocab_size)
     try:
         observe = _observer(prepared, episodes)
         train_rows = rows_of(prepared, "train")
@@ -124,7 +126,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             episodes.close()
 
 
-def _episodes(prepared: RunPlan) -> EpisodeRunner | None:
+def _episodes(prepared: RunPlan, vocab_size: int | None) -> EpisodeRunner | None:
     if prepared.environment is None:
         return None
     recipe, entry = prepared.recipe, prepared.chosen["environment"]
@@ -134,7 +136,7 @@ def _episodes(prepared: RunPlan) -> EpisodeRunner | None:
         recipe.rollout.on_environment_error,
         entry.label,
         max_concurrent(entry, prepared.config("environment")),
-        config_number(recipe.model.path, "vocab_size"),
+        vocab_size,
     )
 
 
