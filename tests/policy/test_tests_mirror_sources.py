@@ -20,7 +20,6 @@ FOLDERS = {
 THROUGH = {
     "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
-    "core/run/rollout/test_masked_failures.py": "core/run/rollout/episode_starts",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
     "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
