@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from rlcore.run.execution.ray import orphan_processes
-from rlcore.run.execution.ray.orphan_processes import MARK, end_here
+from rlcore.run.execution.ray.orphan_processes import MARK, POLL_S, end_here
 
 SLEEP = "import time; time.sleep(60)"
 NESTED = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).wait()"
@@ -54,10 +55,12 @@ def test_workers_are_waited_for_and_told_where_they_stay(
 ) -> None:
     """Ray ends them: a process id may be another process's by now."""
     monkeypatch.setattr(orphan_processes, "END_S", 0.3)
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(orphan_processes, "time", clock)
     started.append(start(SLEEP, ""))
-    began = time.monotonic()
     (left,) = end_here("this", [started[0].pid])
-    assert time.monotonic() - began > 0.3
+    assert sum(waits) == pytest.approx(0.3, abs=2 * POLL_S)
     assert str(started[0].pid) in left
     assert "time.sleep(60)" in left
     assert living(started[0])
