@@ -18,7 +18,6 @@ FOLDERS = {
 """Folders whose modules are tested as one."""
 
 THROUGH = {
-    "core/run/execution/ray/test_bad_input.py": "core/run/execution/ray/placement",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "megatron_backend/test_auto_layout.py": "megatron_backend/memory",

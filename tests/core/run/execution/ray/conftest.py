@@ -1,9 +1,10 @@
-"""Runs with the fakes on real Ray: one Ray for a module, and plugins that workers find where an installer would put them."""
+"""Runs with the fakes on real Ray, which tests that follow each other share, and plugins that workers find as if installed."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ every_n_steps = 2
 """
 NUM_CPUS = 4
 SITE = Path(__file__).parent / "site"
+started_ray = ExitStack()
+"""What ends the Ray that is shared."""
 BY_THE_CLOCK = ("time/", "tokens_per_second", "generated_tokens_per_second")
 
 
@@ -88,14 +91,29 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["PYTHONPATH"] = before
 
 
-@pytest.fixture(scope="module")
-def local_ray(installed: Path) -> Iterator[None]:
-    """One Ray for all runs of a module, started as a run would start it."""
+def ensure_ray() -> None:
+    """Start Ray as a run would start it, unless it runs."""
+    import ray
+
     from rlcore.config.recipe import ClusterConfig
     from rlcore.run.execution.ray.session import ray_session
 
-    with ray_session(ClusterConfig(gpus_per_node=NUM_CPUS, object_store_mib=100), "cpu", None):
-        yield
+    if not ray.is_initialized():
+        started_ray.enter_context(ray_session(ClusterConfig(gpus_per_node=NUM_CPUS, object_store_mib=100), "cpu", None))
+
+
+@pytest.fixture
+def local_ray(installed: Path) -> None:
+    """One Ray for all tests that follow each other, of several modules too: it takes seconds to start."""
+    ensure_ray()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Ray ends before the first test that does not use it."""
+    yield
+    if "local_ray" not in getattr(nextitem, "fixturenames", ()):
+        started_ray.close()
 
 
 @pytest.fixture

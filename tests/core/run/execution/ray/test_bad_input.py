@@ -12,16 +12,9 @@ from attrs import evolve
 from rlcore.config.recipe import ClusterConfig
 from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.report.progress import Progress
-from rlcore.run.train import train
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo
-from rlcore.testing.fakes import FakeTokenizer
 
 Prepare = Callable[..., RunPlan]
-
-
-def start(prepared: RunPlan) -> None:
-    train(prepared, resume=False, progress=Progress(), tokenizer=FakeTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -134,49 +127,6 @@ print(sorted({{"ray", "torch"}} & sys.modules.keys()))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert result.stdout.splitlines()[-1:] == ["[]"], result.stderr
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_more_than_the_cluster_has_is_said_at_once(prepared: Prepare) -> None:
-    with pytest.raises(ConfigError) as raised:
-        start(prepared("cluster.gpus_per_node=1000"))
-    (problem,) = raised.value.problems
-    assert (problem.path, problem.found) == ("cluster.gpus_per_node", "1 node(s) with 1000 CPUs each")
-    assert problem.expected.endswith(": node 127.0.0.1 with 4 CPUs")
-    with pytest.raises(ConfigError) as raised:
-        start(prepared("cluster.nodes=2", "cluster.address=auto", "cluster.wait_s=1", "run.name=two"))
-    (problem,) = raised.value.problems
-    assert (problem.path, problem.found) == ("cluster.nodes", "2 node(s) with 1 CPU each")
-    assert "also after 1 s" in problem.expected
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_devices_that_others_use_are_not_free(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    from rlcore.run.execution.ray import placement
-
-    monkeypatch.setattr(placement, "RESERVE_S", 1.0)
-    other = ray.util.placement_group([{"CPU": 2}])
-    assert other.wait(10)
-    try:
-        with pytest.raises(ConfigError) as raised:
-            start(prepared("cluster.gpus_per_node=3"))
-    finally:
-        ray.util.remove_placement_group(other)
-    (problem,) = raised.value.problems
-    assert problem.path == "cluster.gpus_per_node"
-    assert "with 4 CPUs, of which 2 CPUs are free" in problem.expected
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_another_version_of_a_plugin_is_named_with_its_nodes(prepared: Prepare) -> None:
-    whole = prepared("cluster.gpus_per_node=2")
-    chosen = {**whole.chosen, "trainer": evolve(whole.chosen["trainer"], version="9.9")}
-    with pytest.raises(PluginError) as caught:
-        start(evolve(whole, chosen=chosen))
-    assert "not every node has the plugins that the driver chose:\n  - node(s) 127.0.0.1: the driver chose" in str(caught.value)
-    assert "this worker has version 1.0. Install the same version" in str(caught.value)
 
 
 def test_the_ranks_per_node_are_what_is_left() -> None:

@@ -15,7 +15,7 @@ from rlcore.run.train import train
 from rlcore.spi import BoundError, ContractError, NonFiniteError, RefitError, WorkerError
 from rlcore.testing.fakes import FakeTokenizer
 
-from .conftest import Notes, read_metrics, write_recipe  # type: ignore[import-not-found]
+from .conftest import Notes, ensure_ray, read_metrics, write_recipe  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -25,8 +25,9 @@ KL = "algorithm.ranked.kl_coefficient=0.1"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def undisturbed(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Metrics of a run in which nothing happens."""
+    ensure_ray()
     folder = tmp_path_factory.mktemp("undisturbed")
     prepared = prepare(write_recipe(folder), [f"run.directory={folder}", *POOL, KL])
     train(prepared, resume=False, progress=Notes(), tokenizer=FakeTokenizer())
