@@ -31,11 +31,8 @@ THROUGH = {
     "megatron_backend/parameter_rows megatron_backend/train",
     "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/load",
-    "vllm_generation/channels/test_channel.py": "vllm_generation/channels/cuda_ipc vllm_generation/channels/directory "
-    "vllm_generation/channels/in_process vllm_generation/channels/nccl vllm_generation/channels/packing "
-    "vllm_generation/channels/shared_memory vllm_generation/manifest",
     "vllm_generation/test_backend.py": "vllm_generation/engine vllm_generation/residency",
-    "vllm_generation/test_process.py": "vllm_generation/child vllm_generation/host vllm_generation/replica",
+    "vllm_generation/test_process.py": "vllm_generation/replica",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer vllm_generation/worker",
 }
 """Modules that have no test file of their own, by the one whose tests go through them."""

@@ -1,6 +1,10 @@
-"""The cores of the ranks of an engine."""
+"""The cores of the ranks of an engine, and what its process finds in its environment."""
 
-from rlcore_vllm.environment import omp_threads_bind
+from attrs import evolve
+
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.environment import child_environment, omp_threads_bind
+from rlcore_vllm.settings import engine_settings
 
 
 def test_ranks_share_the_cores_out(monkeypatch):
@@ -8,3 +12,18 @@ def test_ranks_share_the_cores_out(monkeypatch):
     assert omp_threads_bind(2) == "2,3|5,8"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {7})
     assert omp_threads_bind(2) == "7|7"
+
+
+def test_children_see_their_own_devices(two_models, monkeypatch):
+    settings = evolve(engine_settings(two_models.context("shared_memory"), VllmConfig()), device="cuda", eager=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
+    environment = child_environment(settings, (2, 0))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert "TORCHDYNAMO_DISABLE" not in environment
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
+    assert child_environment(settings, (2, 0))["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-a"

@@ -2,24 +2,17 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from attrs import evolve
 
 from rlcore.spi import ContractError, GenerateRequest, RaggedTokens, SamplingParams, WorkerError
-from rlcore_vllm import child, process
+from rlcore_vllm import process
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.environment import child_environment
 from rlcore_vllm.process import ProcessReplica
-from rlcore_vllm.settings import engine_settings
 
 CHANNEL = "shared_memory"
 
@@ -131,109 +124,6 @@ def test_an_engine_that_hangs_is_ended(backend):
     assert process.wait(10) == -signal.SIGKILL
 
 
-def test_an_engine_ends_with_its_parent(tmp_path):
-    """The parent is killed, so that it can do nothing about it."""
-    script = (
-        "import os, sys; from rlcore_vllm.host import _end_with; "
-        "open(sys.argv[2], 'w').write(str(os.getpid())); _end_with(int(sys.argv[1]))"
-    )
-    parent = (
-        "import os, subprocess, sys, time; "
-        f"subprocess.Popen([sys.executable, '-c', {script!r}, str(os.getpid()), sys.argv[1]], start_new_session=True); "
-        "time.sleep(60)"
-    )
-    file = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", parent, str(file)])
-    _wait_until(lambda: file.exists() and file.read_text())
-    pid = int(file.read_text())
-    assert _is_alive(pid)
-    process.kill()
-    process.wait()
-    _wait_until(lambda: not _is_alive(pid))
-
-
-@pytest.fixture
-def false_vllm(tmp_path, monkeypatch):
-    """Puts a package in vLLM's place, for engines in processes of their own."""
-
-    def write(source):
-        (tmp_path / "vllm").mkdir()
-        (tmp_path / "vllm" / "__init__.py").write_text(source)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    return write
-
-
-@pytest.fixture
-def make_replica(two_models, tmp_path):
-    replicas = []
-
-    def make(**options):
-        config = VllmConfig(cpu_kv_cache_gib=0.1, **options)
-        replicas.append(ProcessReplica("vllm-0", engine_settings(two_models.context(CHANNEL), config), (), config, tmp_path))
-        return replicas[-1]
-
-    yield make
-    for replica in replicas:
-        replica.close()
-
-
-def test_an_engine_that_does_not_start_says_why(false_vllm, make_replica):
-    """The failure in the recipe's terms, and the process's own last words."""
-    false_vllm("raise ValueError('No available memory for the cache blocks. Try increasing it.')")
-    replica = make_replica()
-    with pytest.raises(WorkerError) as raised:
-        replica.start()
-    message = str(raised.value)
-    assert message.startswith("vllm-0 ended while it started with exit code 1: the model's weights and activations leave no")
-    assert message.endswith("ValueError: No available memory for the cache blocks. Try increasing it.")
-    assert "Raise generator.vllm.gpu_memory_utilization" in message
-    with pytest.raises(WorkerError, match="vllm-0: there is no engine: it could not be started"):
-        replica.begin_update().result(10)
-
-
-def test_an_engine_that_takes_too_long_to_start_is_ended(false_vllm, make_replica, monkeypatch):
-    started = []
-
-    def start(*arguments, **options):
-        started.append(subprocess.Popen(*arguments, **options))
-        return started[-1]
-
-    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT))
-    false_vllm("import time; print('still here', flush=True); time.sleep(60)")
-    replica = make_replica(start_timeout_s=0.2)
-    with pytest.raises(WorkerError, match=r"was not ready within 0.2 s and was ended; .* raise generator.vllm.start_timeout_s"):
-        replica.start()
-    assert [process.poll() for process in started] == [-signal.SIGKILL]
-
-
-def test_children_see_their_own_devices(two_models, monkeypatch):
-    settings = evolve(engine_settings(two_models.context(CHANNEL), VllmConfig()), device="cuda", eager=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
-    environment = child_environment(settings, (2, 0))
-    assert environment["CUDA_VISIBLE_DEVICES"] == "2,0"
-    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
-    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
-    assert "TORCHDYNAMO_DISABLE" not in environment
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
-    assert child_environment(settings, (2, 0))["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-a"
-
-
-def _is_alive(pid):
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def _wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 DISTURBED = "Error in memory profiling. Initial free memory 126.14 GiB, current free memory 135.33 GiB."
 
 
@@ -290,15 +180,3 @@ def test_a_refit_does_not_overtake_a_request_that_was_made_before_it(monkeypatch
     replica.begin_update().result(10)
     done.result(10)
     assert calls == ["submit", "begin_update"]
-
-
-def test_a_socket_that_does_not_listen_yet_is_waited_for(tmp_path):
-    address = str(tmp_path / "host.socket")
-    manager = child.HostManager(address=address, authkey=b"key")
-    assert not child._connects(manager, address)
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(address)
-        assert not child._connects(manager, address)
-    Path(address).unlink()
-    with child.HostManager(address=address, authkey=b"key"):
-        assert child._connects(manager, address)

@@ -1,0 +1,40 @@
+"""Places, tensors and their announcements, for channels without an engine."""
+
+import os
+
+import torch
+from attrs import evolve
+
+from rlcore.spi import TensorSpec
+from rlcore_vllm.channels.channel import EngineRank
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.manifest import Manifest
+
+CPU = torch.device("cpu")
+CONFIG = VllmConfig(refit_timeout_s=0.2)
+
+
+def here(replica=0, rank=0, **changes):
+    place = EngineRank(replica=replica, rank=rank, pid=os.getpid(), host=os.uname().nodename, device="cpu")
+    return evolve(place, **changes)
+
+
+def tensors_of(seed, count=4):
+    generator = torch.Generator().manual_seed(seed)
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    return [torch.randn(3 + index, 5, generator=generator).to(dtypes[index % 3]) for index in range(count)]
+
+
+def specs_of(tensors):
+    return [
+        TensorSpec(name=f"t{index}", shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for index, tensor in enumerate(tensors)
+    ]
+
+
+def manifest_of(tensors, persistent=False):
+    return Manifest(weight_version=1, specs=tuple(specs_of(tensors)), persistent=persistent)
+
+
+def assert_same(received, tensors):
+    assert all(torch.equal(found, sent) and found.dtype == sent.dtype for found, sent in zip(received, tensors, strict=True))

@@ -1,0 +1,22 @@
+"""Tensors of any shapes and dtypes in one buffer."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore_vllm.channels.packing import ALIGNMENT, pack, packed_bytes, unpack
+
+from .channel_support import assert_same, specs_of
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=8),
+    dtypes=st.lists(st.sampled_from(["float32", "bfloat16", "float16"]), min_size=8, max_size=8),
+)
+def test_what_is_packed_is_unpacked(shapes, dtypes):
+    tensors = [torch.randn(shape).to(getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    buffer = torch.full((packed_bytes([tensor.nbytes for tensor in tensors]) + ALIGNMENT,), 255, dtype=torch.uint8)
+    pack(tensors, buffer)
+    assert_same(unpack(buffer, specs_of(tensors)), tensors)
+    assert bool((buffer[-ALIGNMENT:] == 255).all())
