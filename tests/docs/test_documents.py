@@ -13,7 +13,6 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.spi import CHANNELS
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 
 README = ROOT / "README.md"
@@ -67,11 +66,6 @@ def test_make_targets_exist():
         for target in re.findall(r"(?:^\$ |`)(?:\w+=\S+ )*make (\w+)", document.read_text(), re.MULTILINE)
     }
     assert {"demo", "test", "lint", "docs"} <= named <= targets
-
-
-def test_channels_are_listed_in_their_order():
-    sentence = re.search(r"`CHANNELS` has a row .*?\.", (ROOT / "docs" / "plugins.md").read_text(), re.DOTALL)
-    assert re.findall(r"`(\w+)`", sentence[0])[1:] == list(CHANNELS)
 
 
 @pytest.mark.parametrize("name", ["demo-grpo.toml", "demo-arithmetic.toml"])
