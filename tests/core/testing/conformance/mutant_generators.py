@@ -64,6 +64,16 @@ class LogprobsWrongFromToken48(ChangedResult):
         return evolve(result, logprobs=np.where(position < 48, result.logprobs, result.logprobs - 1).astype(np.float32))
 
 
+@killed_by(MANY)
+class LateLogprobsWithoutTemperature(ChangedResult):
+    """Those of a distribution that is wider by a tenth, of cool samples alone."""
+
+    def changed(self, request, result):
+        position = np.arange(len(result.tokens)) - np.repeat(result.offsets[:-1], np.diff(result.offsets))
+        wrong = (position >= 48) & (request.sampling.temperature == 0.6)
+        return evolve(result, logprobs=np.where(wrong, 0.9 * result.logprobs, result.logprobs).astype(np.float32))
+
+
 @killed_by("test_frequencies_are_those_of_the_distribution")
 class SamplesIgnoreTheTemperature(ChangedModule):
     """The log-probabilities reported are those asked for."""
@@ -244,6 +254,12 @@ class SequenceLimitTakesOneMore(FakeGenerator):
 class OnlyTheFirstStopToken(ChangedRequest):
     def changed(self, request):
         return evolve(request, sampling=evolve(request.sampling, stop_token_ids=request.sampling.stop_token_ids[:1]))
+
+
+@killed_by("test_stop_tokens_end_a_sample")
+class StopTokensIgnoredAfter20Tokens(FakeGenerator):
+    def stopped(self, tokens, sampling):
+        return super().stopped(tokens, evolve(sampling, stop_token_ids=()) if tokens.shape[1] > 20 else sampling)
 
 
 @killed_by("test_stop_tokens_end_a_sample")
@@ -518,6 +534,17 @@ class LastTokenNeverSampled(ChangedChoice):
         lost = values.copy()
         lost[:, -self.num_lost :] = -1e9
         return lost, sampling
+
+
+@killed_by(MANY)
+class LastTokenNeverSampledLate(LastTokenNeverSampled):
+    def sample(self, request, limits):
+        self.number = 0
+        return super().sample(request, limits)
+
+    def changed(self, values, asked, sampling):
+        self.number += 1
+        return super().changed(values, asked, sampling) if self.number > 60 else (values, sampling)
 
 
 @killed_by(MANY)

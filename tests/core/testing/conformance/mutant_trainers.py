@@ -451,6 +451,27 @@ class ReferenceOfThePolicyAfterSaving(FakeTrainer):
         return super().save_state(request)
 
 
+@killed_by("test_reference_stays_through_sleep_and_steps")
+class ReferenceOfAStateThatIsLoadedLater(FakeTrainer):
+    @hookimpl
+    def load_state(self, request):
+        was_trained = self.weight_version > 0
+        result = super().load_state(request)
+        if was_trained:
+            self.reference = self.reference and {name: value.copy() for name, value in self.weights.items()}
+        return result
+
+
+@killed_by("test_reference_stays_through_sleep_and_steps")
+class ReferenceOfThePolicyAfterItsLogprobs(FakeTrainer):
+    @hookimpl
+    def get_logprobs(self, request):
+        result = super().get_logprobs(request)
+        if request.model == "policy":
+            self.reference = self.reference and {name: value.copy() for name, value in self.weights.items()}
+        return result
+
+
 class ChangedReference(FakeTrainer):
     @hookimpl
     def get_logprobs(self, request):

@@ -22,13 +22,10 @@ from rlcore.testing.conformance.chance import (
 )
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator_fixtures import (
-    EDGE,
     LONG,
-    PLAIN,
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
-    logprob_errors,
     make_long_question,
     samples_of,
 )
@@ -93,6 +90,8 @@ class Evidence:
     """float64 [V]: of the counts."""
     ranks: list[Float64Array] = field(factory=list)
     """The randomised rank of each token in its distribution, in [0, 1), the most probable first: uniform (Rosenblatt, 1952)."""
+    late_errors: list[Float64Array] = field(factory=list)
+    """How far log-probabilities reported from token LATE on are from those of the distribution."""
 
     def __attrs_post_init__(self) -> None:
         self.tails = {2**power: Excess() for power in range(LONGEST_TAIL.bit_length()) if 2**power < self.vocab_size}
@@ -104,10 +103,11 @@ class Evidence:
         tokens: Int32Array,
         seen: Float64Array,
         positions: Int64Array,
+        reported: Float64Array,
         random: np.random.Generator,
     ) -> None:
         """Some tokens int [L] that were sampled one after the other, at `positions` [L] of their sample, of log-probabilities
-        `table` [L, V]; `seen` [L, V] is 1.0 at every token that came before."""
+        `table` [L, V], those `reported` [L]; `seen` [L, V] is 1.0 at every token that came before."""
         rows, probabilities = np.arange(len(tokens)), np.exp(table)
         finite = np.where(np.isfinite(table), table, 0.0)
         entropy, square = -(probabilities * finite).sum(1), (probabilities * finite**2).sum(1)
@@ -126,6 +126,7 @@ class Evidence:
             self._count(excess, probabilities, tail, tokens)
         self.counts += np.bincount(tokens, minlength=self.vocab_size) - probabilities.sum(0)
         self.variances += (probabilities * (1.0 - probabilities)).sum(0)
+        self.late_errors.append(np.abs(table[rows, tokens] - reported)[positions >= LATE])
         own = probabilities[rows, tokens]
         above = np.where(probabilities > own[:, None], probabilities, 0.0).sum(1)
         self.ranks.append(above + own * random.random(len(tokens)))
@@ -176,12 +177,13 @@ class GeneratorDistribution(GeneratorFixtures):
             for number in numbers:
                 question = make_long_question(reference.vocab_size, num_samples, number)
                 result = generator.generate(question, 0, sampling)
-                gather(evidence, policy, question, result, sampling, random)
+                gather(evidence, generator.edge, policy, question, result, sampling, random)
                 if name == "plain":
                     repeated |= find_repeated_samples(question, result)
-                    assert_late_logprobs(generator, policy, question, result)
             if name == "plain":
                 assert_tells_temperatures_apart(evidence)
+            off = float(np.concatenate(evidence.late_errors).mean())
+            assert off <= generator.tolerance, f"from token {LATE} on log-probabilities are off by {off:.3g} nats on average"
             return evidence.problems(limits) | repeated
 
         problems = recurring(find)
@@ -206,17 +208,9 @@ def find_repeated_samples(question: Question, result: GenerateResult) -> dict[st
     return {name: f"{num_repeated} {name}, though their seeds differ"} if num_repeated else {}
 
 
-def assert_late_logprobs(
-    generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, result: GenerateResult
-) -> None:
-    """On average the log-probabilities of late tokens are the reference's."""
-    position = np.arange(len(result.tokens)) - np.repeat(result.offsets[:-1], np.diff(result.offsets))
-    off = float(logprob_errors(policy, question, result, PLAIN)[position >= LATE].mean())
-    assert off <= generator.tolerance, f"from token {LATE} on log-probabilities are off by {off:.3g} nats on average"
-
-
 def gather(
     evidence: Evidence,
+    edge: float,
     policy: ReferencePolicy,
     question: Question,
     result: GenerateResult,
@@ -224,13 +218,14 @@ def gather(
     random: np.random.Generator,
 ) -> None:
     """Add all samples to the evidence; positions at which rounding decides what a truncation keeps are left out."""
+    logprobs = np.split(result.logprobs.astype(np.float64), result.offsets[1:-1])
     for index, response in enumerate(samples_of(result)):
         prompt = question.prompts.sequence(index // question.num_samples)
         tokens = np.concatenate([prompt, response])
         table, margin = sampling_distribution(policy.logits(tokens)[len(prompt) - 1 : -1], sampling)
         seen = seen_before(tokens, evidence.vocab_size)[len(prompt) :]
-        clear = margin >= EDGE
-        evidence.add(table[clear], response[clear], seen[clear], np.flatnonzero(clear), random)
+        clear = margin >= edge
+        evidence.add(table[clear], response[clear], seen[clear], np.flatnonzero(clear), logprobs[index][clear], random)
 
 
 def seen_before(tokens: Int32Array, vocab_size: int) -> Float64Array:

@@ -46,7 +46,7 @@ LONG = 80
 SEED_BITS = 63
 PLAIN = SamplingParams()
 EDGE = 1e-4
-"""A distribution truncated where two candidates are closer than this is not compared: rounding decides."""
+"""A distribution truncated where two candidates are closer than this or the tolerance is not compared: rounding decides."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -98,6 +98,11 @@ class GeneratorUnderTest:
     tolerance: float
     """Most that a log-probability may be off, in nats."""
 
+    @property
+    def edge(self) -> float:
+        """How close to its edge a candidate of a truncation may be taken for another."""
+        return max(EDGE, self.tolerance)
+
     def require(self, capability: str) -> None:
         """Skip the test unless the generator declares the capability."""
         require(self.provider, capability)
@@ -132,7 +137,7 @@ class GeneratorUnderTest:
         when: str = "",
     ) -> None:
         """The sampled tokens' log-probabilities are the reference's; `when` begins the message."""
-        greatest = logprob_errors(policy, question, result, sampling).max()
+        greatest = logprob_errors(policy, question, result, sampling, self.edge).max()
         assert greatest <= self.tolerance, f"{when}log-probabilities are off by up to {greatest:.3g} nats"
 
     def move(self, weights: Place, state: Place, *, discard_weights: bool = False) -> int:
@@ -163,7 +168,7 @@ def assert_same_samples(found: GenerateResult, expected: GenerateResult, order: 
 
 
 def logprob_errors(
-    policy: ReferencePolicy, question: Question, result: GenerateResult, sampling: SamplingParams
+    policy: ReferencePolicy, question: Question, result: GenerateResult, sampling: SamplingParams = PLAIN, edge: float = EDGE
 ) -> Float64Array:
     """float64 [T]: how far each sampled token's log-probability is from the reference's; infinite for a token that cannot
     be sampled, 0.0 where rounding decides what the truncation keeps."""
@@ -174,7 +179,7 @@ def logprob_errors(
         logits = policy.logits(np.concatenate([prompt, response]))[len(prompt) - 1 : -1]
         table, margin = sampling_distribution(logits, sampling)
         error = np.abs(table[np.arange(len(response)), response] - logprobs[index])
-        errors.append(np.where(margin < EDGE, 0.0, error))
+        errors.append(np.where(margin < edge, 0.0, error))
     return np.concatenate(errors)
 
 

@@ -1,8 +1,9 @@
 """Checks of what a trainer keeps: through refused steps, checkpoints, moves to the host, and its end."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,26 +194,29 @@ class TrainerLifecycle(TrainerFixtures):
     def test_reference_stays_through_sleep_and_steps(
         self, trainer: TrainerUnderTest, batch: TokenBatch, tmp_path: Path
     ) -> None:
-        """The reference stays the same in whatever order the trainer sleeps, wakes, trains, exports and saves."""
+        """The reference stays the same through sleep, updates, log-probabilities of the policy, exports, saving and loading."""
         trainer.require(capabilities.REFERENCE_POLICY)
         trainer.require(capabilities.RESIDENCY)
         (initial,) = trainer.logprobs((batch,), 0, model="reference")
         for version in range(2):
             for residency in (ON_HOST, ON_DEVICE):
                 trainer.handle.set_residency(residency)
-            found = [trainer.logprobs((batch,), version, model="reference")[0]]
-            trainer.step((batch,), version)
-            found += trainer.logprobs((batch,), version + 1, model="reference")
-            trainer.weights(version + 1)
-            found += trainer.logprobs((batch,), version + 1, model="reference")
+            found = {"waking": trainer.logprobs((batch,), version, model="reference")[0]}
             folder = tmp_path / str(version)
             folder.mkdir()
-            trainer.handle.save_state(SaveStateRequest(directory=folder, kind="resume"))
-            found += trainer.logprobs((batch,), version + 1, model="reference")
-            trainer.handle.set_residency(STATE_ON_HOST)
-            found += trainer.logprobs((batch,), version + 1, model="reference")
-            events = "waking", "a step", "an export", "saving", "sending its state away"
-            for when, logprobs in zip(events, found, strict=True):
+            trainer.step((batch,), version)
+            events: dict[str, Callable[[], object]] = {
+                "a step": lambda: None,
+                "the policy's log-probabilities": partial(trainer.logprobs, (batch,), version + 1),
+                "an export": partial(trainer.weights, version + 1),
+                "saving": partial(trainer.handle.save_state, SaveStateRequest(directory=folder, kind="resume")),
+                "loading": partial(trainer.handle.load_state, LoadStateRequest(directory=folder)),
+                "sending its state away": partial(trainer.handle.set_residency, STATE_ON_HOST),
+            }
+            for when, happens in events.items():
+                happens()
+                found[when] = trainer.logprobs((batch,), version + 1, model="reference")[0]
+            for when, logprobs in found.items():
                 np.testing.assert_array_equal(logprobs, initial, err_msg=f"after {when} the reference is another")
 
     def test_resident_state_is_accepted_and_measured(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
