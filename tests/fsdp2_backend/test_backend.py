@@ -106,6 +106,7 @@ def live_models():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_close_frees_the_models(dtype, model_directory):
+    gc.collect()  # what tests before have left
     before, batch = live_models(), make_batch()
     trainer = make_backend(model_directory(), dtype=dtype, needs_reference=True)
     trainer.train_step(step_request([batch], batch.counts()))

@@ -1,9 +1,41 @@
 """What the Megatron trainer's tests import: their helpers, and the reference that the other trainer is compared with."""
 
 import sys
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+
+from rlcore_megatron import requirements
 
 HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "fsdp2_backend"):  # imported here, by loss paths and by spawned workers
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch):
+    """A function (versions by distribution, None for one that is absent, what torch requires) that makes it so."""
+    real_version, real_requires, real_spec = metadata.version, metadata.requires, requirements.importlib.util.find_spec
+
+    def pretend(versions: dict[str, str | None], torch_requires: tuple[str, ...] | None = None) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                return real_version(name)
+            if versions[name] is None:
+                raise metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        def find_spec(name: str, package: str | None = None) -> object:
+            has_engine = any(versions.get(key) for key in ("transformer-engine", "transformer-engine-torch"))
+            return object() if name == "transformer_engine" and has_engine else real_spec(name, package)
+
+        def requires(name: str) -> list[str] | None:
+            return list(torch_requires) if name == "torch" and torch_requires is not None else real_requires(name)
+
+        monkeypatch.setattr(requirements.metadata, "version", version)
+        monkeypatch.setattr(requirements.metadata, "requires", requires)
+        monkeypatch.setattr(requirements.importlib.util, "find_spec", find_spec)
+
+    return pretend

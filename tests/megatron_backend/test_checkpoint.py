@@ -1,7 +1,6 @@
 """Saving and resuming: on one rank, and from any layout into any other; the table is in megatron_checkpoint_cases."""
 
 import json
-import pickle
 import resource
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -214,26 +213,6 @@ def test_moments_that_are_missing_are_noticed(trained: MegatronBackend, backend:
     assert index["optimizer_steps"] == 0
     (saved / "trainer.json").write_text(json.dumps(index | {"optimizer_steps": 3}))
     refused(trained, saved, "found nothing for optimizer.state.exp_avg.")
-
-
-class Harmful:
-    """Says in its pickle that reading it is to make a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._path,)
-
-
-def test_pickle_that_names_anything_else_is_refused_before_it_runs(trained: MegatronBackend, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    save(trained, saved)
-    (saved / "state" / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "made")))
-    refused(trained, saved, "it names .*, which no checkpoint needs")
-    assert not (tmp_path / "made").exists()
-    (saved / "state" / ".metadata").write_bytes(pickle.dumps([1, 2]))
-    refused(trained, saved, "found a list; expected torch's Metadata")
 
 
 def test_full_disk_is_a_storage_error(trained: MegatronBackend, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
-from megatron_weights_cases import Opened, assert_equal, in_files, opened, write_as_megatron
+from megatron_weights_cases import Opened, assert_equal, in_files, opened
 
-from rlcore.spi import CheckpointError, ConfigError, ModelError, ModelSpec, StorageError
+from rlcore.spi import ConfigError, ModelSpec, StorageError
 from rlcore.testing.models import make_model
 from rlcore_megatron import conversion, distributed_weights
 from rlcore_megatron.cache_directory import OWN
@@ -137,16 +137,16 @@ def test_the_slower_of_two_jobs_throws_its_copy_away(
     if damage is not None:
         load(model)
         damage(*folder.iterdir())
-    finish, finished = conversion._finish, []
+    write, written = distributed_weights.write, []
 
-    def slowly(begun: Path, copy: Path) -> None:
-        if not finished:
-            finished.append(begun)
+    def slowly(begun: Path, parts: Any) -> None:
+        write(begun, parts)
+        if not written:
+            written.append(begun)
             load(model)  # the other job
             assert len(list(folder.iterdir())) == 2
-        finish(begun, copy)
 
-    monkeypatch.setattr(conversion, "_finish", slowly)
+    monkeypatch.setattr(distributed_weights, "write", slowly)
     load(model)
     assert len(list(folder.iterdir())) == 1
     num_reads = reads.call_count
@@ -206,39 +206,10 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(folder: Path, model: Opened,
 
 
 def test_storage_that_nodes_do_not_share(folder: Path, model: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    load(model)
+    exists = Path.exists
     monkeypatch.setattr(conversion, "VISIBLE_WITHIN_S", 0.05)
-    with mock.patch.object(Path, "exists", return_value=False), pytest.raises(ConfigError) as raised:
-        conversion._check_shared(folder / "copy")
+    monkeypatch.setattr(Path, "exists", lambda path: path.parent != folder and exists(path))
+    with pytest.raises(ConfigError) as raised:
+        load(model)
     (problem,) = raised.value.problems
     assert (problem.path, problem.expected) == (str(folder), "storage that all nodes share")
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_checkpoint_of_megatron_lm(directory: Path, model: Opened, tmp_path: Path, prefix: str) -> None:
-    load(model, MegatronConfig())
-    write_as_megatron(tmp_path / "megatron", model, prefix)
-    load(model, MegatronConfig(checkpoint=str(tmp_path / "megatron")))
-    assert_equal(model.exported(), in_files(directory))
-
-
-def test_a_checkpoint_of_another_model(directory: Path, model: Opened, tmp_path: Path) -> None:
-    other = make_model(tmp_path / "other", "qwen3_moe", hidden_size=16, num_layers=3, alphabet="abc")
-    with opened(other, ParallelLayout()) as opened_other:
-        load(opened_other, MegatronConfig())
-        (tmp_path / "kept").mkdir()
-        distributed_weights.write(tmp_path / "kept", opened_other.parts)
-        config = MegatronConfig(checkpoint=str(tmp_path / "kept"))
-        load(opened_other, config)
-    with opened(directory, ParallelLayout()) as model_again, pytest.raises(ModelError) as raised:
-        load(model_again, config)
-    found = {problem.found: problem.expected for problem in raised.value.problems}
-    assert found["embedding.word_embeddings.weight of shape [5, 16]"].startswith("[102, 16]")
-
-
-def test_an_incomplete_checkpoint(model: Opened, tmp_path: Path) -> None:
-    load(model, MegatronConfig())
-    distributed_weights.write(tmp_path / "kept", model.parts)
-    truncated(tmp_path / "kept")
-    with pytest.raises(CheckpointError, match="expected at least"):
-        load(model, MegatronConfig(checkpoint=str(tmp_path / "kept")))

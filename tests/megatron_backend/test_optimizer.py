@@ -5,14 +5,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from attrs import field, frozen
-from hypothesis import given
-from hypothesis import strategies as st
+from attrs import evolve, field, frozen
 from megatron_checkpoint_cases import SAVE_AFTER, SPEC, load, save, step
-from megatron_support import make_backend
+from megatron_support import make_backend, make_batch, step_request
 from torch import Tensor
 
 from rlcore.spi import CloseRequest, ScheduleSpec, SetResidencyRequest
@@ -20,7 +17,7 @@ from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.optimizer_shards import shards_of
-from rlcore_megatron.optimizer_state import MASTER, MOMENTS, divided, joined, optimizers_of, read
+from rlcore_megatron.optimizer_state import MASTER, MOMENTS, optimizers_of, read
 from rlcore_megatron.partial_step import step_in_parts
 from rlcore_torchkit.residency import num_bytes
 
@@ -65,21 +62,6 @@ KINDS = {
 OTHERS = [name for name in KINDS if name != "plain"]
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
-def test_weights_and_remainders_hold_every_bit(patterns: list[int]) -> None:
-    masters = torch.from_numpy(np.array(patterns, np.uint32).view(np.float32))
-    weights, remainders = divided(masters)
-    assert (weights.dtype, remainders.dtype) == (torch.bfloat16, torch.int16)
-    assert torch.equal(joined(weights, remainders).view(torch.int32), masters.view(torch.int32))
-
-
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50))
-def test_weights_are_the_nearest(values: list[float]) -> None:
-    masters = torch.tensor(values, dtype=torch.float32)
-    nearest = (masters.bfloat16().double() - masters.double()).abs()
-    assert torch.equal((divided(masters)[0].double() - masters.double()).abs(), nearest)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", hidden_size=128, num_layers=2)
@@ -89,7 +71,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_megatrons_scheduler_ends_at_the_least_rate(model: Path, ratio: float, table: dict[str, Any], least: float) -> None:
     config = MegatronConfig(scheduler={"lr_decay_style": "linear", **table})
     trainer = make_backend(model, config=config, optimizer=SPEC, schedule=ScheduleSpec(min_learning_rate_ratio=ratio))
-    found = [trainer._rates.set(step) / SPEC.learning_rate for step in (0, 5, 10, 12)]
+    batch, found = make_batch(), []
+    for version, place in enumerate((0, 5, 10, 12)):
+        request = evolve(step_request([batch], batch.counts(), version), schedule_step=place)
+        found.append(trainer.train_step(request).learning_rate / SPEC.learning_rate)
     trainer.close(CloseRequest())
     assert found == pytest.approx([1.0, (1 + least) / 2, least, least])
 

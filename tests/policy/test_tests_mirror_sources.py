@@ -20,17 +20,6 @@ FOLDERS = {
 THROUGH = {
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
-    "megatron_backend/test_auto_layout.py": "megatron_backend/memory",
-    "megatron_backend/test_check.py": "megatron_backend/cache_directory megatron_backend/requirements",
-    "megatron_backend/test_checkpoint.py": "megatron_backend/agreement megatron_backend/checkpoint_check",
-    "megatron_backend/test_conversion.py": "megatron_backend/distributed_format megatron_backend/distributed_weights "
-    "megatron_backend/initial",
-    "megatron_backend/test_forwarded.py": "megatron_backend/forwarded_check megatron_backend/forwarded_owned",
-    "megatron_backend/test_layout.py": "megatron_backend/attention megatron_backend/auxiliary_loss megatron_backend/cpu_shim "
-    "megatron_backend/model megatron_backend/rms_norm megatron_backend/packing megatron_backend/parallel "
-    "megatron_backend/parameter_rows megatron_backend/train",
-    "megatron_backend/test_optimizer.py": "megatron_backend/optimizer_state",
-    "megatron_backend/test_weight_mapping.py": "megatron_backend/load",
     "vllm_generation/test_backend.py": "vllm_generation/engine vllm_generation/residency",
     "vllm_generation/test_process.py": "vllm_generation/replica",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer vllm_generation/worker",

@@ -1,0 +1,69 @@
+"""Attention and rotary angles of packed sequences in Megatron's layers, against float64 sequence by sequence."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_ranks import on_rank
+from megatron.core.transformer.enums import AttnMaskType
+from megatron_support import make_batch
+
+from rlcore.spi import ContractError
+from rlcore_megatron.attention import PackedAttention, PackedRotary
+from rlcore_megatron.packing import Wanted, pack
+from rlcore_torchkit.microbatch import move
+
+NUM_HEADS, NUM_KV_HEADS, WIDTH = 4, 2, 8
+
+
+@pytest.fixture
+def packed():
+    with on_rank(0, 1):
+        batch = move(make_batch(), torch.device("cpu"), ())
+        yield pack(batch, dist.group.WORLD, 4, Wanted(temperature=1.0, entropy="none"))
+
+
+def make_attention(scale=None, **changes):
+    kind = {"attn_mask_type": AttnMaskType.causal, "attention_type": "self", "attention_dropout": 0.0} | changes
+    return PackedAttention(SimpleNamespace(), 3, softmax_scale=scale, cp_comm_type="p2p", **kind)
+
+
+@pytest.mark.parametrize("scale", [None, 0.2])
+def test_each_sequence_attends_to_itself_and_not_to_what_follows(scale, packed):
+    size = packed.tokens.shape[1]
+    query, key, value = (torch.randn(size, 1, heads, WIDTH) for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS))
+    found = make_attention(scale)(query, key, value, None, packed_seq_params=packed)
+    assert found.shape == (size, 1, NUM_HEADS * WIDTH)
+    for start, end in itertools.pairwise(packed.batch.offsets.tolist()):
+        for head in range(NUM_HEADS):
+            shared = head // (NUM_HEADS // NUM_KV_HEADS)
+            queries, keys, values = (
+                states[start:end, 0, number].double() for states, number in ((query, head), (key, shared), (value, shared))
+            )
+            scores = queries @ keys.T * (scale or 1 / math.sqrt(WIDTH))
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            own = found[start:end, 0, head * WIDTH : (head + 1) * WIDTH]
+            torch.testing.assert_close(own.double(), scores.softmax(1) @ values, atol=1e-5, rtol=1e-5)
+    assert not found[packed.batch.packed.num_tokens :].any()
+
+
+@pytest.mark.parametrize(
+    "change", [{"attn_mask_type": AttnMaskType.padding}, {"attention_type": "cross"}, {"attention_dropout": 0.1}], ids=str
+)
+def test_any_other_attention_is_refused(change):
+    with pytest.raises(ContractError, match="layer 3: found .* expected causal self-attention without dropout"):
+        make_attention(**change)
+
+
+def test_angles_are_those_of_the_place_in_the_sequence(packed):
+    frequencies = torch.tensor([1.0, 0.1, 0.01])
+    rotary = PackedRotary(frequencies)
+    assert rotary.get_rotary_seq_len(None, None, None, None, packed) is packed
+    found = rotary(packed)
+    assert found.shape == (packed.tokens.shape[1], 1, 1, 6)
+    expected = packed.positions.double()[:, None] * frequencies.double()
+    torch.testing.assert_close(found[:, 0, 0].double(), torch.cat((expected, expected), 1))
+    assert not rotary.state_dict(), "no checkpoint holds them"

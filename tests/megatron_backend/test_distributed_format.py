@@ -1,0 +1,71 @@
+"""Files of Megatron's distributed format on one rank; several ranks write and read them in test_checkpoint."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing import load as load_as_megatron
+
+from rlcore.spi import CheckpointError, StorageError
+from rlcore_megatron.distributed_format import read, write
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def halves(whole: torch.Tensor, name: str = "a") -> list[ShardedTensor]:
+    """A tensor as two ranks have it."""
+    return [ShardedTensor.from_rank_offsets(name, part, (0, number, 2)) for number, part in enumerate(whole.chunk(2))]
+
+
+def test_parts_are_read_as_other_parts(tmp_path: Path) -> None:
+    whole, other = torch.randn(6, 4), torch.randn(2, 3).bfloat16()
+    files = write(tmp_path / "state", [*halves(whole), ShardedTensor.from_rank_offsets("b", other)])
+    assert sorted(files) == sorted(path.name for path in (tmp_path / "state").iterdir())
+    found, again = torch.zeros(6, 4), torch.zeros(2, 3).bfloat16()
+    read(tmp_path / "state", [ShardedTensor.from_rank_offsets("a", found), *halves(again, "b")])
+    assert torch.equal(found, whole)
+    assert torch.equal(again, other)
+
+
+def test_of_replicas_the_main_one_is_written(tmp_path: Path) -> None:
+    tensors = [ShardedTensor.from_rank_offsets("a", torch.full((3,), float(number)), replica_id=number) for number in (1, 0)]
+    write(tmp_path / "state", tensors)
+    found = torch.ones(3)
+    read(tmp_path / "state", [ShardedTensor.from_rank_offsets("a", found)])
+    assert not found.any()
+
+
+def test_megatrons_own_function_reads_it(tmp_path: Path) -> None:
+    whole = torch.randn(6, 4)
+    write(tmp_path / "state", halves(whole))
+    found = load_as_megatron({"x": ShardedTensor.from_rank_offsets("a", torch.zeros(6, 4))}, str(tmp_path / "state"))
+    assert torch.equal(found["x"], whole)
+
+
+def test_content_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> None:
+    write(tmp_path / "state", halves(torch.randn(6, 4)))
+    (file,) = (tmp_path / "state").glob("*.distcp")
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(CheckpointError, match="a tensor cannot be read"):
+        read(tmp_path / "state", halves(torch.zeros(6, 4)))
+
+
+@pytest.mark.parametrize("limit", [16, 4096])
+def test_a_disk_that_is_full_is_a_storage_error(limit: int, tmp_path: Path) -> None:
+    """Whether the first file or the tensors' does not fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            write(tmp_path / "state", halves(torch.randn(60, 400)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
