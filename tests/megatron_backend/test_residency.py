@@ -1,15 +1,17 @@
 """Where memory lives. Without CUDA both places are one, so what moves is made to move within the host's memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from megatron_checkpoint_cases import SPEC, assert_equal, load, save, state_of, step
-from megatron_support import exported, make_backend, make_batch
+from attrs import evolve
+from megatron_checkpoint_cases import BATCHES, SPEC, assert_equal, load, save, state_of, step
+from megatron_support import exported, make_backend, make_batch, step_request
 
-from rlcore.spi import CloseRequest, LogprobsRequest, SetResidencyRequest
+from rlcore.spi import BoundError, CloseRequest, LogprobsRequest, SetResidencyRequest
 from rlcore.testing.models import make_model
 from rlcore_megatron.backend import MegatronBackend
 from rlcore_megatron.config import MegatronConfig
@@ -89,9 +91,13 @@ def test_copies_of_gradients_are_freed_though_everything_stays(backend: MakeBack
 
     monkeypatch.setattr(trainer, "_update", watched)
     for version in range(2):
-        step(trainer, version)
+        result = step(trainer, version)
         assert all(master.grad is None for master in masters)
     assert copies == [torch.float32] * (2 * len(masters))
+    request = step_request((BATCHES[0],), BATCHES[0].counts(), 2)
+    with pytest.raises(BoundError):
+        trainer.train_step(evolve(request, bounds=dict.fromkeys(result.metrics, -math.inf)))
+    assert all(master.grad is None for master in masters), "the copies of a step that was refused"
 
 
 @pytest.mark.parametrize("device", DEVICES)

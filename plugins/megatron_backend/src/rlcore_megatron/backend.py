@@ -102,8 +102,7 @@ class MegatronBackend:
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         self._check("train_step", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        self._residency.make_gradients()
-        with cuda_or_cpu(self._device.type):
+        with self._residency.gradients(), cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
             totals = self._accumulate(request, found)
             stats = self._step_stats(totals, request.microbatches)
@@ -112,7 +111,6 @@ class MegatronBackend:
             rate = self._update(stats.grad_norm, request.schedule_step)
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
-        self._residency.drop_gradients()
         self._weight_version += 1
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=logprobs)
 

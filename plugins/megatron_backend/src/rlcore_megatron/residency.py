@@ -27,14 +27,19 @@ class MegatronResidency:
 
     def move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
-        self.drop_gradients()
+        self._drop_gradients()
         weights, state = self._weights(), self._state()
         self._residency.move(request, weights, state, scratch=self._gradients())
         return num_bytes([*weights, *state])
 
-    def make_gradients(self) -> None:
-        """Before a step, where they were given up."""
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Room for the gradients of a step. The masters' copies of them are freed after it, also where it is refused."""
         self._residency.restore_scratch()
+        try:
+            yield
+        finally:
+            self._drop_gradients()
 
     @contextmanager
     def resident(self) -> Iterator[None]:
@@ -46,8 +51,8 @@ class MegatronResidency:
         finally:
             self.move(before)
 
-    def drop_gradients(self) -> None:
-        """Free those of the masters after a step: float32 copies, where they are not views of the buffers."""
+    def _drop_gradients(self) -> None:
+        """Those of the masters: float32 copies, where they are not views of the buffers."""
         with cuda_or_cpu(self._device.type):
             for optimizer in optimizers_of(self._optimizer):
                 # An optimizer on the host has memory for them there that it fills in each step.
