@@ -1,0 +1,51 @@
+"""A model's sizes, against the weights of transformers' own model of each family."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlcore_torchkit.architectures.dims import ESSENTIAL, ModelDims, expert_layers
+from rlcore_torchkit.models import architecture_of, dims_of
+
+MODEL = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 128}
+
+
+def test_sizes_are_those_of_the_weights(architecture: str, plain_model: Callable[[str], Any]) -> None:
+    model = plain_model(architecture)
+    dims, modules = dims_of(model.config), architecture_of(model.config).modules
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    layers = modules.layers_of(model)
+    assert shapes[f"{modules.embedding}.weight"] == (dims.vocab_size, dims.hidden_size)
+    assert (f"{modules.head}.weight" not in shapes) == dims.tied
+    assert dims.num_layers == len(layers) == dims.num_moe_layers + dims.num_dense_layers
+    for layer, has_experts in zip(layers, dims.has_experts, strict=True):
+        found = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+        assert found[f"{modules.query}.weight"] == (dims.num_heads * dims.head_dim, dims.hidden_size)
+        assert found[f"{modules.key}.weight"] == (dims.num_kv_heads * dims.head_dim, dims.hidden_size)
+        if has_experts:
+            assert found[f"{modules.router}.weight"] == (dims.num_experts, dims.hidden_size)
+            assert found[f"{modules.experts}.down_proj"] == (dims.num_experts, dims.hidden_size, dims.moe_intermediate_size)
+        else:
+            assert found[f"{modules.mlp}.{modules.up}.weight"] == (dims.intermediate_size, dims.hidden_size)
+
+
+def test_which_layers_have_experts() -> None:
+    model = MODEL | {"num_experts": 8, "mlp_only_layers": [3], "decoder_sparse_step": 2}
+    assert expert_layers(model) == [False, True, False, False, False, True, False, True]
+    assert not any(expert_layers(MODEL))
+    dims = ModelDims.of(model)
+    assert dims is not None
+    assert (dims.num_moe_layers, dims.num_dense_layers) == (3, 5)
+
+
+def test_heads_that_are_not_said_are_as_many_as_queries_and_share_the_width() -> None:
+    dims = ModelDims.of(MODEL)
+    assert dims is not None
+    assert (dims.num_kv_heads, dims.head_dim, dims.tied, dims.num_experts) == (8, 8, False, 0)
+
+
+@pytest.mark.parametrize("key", ESSENTIAL)
+def test_a_config_json_that_lacks_sizes_has_no_shape(key: str) -> None:
+    assert ModelDims.of({name: size for name, size in MODEL.items() if name != key}) is None
+    assert ModelDims.of(MODEL | {key: None}) is None
