@@ -1,15 +1,20 @@
 """Engines in processes of their own: they give the same samples, and their deaths, hangs and failed starts are told apart."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from attrs import evolve
+from safetensors.torch import load_file
 
-from rlcore.spi import ContractError, GenerateRequest, RaggedTokens, SamplingParams, WorkerError
+from rlcore.spi import ContractError, GenerateRequest, RaggedTokens, RefitError, RefitRequest, SamplingParams, WorkerError
+from rlcore.testing.conformance.tensors import make_export
 from rlcore_vllm import process
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.process import ProcessReplica
@@ -34,9 +39,25 @@ def request_of(num_samples=4, max_tokens=20, version=0, **options):
 @pytest.fixture
 def backend(hosted_backend, two_models):
     """Two engines that hold the first weights as version 0, whatever a test before did to them."""
-    hosted_backend._restart([index for index, replica in enumerate(hosted_backend._replicas) if not replica._child.is_usable])
-    two_models.refit(hosted_backend, 0, 0, CHANNEL)
+    try:
+        two_models.refit(hosted_backend, 0, 0, CHANNEL)
+    except WorkerError:  # one had died; all have been started anew
+        two_models.refit(hosted_backend, 0, 0, CHANNEL)
     return hosted_backend
+
+
+def log_of(process):
+    return Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+
+
+def engine_processes():
+    """The processes of the engines by the names of their logs: "vllm-0", "vllm-1"."""
+    found = {}
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, OSError):
+            if "rlcore_vllm.host" in each.cmdline():
+                found[log_of(each).stem] = each
+    return found
 
 
 def test_samples_do_not_depend_on_where_the_engines_are(backend, local_backend, two_models):
@@ -72,10 +93,10 @@ def test_a_refit_in_flight_reaches_every_engine(backend, two_models):
 
 def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_models):
     expected = backend.generate(request_of())
-    survivor, victim = (replica._child.process for replica in backend._replicas)
+    before = engine_processes()
 
     def kill(number, sample):
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(before["vllm-1"].pid, signal.SIGKILL)
 
     request = request_of(4, 280, on_finished=kill)
     request.max_tokens[:2] = 1
@@ -83,8 +104,9 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
         WorkerError, match=r"vllm-1 ended with signal SIGKILL\. Its output is in .*vllm-1\.log\.\nIts last lines:\n"
     ):
         backend.generate(request)
-    assert survivor.poll() is None
-    assert backend._replicas[1]._child.process.poll() is None
+    after = engine_processes()
+    assert (after["vllm-0"], after.keys()) == (before["vllm-0"], before.keys())
+    assert after["vllm-1"] != before["vllm-1"]
     with pytest.raises(ContractError, match="found no weights; expected version 0. Refit first"):
         backend.generate(request_of())
     two_models.refit(backend, 0, 3, CHANNEL)
@@ -93,17 +115,22 @@ def test_an_engine_that_dies_is_replaced_and_waits_for_a_refit(backend, two_mode
 
 def test_engines_are_out_of_reach_of_the_terminal(backend):
     """^C goes to the foreground process group, of which they are no part; their output goes to a file."""
-    for replica in backend._replicas:
-        assert os.getpgid(replica._child.process.pid) == replica._child.process.pid != os.getpgid(0)
-        assert replica.log_file.stat().st_size > 0
+    processes = engine_processes().values()
+    assert len(processes) == 2
+    for each in processes:
+        assert os.getpgid(each.pid) == each.pid != os.getpgid(0)
+        assert log_of(each).stat().st_size > 0
 
 
 def test_an_engine_is_started_anew_in_its_process(backend, two_models):
-    """Where the process still answers: that spares it the imports."""
+    """Where the process still answers, as after a refit that fails: that spares it the imports."""
     expected = backend.generate(request_of())
-    processes = [replica._child.process.pid for replica in backend._replicas]
-    backend._restart([0, 1])
-    assert [replica._child.process.pid for replica in backend._replicas] == processes
+    processes = engine_processes()
+    weights = load_file(two_models.directories[0] / "model.safetensors")
+    del weights["model.norm.weight"]
+    with pytest.raises(RefitError, match=r"missing from what the trainer exports: model\.norm\.weight"):
+        backend.refit(RefitRequest(weight_version=1, channel=CHANNEL, weights=make_export(weights, 1), may_alias=False))
+    assert engine_processes() == processes
     with pytest.raises(ContractError, match="found no weights"):
         backend.generate(request_of())
     two_models.refit(backend, 0, 2, CHANNEL)
