@@ -20,9 +20,8 @@ FOLDERS = {
 THROUGH = {
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
-    "vllm_generation/test_backend.py": "vllm_generation/engine vllm_generation/residency",
-    "vllm_generation/test_process.py": "vllm_generation/replica",
-    "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer vllm_generation/worker",
+    "vllm_generation/test_backend.py": "vllm_generation/engine",
+    "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",
 }
 """Modules that have no test file of their own, by the one whose tests go through them."""
 
