@@ -76,6 +76,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ranked-fakes\nVersion: 1.0\n")
     groups = {"trainers": "TRAINER", "generators": "GENERATOR", "algorithms": "ALGORITHM", "environments": "ENVIRONMENT"}
     points = "".join(f"[rlcore.{group}]\nranked = ranked_fakes:{name}\n" for group, name in groups.items())
+    points += "[rlcore.sinks]\nrecorded = ranked_fakes:RECORDED\n"
     points += "[rlcore.observers]\nwatch = ranked_fakes:Watch\nfailing = ranked_fakes:Failing\n"
     (information / "entry_points.txt").write_text(points)
     before = os.environ.get("PYTHONPATH")

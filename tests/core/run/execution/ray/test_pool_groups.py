@@ -1,5 +1,6 @@
 """Whole runs with the fakes in workers on Ray: the figures of a run in one process, whatever the layout."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,14 @@ def test_neighbours_share_a_generator_that_spans_their_devices(run: Run, tmp_pat
 
 
 def test_a_checkpoint_resumes_in_another_layout(run: Run, tmp_path: Path) -> None:
-    unmeasured = ("evaluation.at_end=false",)
+    unmeasured, recorded = ("evaluation.at_end=false",), ("evaluation.at_end=false", 'sinks.names=["recorded"]')
     run("run.name=whole", "run.num_steps=6", *unmeasured)
-    run("run.name=part", "cluster.gpus_per_node=2", *unmeasured)
-    run("run.name=part", "run.num_steps=6", "cluster.gpus_per_node=3", *unmeasured, resume=True)
-    assert_close(read_metrics(tmp_path / "runs" / "part"), read_metrics(tmp_path / "runs" / "whole"))
+    run("run.name=part", "cluster.gpus_per_node=2", *recorded)
+    part = tmp_path / "runs" / "part"
+    sink_saw = [(part / "recorded.toml").read_text()]
+    run("run.name=part", "run.num_steps=6", "cluster.gpus_per_node=3", *recorded, resume=True)
+    assert_close(read_metrics(part), read_metrics(tmp_path / "runs" / "whole"))
+    sink_saw.append((part / "recorded.toml").read_text())
+    written = [(part / name).read_text() for name in ("recipe-001.toml", "recipe.toml")]
+    assert list(map(tomllib.loads, sink_saw)) == list(map(tomllib.loads, written))
+    assert [tomllib.loads(recipe)["cluster"]["gpus_per_node"] for recipe in sink_saw] == [2, 3]

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from operator import attrgetter
 from pathlib import Path
@@ -20,8 +20,10 @@ from rlcore.spi import (
     GeneratorContext,
     NonFiniteError,
     ObserverContext,
+    Provider,
     RefitError,
     SaveStateResult,
+    SinkContext,
     TrainerContext,
     TrainerLayout,
     TrainStepRequest,
@@ -302,6 +304,11 @@ class JudgedEnvironment(FakeEnvironment):
         return await super().step(state, turn)
 
 
+@frozen(kw_only=True)
+class NoOptions:
+    """Options of the sink."""
+
+
 TRAINER = evolve(
     FAKE_TRAINER,
     name="ranked",
@@ -318,6 +325,7 @@ GENERATOR = evolve(
 )
 ALGORITHM = evolve(FAKE_ALGORITHM, name="ranked")
 ENVIRONMENT = evolve(FAKE_ENVIRONMENT, name="ranked", config=JudgedEnvironmentConfig, backend="ranked_fakes:JudgedEnvironment")
+RECORDED = Provider(name="recorded", spi=(2, 0), config=NoOptions, backend="ranked_fakes:Recorded")
 
 
 @frozen(kw_only=True)
@@ -326,6 +334,19 @@ class WatchConfig:
 
     word: str = "nothing"
     """What they write."""
+
+
+class Recorded:
+    """Sink: leaves the recipe that it is given, and takes the figures."""
+
+    def __init__(self, context: SinkContext, config: object) -> None:
+        (context.run_directory / "recorded.toml").write_text(context.recipe)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing is kept of a step."""
+
+    def close(self, summary: Mapping[str, object] | None) -> None:
+        """Nothing is open."""
 
 
 class Watch:
