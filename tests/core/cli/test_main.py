@@ -38,6 +38,7 @@ HEAVY = ("torch", "transformers", "ray", "pyarrow", "matplotlib", "datasets")
 def test_light_commands_import_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys\nfrom rlcore.cli.main import cli\n"
+        "assert 'numpy' not in sys.modules, 'no one reports a Ctrl-C before the command runs'\n"
         f"try: cli({command!r})\nexcept SystemExit as end: assert not end.code, end\n"
         f"found = [name for name in {HEAVY!r} if name in sys.modules]\nassert not found, found"
     )

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from rlcore.registry.plugin_errors import message_of, owner_of
-from rlcore.spi.errors import RlcoreError
+from rlcore.schema.problem import RlcoreError
 
 UNEXPECTED = 70
 """Exit code of what no one foresaw: EX_SOFTWARE of sysexits.h."""
@@ -44,6 +43,9 @@ def _judge(error: BaseException, ctx: click.Context) -> tuple[int, str]:
     """The exit code and what to say."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
+    # Imported here: what that imports takes long enough for a Ctrl-C, which nothing would report yet.
+    from rlcore.registry.plugin_errors import message_of
+
     if isinstance(error, RlcoreError):
         return error.exit_code, f"{message_of(error)}{notes_of(error)}"
     return UNEXPECTED, f"{_unexpected(error, ctx)}{notes_of(error)}"
@@ -66,6 +68,8 @@ def color_setting() -> bool | None:
 
 def _unexpected(error: BaseException, ctx: click.Context) -> str:
     """What is known of an error that is no RlcoreError, with its traceback put away in a file."""
+    from rlcore.registry.plugin_errors import message_of, owner_of
+
     what = ": ".join(filter(None, (type(error).__name__, message_of(error))))
     if isinstance(error, SystemExit):
         what = f"SystemExit({error.code!r}), which would have ended the process in silence"

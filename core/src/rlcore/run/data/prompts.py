@@ -236,13 +236,13 @@ def _completion(rows: Sequence[Row], row: Row, number: int, config: DatasetConfi
     completion = row.get(COMPLETION)
     if isinstance(completion, str):
         return completion
-    name = config.completion_field
-    listed = ", ".join(map(repr, row))
-    found = f"no field {name!r}, only {listed}" if completion is None else f"{type(completion).__name__} {completion!r:.60}"
-    raise DataError(
-        f"{key}: {row_name(rows, number)}: found {found}; expected the completion to learn, as text. Name its field with "
-        f"{key}.completion_field"
-    )
+    name, expected = config.completion_field, "expected the completion to learn, as text"
+    if COMPLETION in row:
+        found = f"{type(completion).__name__} {completion!r:.60}; {expected}"
+    else:
+        listed = ", ".join(map(repr, row))
+        found = f"no field {name!r}, only {listed}; {expected}. Name its field with {key}.completion_field"
+    raise DataError(f"{key}: {row_name(rows, number)}: found {found}")
 
 
 def _eos_token(tokenizer: Tokenizer) -> int:
