@@ -50,6 +50,10 @@ def test_a_sound_model_has_no_problems(model) -> None:
     assert model_problems(f"{directory}/") == []
 
 
+def test_tokens_are_those_of_the_text_model(model) -> None:
+    assert model_problems(str(model(config__json={"vocab_size": 2, "text_config": {"vocab_size": 3}}))) == []
+
+
 def test_optional_files_may_be_missing(model) -> None:
     assert model_problems(str(model(generation_config__json=None, tokenizer_config__json=None))) == []
 

@@ -166,9 +166,8 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
 
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:
     """Tokens that the embeddings have no row for."""
-    config = read_object(directory / CONFIG_FILE)
-    rows = None if isinstance(config, Problem) else config.get("vocab_size")
-    beyond = {text: number for text, number in _tokens(content) if type(rows) is int and number >= rows}
+    rows = config_number(str(directory), "vocab_size")
+    beyond = {text: number for text, number in _tokens(content) if rows is not None and number >= rows}
     if beyond:
         first = min(beyond, key=beyond.__getitem__)
         others = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""

@@ -50,8 +50,16 @@ def test_a_tokenizer_from_the_hub_says_which_tokens_its_model_has(prepared: Call
     make_tokenizer(tmp_path)
     tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))
     plan = prepared("model.path=acme/tiny", "data.train.limit=2", "data.evaluation.limit=2")
-    with load_inputs(plan, evolve(tokenizer, vocab_size=3)):
-        assert plan.algorithm.vocab_size == 3
+    with load_inputs(plan, evolve(tokenizer, vocab_size=500)):
+        assert plan.algorithm.vocab_size == 500
+
+
+def test_prompts_of_tokens_that_the_model_has_no_rows_for_are_refused(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    plan = prepared("model.path=acme/tiny", "data.train.limit=2", "data.evaluation.limit=2")
+    with pytest.raises(DataError, match="expected tokens below 3"), load_inputs(plan, evolve(tokenizer, vocab_size=3)):
+        pass
 
 
 def test_prompts_over_the_limit_are_named(run: Run) -> None:

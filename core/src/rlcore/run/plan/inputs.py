@@ -215,4 +215,8 @@ def _within_limits(
         return np.arange(len(rows), dtype=np.int64)
     limit = prepared.recipe.rollout.max_prompt_tokens
     prompts = render_prompts(rows, tokenizer, config, split=split, max_prompt_tokens=limit, observe=observe)
+    vocab_size, greatest = prepared.algorithm.vocab_size, int(prompts.tokens.tokens.max(initial=0))
+    if vocab_size is not None and greatest >= vocab_size:
+        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
+        raise DataError(f"data.{split}: found the token {greatest} in a prompt; expected {expected} that it has no rows for")
     return prompts.rows
