@@ -106,6 +106,8 @@ def test_a_damaged_checkpoint_that_was_named_asks_for_an_intact_one(tmp_path: Pa
     (saved / "loop.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-000003 is no intact .*loop\.json.*Name an intact checkpoint of the run"):
         require_intact(saved)
+    with pytest.raises(CheckpointError, match=r"step-3 is no intact .*no such folder\. Did you mean .*/step-000003\?"):
+        require_intact(saved.with_name("step-3"))
 
 
 def test_where_all_are_damaged_the_error_lists_them(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from attrs import asdict, frozen
 
 from rlcore.files import storage_errors
 from rlcore.run.storage.run_directory import step_of
+from rlcore.schema.suggestions import similar_path
 from rlcore.spi import CheckpointError
 
 FORMAT = 1
@@ -123,9 +124,10 @@ def find_damage(checkpoint: Path) -> str | None:
 
 def require_intact(checkpoint: Path) -> Path:
     """The checkpoint; CheckpointError where it is damaged or none at all."""
-    damage = find_damage(checkpoint)
+    damage = find_damage(checkpoint) if checkpoint.is_dir() else "there is no such folder"
     if damage is not None:
-        remedy = "Name an intact checkpoint of the run, a folder checkpoints/step-N"
+        remedy = "" if checkpoint.is_dir() else similar_path(checkpoint)
+        remedy = remedy or "Name an intact checkpoint of the run, a folder checkpoints/step-N"
         raise CheckpointError(f"{checkpoint} is no intact checkpoint: {damage}. {remedy}")
     return checkpoint
 
