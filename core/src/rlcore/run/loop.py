@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve, field, frozen
 
+from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.seeds import Stream
@@ -28,21 +29,6 @@ from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, Ro
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    GROUP_IDS,
-    PREVIOUS_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    BoundError,
-    ContractError,
-    LossSpec,
-    RewardError,
-    RolloutBatch,
-    TokenBatch,
-    TrainingBatch,
-    TrainStepResult,
-    capabilities,
-)
 from rlcore.spi.arrays import Int64Array
 
 ResultT = TypeVar("ResultT")
@@ -121,12 +107,12 @@ class Loop:
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)
 
-    def _sample(self, step: int) -> RolloutBatch:
+    def _sample(self, step: int) -> spi.RolloutBatch:
         if self.algorithm.needs.source != "rollouts":
             return self.source.sample(step, self.position.weight_version)
         return self._generating(lambda: self.source.sample(step, self.position.weight_version))
 
-    def _update(self, step: int, samples: RolloutBatch) -> dict[str, float]:
+    def _update(self, step: int, samples: spi.RolloutBatch) -> dict[str, float]:
         """Train on the samples; the step's metrics."""
         training = self.algorithm.build_batch(samples)
         self._to_training()
@@ -145,7 +131,7 @@ class Loop:
             self.saver.save_rollouts(step, collected)
         return metrics | times
 
-    def _train(self, training: TrainingBatch, step: int) -> list[TrainStepResult]:
+    def _train(self, training: spi.TrainingBatch, step: int) -> list[spi.TrainStepResult]:
         """Make all updates of a step; none where there is nothing to learn from."""
         reason = training.no_signal
         if reason is None and not training.batch.loss_mask.any():
@@ -157,14 +143,14 @@ class Loop:
             return self._without_signal("no sequence that takes part in the loss has a signal", step)
         return [self._train_step(step, *update) for update in self._with_logprobs(minibatches, training.loss)]
 
-    def _train_step(self, step: int, minibatch: Minibatch, loss: LossSpec) -> TrainStepResult:
+    def _train_step(self, step: int, minibatch: Minibatch, loss: spi.LossSpec) -> spi.TrainStepResult:
         """One update. RefitError where generator and trainer turn out to be too far apart."""
         watched, version, monitor = loss.generation_mismatch, self.position.weight_version, self.mismatch_monitor
         bounds, wants_logprobs = (monitor.bounds, monitor.wants_logprobs) if watched else ({}, False)
         try:
             with self.clock.phase("train"):
                 result, logprobs = self.trainer.train_step(minibatch, loss, version, bounds=bounds, logprobs=wants_logprobs)
-        except BoundError as error:
+        except spi.BoundError as error:
             monitor.judge_refusal(step, minibatch, version, error)
             raise
         self.position.weight_version = result.weight_version
@@ -172,15 +158,15 @@ class Loop:
             monitor.judge(step, minibatch, result, logprobs)
         return result
 
-    def _without_signal(self, reason: str, step: int) -> list[TrainStepResult]:
+    def _without_signal(self, reason: str, step: int) -> list[spi.TrainStepResult]:
         message = f"step {step} has nothing to learn from: {reason}"
         if self.recipe.training.on_no_signal == "error":
             remedy = "Make the tasks easier or harder, raise rollout.samples_per_prompt, or set training.on_no_signal=skip."
-            raise RewardError(f"{message}. {remedy}")
+            raise spi.RewardError(f"{message}. {remedy}")
         self.progress.note(f"{message}; no update was made")
         return []
 
-    def _minibatches(self, training: TrainingBatch, step: int) -> list[Minibatch]:
+    def _minibatches(self, training: spi.TrainingBatch, step: int) -> list[Minibatch]:
         """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
         moments and its decay."""
         batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step
@@ -192,7 +178,7 @@ class Loop:
             if counted[sequences].any()
         ]
 
-    def _with_logprobs(self, minibatches: Sequence[Minibatch], loss: LossSpec) -> list[tuple[Minibatch, LossSpec]]:
+    def _with_logprobs(self, minibatches: Sequence[Minibatch], loss: spi.LossSpec) -> list[tuple[Minibatch, spi.LossSpec]]:
         """Each minibatch and the loss on it, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
         batch, columns = minibatches[0].batch, list(loss.token_columns)
@@ -200,36 +186,36 @@ class Loop:
             with self.clock.phase("logprobs"):
                 every = np.arange(batch.num_sequences)
                 reference = self.trainer.logprobs(batch, every, "reference", version)
-            batch = batch.with_token_column(REFERENCE_LOGPROBS, reference)
-            columns.append(REFERENCE_LOGPROBS)
+            batch = batch.with_token_column(spi.REFERENCE_LOGPROBS, reference)
+            columns.append(spi.REFERENCE_LOGPROBS)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
-        if self.trainer.has(capabilities.PREVIOUS_LOGPROBS):
+        if self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
         comparable = needs.source == "rollouts" and not self.recipe.rollout.truncates
         if comparable and self.mismatch_monitor.can_compare(batch, version):
             # It sees those that generated, too.
-            compared = tuple(dict.fromkeys([*columns, GENERATION_LOGPROBS]))
+            compared = tuple(dict.fromkeys([*columns, spi.GENERATION_LOGPROBS]))
             first = evolve(first, token_columns=compared, generation_mismatch=True)
         updates = [(evolve(minibatches[0], batch=batch), first)]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):
                 sequences = np.sort(np.concatenate([minibatch.sequences for minibatch in minibatches[1:]]))
                 previous = self.trainer.logprobs(batch, sequences, "policy", version)
-            batch = batch.with_token_column(PREVIOUS_LOGPROBS, previous)
-            columns.append(PREVIOUS_LOGPROBS)
+            batch = batch.with_token_column(spi.PREVIOUS_LOGPROBS, previous)
+            columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
         return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]
 
-    def _sequences(self, batch: TokenBatch, step: int) -> list[Int64Array]:
+    def _sequences(self, batch: spi.TokenBatch, step: int) -> list[Int64Array]:
         """The sequences of each update: whole groups, shuffled where there are several updates."""
         num_updates = self.recipe.training.updates_per_step
         if num_updates == 1:
             return [np.arange(batch.num_sequences)]
-        groups = batch.sequence_columns.get(GROUP_IDS)
+        groups = batch.sequence_columns.get(spi.GROUP_IDS)
         if groups is None:
-            raise ContractError(
-                f"the training batch lacks the sequence column {GROUP_IDS}; expected the rollouts' columns kept"
+            raise spi.ContractError(
+                f"the training batch lacks the sequence column {spi.GROUP_IDS}; expected the rollouts' columns kept"
             )
         random = np.random.default_rng([self.recipe.run.seed, Stream.MINIBATCHES, step])
         order = random.permutation(np.unique(groups))

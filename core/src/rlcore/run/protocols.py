@@ -10,48 +10,32 @@ from typing import Literal, Protocol
 import numpy as np
 from attrs import define, frozen
 
+from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.spi import (
-    ExportWeightsRequest,
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    GlobalCounts,
-    LoadStateRequest,
-    LoadStateResult,
-    LossSpec,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TokenBatch,
-    TrainStepResult,
-    Turn,
-)
 from rlcore.spi.arrays import Float32Array, Int64Array
 
-_REASONS = {int(reason): reason for reason in FinishReason}
+_REASONS = {int(reason): reason for reason in spi.FinishReason}
 
 
 @frozen(kw_only=True, eq=False)
 class Minibatch:
     """Sequences by number: their tokens are copied once, where they are cut for the workers."""
 
-    batch: TokenBatch
+    batch: spi.TokenBatch
     """The whole batch of the step."""
     sequences: Int64Array
     """int64 [M], ascending."""
-    counts: GlobalCounts
+    counts: spi.GlobalCounts
     """The global counts of these sequences."""
     schedule_step: int
     """The number of this update among those that the run plans, from 0."""
 
     @classmethod
-    def of(cls, batch: TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
+    def of(cls, batch: spi.TokenBatch, sequences: Int64Array, num_loss_tokens: Int64Array, schedule_step: int) -> "Minibatch":
         """Some sequences, given the loss tokens of each of the batch's, int64 [N]."""
         lengths = num_loss_tokens[sequences]
-        counts = GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
+        counts = spi.GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
         return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
 
 
@@ -59,18 +43,18 @@ class Minibatch:
 class Responses:
     """S samples. Their text is made where they are generated: for the driver alone it would be the longest part of a step."""
 
-    result: GenerateResult
+    result: spi.GenerateResult
     texts: Sequence[str]
     """[S]: decoded, without special tokens."""
 
     @classmethod
-    def of(cls, result: GenerateResult, tokenizer: Tokenizer) -> "Responses":
+    def of(cls, result: spi.GenerateResult, tokenizer: Tokenizer) -> "Responses":
         """Return the samples of a result with the text of each."""
         bounds = result.offsets.tolist()
         tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
         return cls(result=result, texts=tokenizer.decode_batch(tokens))
 
-    def turns(self, samples: Int64Array) -> list[Turn]:
+    def turns(self, samples: Int64Array) -> list[spi.Turn]:
         """Return the turns of the samples with these numbers."""
         result, texts = self.result, self.texts
         tokens = result.tokens.view()
@@ -78,7 +62,7 @@ class Responses:
         starts, ends = result.offsets[samples].tolist(), result.offsets[samples + 1].tolist()
         reasons = result.finish_reasons[samples].tolist()
         return [
-            Turn(text=texts[sample], tokens=tokens[start:end], finish_reason=_REASONS[reason])
+            spi.Turn(text=texts[sample], tokens=tokens[start:end], finish_reason=_REASONS[reason])
             for sample, start, end, reason in zip(samples.tolist(), starts, ends, reasons, strict=True)
         ]
 
@@ -93,13 +77,13 @@ class Group(Protocol):
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability."""
 
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what it holds; the bytes are those of the rank that keeps most."""
 
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write its state, each rank its part."""
 
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore a state on every rank."""
 
 
@@ -107,14 +91,14 @@ class TrainerGroup(Group, Protocol):
     """All ranks of the trainer: whole batches in, whole results out."""
 
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
-    ) -> tuple[TrainStepResult, Float32Array | None]:
+        self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """One optimizer step on the minibatch, which holds at least one loss token; and, where `logprobs` asks for it, what
         `self.logprobs` would have returned for the policy and the minibatch's sequences before it. BoundError, and nothing
         changed, where a metric exceeds its bound."""
 
     def logprobs(
-        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+        self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
 
@@ -122,7 +106,7 @@ class TrainerGroup(Group, Protocol):
 class GeneratorGroup(Group, Protocol):
     """All generators of a run, as the loop sees them."""
 
-    def generate(self, request: GenerateRequest) -> Responses:
+    def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses, on whichever generators there are."""
 
 
@@ -137,7 +121,7 @@ class WeightRoute(Protocol):
 class RefitCommand:
     """What is to be handed over, and how."""
 
-    export: ExportWeightsRequest
+    export: spi.ExportWeightsRequest
     channel: str
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
 from rlcore.config.recipe import ModelConfig, Recipe
 from rlcore.files import storage_errors
@@ -25,19 +26,6 @@ from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import similar_path
-from rlcore.spi import (
-    CheckpointError,
-    ConfigError,
-    LoadStateRequest,
-    ModelError,
-    ModelSpec,
-    Problem,
-    RankInfo,
-    SaveStateRequest,
-    ServeRequest,
-    TrainerContext,
-    capabilities,
-)
 
 RECIPE = "recipe.toml"
 ORIGIN = "exported-from.sha256"
@@ -75,13 +63,17 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
     if (path / RECIPE).is_file():
         return _run_target(path, checkpoint, note)
     if checkpoint is not None:
-        raise ConfigError(
-            [Problem(path="--checkpoint", found=f"{checkpoint}, with {named}", expected=f"a run directory, with a {RECIPE}")]
+        raise spi.ConfigError(
+            [
+                spi.Problem(
+                    path="--checkpoint", found=f"{checkpoint}, with {named}", expected=f"a run directory, with a {RECIPE}"
+                )
+            ]
         )
     if (path / MANIFEST).is_file():
         return Target(model=None, checkpoint=require_intact(path), run=path.resolve().parent.parent)
     if not (path / "config.json").is_file() and (path.exists() or not is_hub_name(named)):
-        raise ConfigError([_nothing_to_serve(named, path)])
+        raise spi.ConfigError([_nothing_to_serve(named, path)])
     return Target(model=str(path) if path.exists() else named)
 
 
@@ -108,17 +100,17 @@ def check_address(host: str, port: int) -> None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ConfigError(
-            [Problem(path="--host", found=f"{host} ({error})", expected="an address of this machine, or 0.0.0.0 for all")]
+        raise spi.ConfigError(
+            [spi.Problem(path="--host", found=f"{host} ({error})", expected="an address of this machine, or 0.0.0.0 for all")]
         ) from error
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            raise ConfigError(
+            raise spi.ConfigError(
                 [
-                    Problem(
+                    spi.Problem(
                         path="--port",
                         found=f"{port} on {host}: {(error.strerror or str(error)).lower()}",
                         expected="a port that is free",
@@ -149,13 +141,13 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
     provider = serving.generator.provider
     assert provider is not None
     assert provider.serve is not None
-    spec = ModelSpec(
+    spec = spi.ModelSpec(
         path=model,
         revision=serving.recipe.model.revision if serving.target.run is None else None,
         dtype=dtype_of(serving.recipe, serving.device),
         trust_remote_code=serving.recipe.model.trust_remote_code,
     )
-    request = ServeRequest(
+    request = spi.ServeRequest(
         model=spec,
         device=serving.device,
         host=host,
@@ -165,7 +157,7 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
         chat_template=_chat_template(serving.recipe.model, model),
     )
     if provider.reads_model and (problems := model_problems(model)):
-        raise ModelError(problems)
+        raise spi.ModelError(problems)
     function = import_object(serving.generator, provider.serve)
     with attributed("raised in serve of", serving.generator.label):
         function(request, plugin_config(serving.recipe, serving.generator))
@@ -193,17 +185,17 @@ def _run_target(run: Path, checkpoint: str | None, note: Note) -> Target:
         return Target(model=str(run / "model"), run=run)
     newest = newest_checkpoint(run / "checkpoints", note)
     if newest is None:
-        raise CheckpointError(f"{run} holds neither an exported model nor a checkpoint; expected a run that has saved one")
+        raise spi.CheckpointError(f"{run} holds neither an exported model nor a checkpoint; expected a run that has saved one")
     return Target(model=None, checkpoint=newest, run=run)
 
 
-def _nothing_to_serve(named: str, path: Path) -> Problem:
+def _nothing_to_serve(named: str, path: Path) -> spi.Problem:
     expected = f"a run directory (with a {RECIPE}), one of its checkpoints, a model directory, or a Hub name"
     if path.exists() and named:
         found = f"{named}, {'a directory' if path.is_dir() else 'a file'} that is neither"
-        return Problem(path="RUN_OR_MODEL", found=found, expected=expected)
+        return spi.Problem(path="RUN_OR_MODEL", found=found, expected=expected)
     found = f"{named or 'nothing'}, which does not exist"
-    return Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=similar_path(path))
+    return spi.Problem(path="RUN_OR_MODEL", found=found, expected=expected, remedy=similar_path(path))
 
 
 def _named_checkpoint(run: Path, name: str) -> Path:
@@ -215,7 +207,7 @@ def _named_checkpoint(run: Path, name: str) -> Path:
             if int(path.name.removeprefix("step-")) == int(number):
                 return path
     listing = ", ".join(path.name for path in found) or "none"
-    raise CheckpointError(f"--checkpoint: found no {name} in {run / 'checkpoints'}; there are {listing}")
+    raise spi.CheckpointError(f"--checkpoint: found no {name} in {run / 'checkpoints'}; there are {listing}")
 
 
 def _bare(target: Target) -> dict[str, Any]:
@@ -255,15 +247,15 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
     recipe, state = serving.recipe, read_loop_state(checkpoint)
     here = model_digest(recipe.model.path, recipe.model.revision)
     if state.model != here:
-        raise CheckpointError(
+        raise spi.CheckpointError(
             f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"
         )
-    needs = {capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
+    needs = {spi.capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
     entry = select(serving.registry, "trainer", state.trainer, device=serving.device, needs=needs)
     assert entry.provider is not None
-    context = TrainerContext(
+    context = spi.TrainerContext(
         model=model_spec(recipe, serving.device),
-        rank_info=RankInfo(device="cpu"),
+        rank_info=spi.RankInfo(device="cpu"),
         seed=recipe.run.seed,
         num_train_steps=recipe.run.num_steps * recipe.training.updates_per_step,
         needs_reference=False,
@@ -277,10 +269,10 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
     trainer = build_trainer(entry, context, entry.provider.config())
     try:
         with closed_after(trainer):
-            trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer"))
+            trainer.load_state(spi.LoadStateRequest(directory=checkpoint / "trainer"))
             with storage_errors("the exported checkpoint", final.parent):
                 partial.mkdir(parents=True)
-                trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                trainer.save_state(spi.SaveStateRequest(directory=partial, kind="hf"))
                 (partial / ORIGIN).write_text(digest)
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)

@@ -1,187 +1,100 @@
-"""The service-provider interface: all that a plugin imports from rlcore, besides `rlcore_torchkit`."""
+"""The service-provider interface: all that a plugin imports from rlcore, besides `rlcore_torchkit`.
 
-from rlcore.spi import capabilities
-from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
-from rlcore.spi.batch import (
-    ADVANTAGES,
-    GENERATION_LOGPROBS,
-    GROUP_IDS,
-    PREVIOUS_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    ROUTED_EXPERTS,
-    WEIGHT_VERSIONS,
-    GlobalCounts,
-    RaggedTokens,
-    TokenBatch,
-)
-from rlcore.spi.channels import CHANNELS, RefitChannel, channel_capabilities
-from rlcore.spi.context import (
-    AlgorithmContext,
-    CheckContext,
-    EnvironmentContext,
-    GeneratorContext,
-    ModelSpec,
-    RankInfo,
-    TrainerContext,
-)
-from rlcore.spi.environment import Environment, Message, Observation, ResetResult, Row, StepResult, Turn
-from rlcore.spi.errors import (
-    BoundError,
-    CheckpointError,
-    ConfigError,
-    ContractError,
-    DataError,
-    InterruptedRun,
-    ModelError,
-    NonFiniteError,
-    PluginError,
-    Problem,
-    RefitError,
-    RewardError,
-    RlcoreError,
-    StorageError,
-    WorkerError,
-)
-from rlcore.spi.generator import (
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    GeneratorSpec,
-    RefitRequest,
-    RefitResult,
-    RoutedExperts,
-    SamplingParams,
-)
-from rlcore.spi.hooks import hookimpl
-from rlcore.spi.lifecycle import (
-    CloseRequest,
-    LoadStateRequest,
-    LoadStateResult,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-)
-from rlcore.spi.loss import MISMATCH_METRICS, LossInputs, LossOutput, LossSpec
-from rlcore.spi.observer import ObserverContext
-from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.provider import (
-    ARCHITECTURE_GROUP,
-    ENTRY_POINT_GROUPS,
-    GLOBAL_OBSERVER_GROUP,
-    OBSERVER_GROUP,
-    ROLES,
-    Provider,
-    Role,
-)
-from rlcore.spi.serve import ServeRequest
-from rlcore.spi.sink import Sink, SinkContext
-from rlcore.spi.trainer import (
-    ExportWeightsRequest,
-    LogprobsRequest,
-    LogprobsResult,
-    TrainerLayout,
-    TrainerSpec,
-    TrainStepRequest,
-    TrainStepResult,
-)
-from rlcore.spi.version import SPI_VERSION
-from rlcore.spi.weights import DtypeName, NamedTensor, TensorSpec, WeightBucket, WeightExport, tensor_digest
+Every name that is imported here is public: `name as name` says so to type checkers.
+"""
 
-__all__ = [
-    "ADVANTAGES",
-    "ARCHITECTURE_GROUP",
-    "CHANNELS",
-    "ENTRY_POINT_GROUPS",
-    "GENERATION_LOGPROBS",
-    "GLOBAL_OBSERVER_GROUP",
-    "GROUP_IDS",
-    "MISMATCH_METRICS",
-    "OBSERVER_GROUP",
-    "PREVIOUS_LOGPROBS",
-    "REFERENCE_LOGPROBS",
-    "ROLES",
-    "ROUTED_EXPERTS",
-    "SPI_VERSION",
-    "WEIGHT_VERSIONS",
-    "Algorithm",
-    "AlgorithmContext",
-    "AlgorithmNeeds",
-    "BoundError",
-    "CheckContext",
-    "CheckpointError",
-    "CloseRequest",
-    "ConfigError",
-    "ContractError",
-    "DataError",
-    "DtypeName",
-    "Environment",
-    "EnvironmentContext",
-    "ExportWeightsRequest",
-    "FinishReason",
-    "GenerateRequest",
-    "GenerateResult",
-    "GeneratorContext",
-    "GeneratorSpec",
-    "GlobalCounts",
-    "InterruptedRun",
-    "LoadStateRequest",
-    "LoadStateResult",
-    "LogprobsRequest",
-    "LogprobsResult",
-    "LossInputs",
-    "LossOutput",
-    "LossSpec",
-    "Message",
-    "ModelError",
-    "ModelSpec",
-    "NamedTensor",
-    "NonFiniteError",
-    "Observation",
-    "ObserverContext",
-    "OptimizerSpec",
-    "PluginError",
-    "Problem",
-    "Provider",
-    "RaggedTokens",
-    "RankInfo",
-    "RefitChannel",
-    "RefitError",
-    "RefitRequest",
-    "RefitResult",
-    "ResetResult",
-    "RewardError",
-    "RlcoreError",
-    "Role",
-    "RolloutBatch",
-    "RoutedExperts",
-    "Row",
-    "SamplingParams",
-    "SaveStateRequest",
-    "SaveStateResult",
-    "ScheduleSpec",
-    "ServeRequest",
-    "SetResidencyRequest",
-    "SetResidencyResult",
-    "Sink",
-    "SinkContext",
-    "StatefulAlgorithm",
-    "StepResult",
-    "StorageError",
-    "TensorSpec",
-    "TokenBatch",
-    "TrainStepRequest",
-    "TrainStepResult",
-    "TrainerContext",
-    "TrainerLayout",
-    "TrainerSpec",
-    "TrainingBatch",
-    "Turn",
-    "WeightBucket",
-    "WeightExport",
-    "WorkerError",
-    "capabilities",
-    "channel_capabilities",
-    "hookimpl",
-    "tensor_digest",
-]
+from rlcore.spi import capabilities as capabilities
+from rlcore.spi.algorithm import Algorithm as Algorithm
+from rlcore.spi.algorithm import AlgorithmNeeds as AlgorithmNeeds
+from rlcore.spi.algorithm import RolloutBatch as RolloutBatch
+from rlcore.spi.algorithm import StatefulAlgorithm as StatefulAlgorithm
+from rlcore.spi.algorithm import TrainingBatch as TrainingBatch
+from rlcore.spi.batch import ADVANTAGES as ADVANTAGES
+from rlcore.spi.batch import GENERATION_LOGPROBS as GENERATION_LOGPROBS
+from rlcore.spi.batch import GROUP_IDS as GROUP_IDS
+from rlcore.spi.batch import PREVIOUS_LOGPROBS as PREVIOUS_LOGPROBS
+from rlcore.spi.batch import REFERENCE_LOGPROBS as REFERENCE_LOGPROBS
+from rlcore.spi.batch import ROUTED_EXPERTS as ROUTED_EXPERTS
+from rlcore.spi.batch import WEIGHT_VERSIONS as WEIGHT_VERSIONS
+from rlcore.spi.batch import GlobalCounts as GlobalCounts
+from rlcore.spi.batch import RaggedTokens as RaggedTokens
+from rlcore.spi.batch import TokenBatch as TokenBatch
+from rlcore.spi.channels import CHANNELS as CHANNELS
+from rlcore.spi.channels import RefitChannel as RefitChannel
+from rlcore.spi.channels import channel_capabilities as channel_capabilities
+from rlcore.spi.context import AlgorithmContext as AlgorithmContext
+from rlcore.spi.context import CheckContext as CheckContext
+from rlcore.spi.context import EnvironmentContext as EnvironmentContext
+from rlcore.spi.context import GeneratorContext as GeneratorContext
+from rlcore.spi.context import ModelSpec as ModelSpec
+from rlcore.spi.context import RankInfo as RankInfo
+from rlcore.spi.context import TrainerContext as TrainerContext
+from rlcore.spi.environment import Environment as Environment
+from rlcore.spi.environment import Message as Message
+from rlcore.spi.environment import Observation as Observation
+from rlcore.spi.environment import ResetResult as ResetResult
+from rlcore.spi.environment import Row as Row
+from rlcore.spi.environment import StepResult as StepResult
+from rlcore.spi.environment import Turn as Turn
+from rlcore.spi.errors import BoundError as BoundError
+from rlcore.spi.errors import CheckpointError as CheckpointError
+from rlcore.spi.errors import ConfigError as ConfigError
+from rlcore.spi.errors import ContractError as ContractError
+from rlcore.spi.errors import DataError as DataError
+from rlcore.spi.errors import InterruptedRun as InterruptedRun
+from rlcore.spi.errors import ModelError as ModelError
+from rlcore.spi.errors import NonFiniteError as NonFiniteError
+from rlcore.spi.errors import PluginError as PluginError
+from rlcore.spi.errors import Problem as Problem
+from rlcore.spi.errors import RefitError as RefitError
+from rlcore.spi.errors import RewardError as RewardError
+from rlcore.spi.errors import RlcoreError as RlcoreError
+from rlcore.spi.errors import StorageError as StorageError
+from rlcore.spi.errors import WorkerError as WorkerError
+from rlcore.spi.generator import FinishReason as FinishReason
+from rlcore.spi.generator import GenerateRequest as GenerateRequest
+from rlcore.spi.generator import GenerateResult as GenerateResult
+from rlcore.spi.generator import GeneratorSpec as GeneratorSpec
+from rlcore.spi.generator import RefitRequest as RefitRequest
+from rlcore.spi.generator import RefitResult as RefitResult
+from rlcore.spi.generator import RoutedExperts as RoutedExperts
+from rlcore.spi.generator import SamplingParams as SamplingParams
+from rlcore.spi.hooks import hookimpl as hookimpl
+from rlcore.spi.lifecycle import CloseRequest as CloseRequest
+from rlcore.spi.lifecycle import LoadStateRequest as LoadStateRequest
+from rlcore.spi.lifecycle import LoadStateResult as LoadStateResult
+from rlcore.spi.lifecycle import SaveStateRequest as SaveStateRequest
+from rlcore.spi.lifecycle import SaveStateResult as SaveStateResult
+from rlcore.spi.lifecycle import SetResidencyRequest as SetResidencyRequest
+from rlcore.spi.lifecycle import SetResidencyResult as SetResidencyResult
+from rlcore.spi.loss import MISMATCH_METRICS as MISMATCH_METRICS
+from rlcore.spi.loss import LossInputs as LossInputs
+from rlcore.spi.loss import LossOutput as LossOutput
+from rlcore.spi.loss import LossSpec as LossSpec
+from rlcore.spi.observer import ObserverContext as ObserverContext
+from rlcore.spi.optimizer import OptimizerSpec as OptimizerSpec
+from rlcore.spi.optimizer import ScheduleSpec as ScheduleSpec
+from rlcore.spi.provider import ARCHITECTURE_GROUP as ARCHITECTURE_GROUP
+from rlcore.spi.provider import ENTRY_POINT_GROUPS as ENTRY_POINT_GROUPS
+from rlcore.spi.provider import GLOBAL_OBSERVER_GROUP as GLOBAL_OBSERVER_GROUP
+from rlcore.spi.provider import OBSERVER_GROUP as OBSERVER_GROUP
+from rlcore.spi.provider import ROLES as ROLES
+from rlcore.spi.provider import Provider as Provider
+from rlcore.spi.provider import Role as Role
+from rlcore.spi.serve import ServeRequest as ServeRequest
+from rlcore.spi.sink import Sink as Sink
+from rlcore.spi.sink import SinkContext as SinkContext
+from rlcore.spi.trainer import ExportWeightsRequest as ExportWeightsRequest
+from rlcore.spi.trainer import LogprobsRequest as LogprobsRequest
+from rlcore.spi.trainer import LogprobsResult as LogprobsResult
+from rlcore.spi.trainer import TrainerLayout as TrainerLayout
+from rlcore.spi.trainer import TrainerSpec as TrainerSpec
+from rlcore.spi.trainer import TrainStepRequest as TrainStepRequest
+from rlcore.spi.trainer import TrainStepResult as TrainStepResult
+from rlcore.spi.version import SPI_VERSION as SPI_VERSION
+from rlcore.spi.weights import DtypeName as DtypeName
+from rlcore.spi.weights import NamedTensor as NamedTensor
+from rlcore.spi.weights import TensorSpec as TensorSpec
+from rlcore.spi.weights import WeightBucket as WeightBucket
+from rlcore.spi.weights import WeightExport as WeightExport
+from rlcore.spi.weights import tensor_digest as tensor_digest

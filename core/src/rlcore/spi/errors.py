@@ -2,26 +2,9 @@
 
 from collections.abc import Mapping
 
-from rlcore.schema.problem import Problem, ProblemsError, RlcoreError
-
-__all__ = [
-    "BoundError",
-    "CheckpointError",
-    "ConfigError",
-    "ContractError",
-    "DataError",
-    "InterruptedRun",
-    "ModelError",
-    "NonFiniteError",
-    "PluginError",
-    "Problem",
-    "ProblemsError",
-    "RefitError",
-    "RewardError",
-    "RlcoreError",
-    "StorageError",
-    "WorkerError",
-]
+from rlcore.schema.problem import Problem as Problem
+from rlcore.schema.problem import ProblemsError as ProblemsError
+from rlcore.schema.problem import RlcoreError as RlcoreError
 
 
 class ConfigError(ProblemsError):

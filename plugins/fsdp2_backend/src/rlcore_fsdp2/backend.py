@@ -8,26 +8,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, nn
 
-from rlcore.spi import (
-    CloseRequest,
-    ConfigError,
-    ContractError,
-    ExportWeightsRequest,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    LogprobsResult,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TokenBatch,
-    TrainerContext,
-    TrainStepRequest,
-    TrainStepResult,
-    WeightExport,
-    hookimpl,
-)
+from rlcore import spi
 from rlcore.spi.lifecycle import RESIDENT
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.config import Fsdp2Config
@@ -53,7 +34,7 @@ from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
 class Fsdp2Backend:
     """Trains a Hugging Face causal language model under FSDP2."""
 
-    def __init__(self, context: TrainerContext, config: Fsdp2Config) -> None:
+    def __init__(self, context: spi.TrainerContext, config: Fsdp2Config) -> None:
         rank_info = context.rank_info
         _check_layout(context, config)
         self._parallel = ParallelLayout.of(config, rank_info.rank, rank_info.world_size)
@@ -72,7 +53,7 @@ class Fsdp2Backend:
             process_group.leave()
             raise
 
-    def _build(self, context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
+    def _build(self, context: spi.TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
         self._dims = dims_of(self._policy.config)
         self._working = None
@@ -86,8 +67,8 @@ class Fsdp2Backend:
         self._weight_version = 0
         self._failed_midway = False
 
-    @hookimpl
-    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+    @spi.hookimpl
+    def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         self._check("train_step", request.weight_version)
         check_routing(request.microbatches, self._dims)
         try:
@@ -105,43 +86,45 @@ class Fsdp2Backend:
         arrays = tuple(found.cpu().numpy() for found in logprobs) if request.logprobs else None
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=arrays)
 
-    @hookimpl
-    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+    @spi.hookimpl
+    def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         model = self._computing if request.model == "policy" else self._reference
         if model is None:
-            raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
+            raise spi.ContractError(
+                "get_logprobs: found no reference policy; expected needs_reference in the trainer's context"
+            )
         check_routing(request.microbatches, self._dims)
         logprobs, entropies = compute_logprobs(model, request, self._device, self._replay)
-        return LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
+        return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
-    @hookimpl
-    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+    @spi.hookimpl
+    def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         self._check("export_weights", request.weight_version)
         return self._export(request)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
-        return SetResidencyResult(device_bytes=self._move(request))
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
+        return spi.SetResidencyResult(device_bytes=self._move(request))
 
-    @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    @spi.hookimpl
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self._resident():
             if request.kind == "resume":
-                return SaveStateResult(files=self._save_resume(request))
+                return spi.SaveStateResult(files=self._save_resume(request))
             rank, model = self._context.rank_info.rank, self._context.model
             files = save_hf(self._export, model, request.directory, rank=rank, weight_version=self._weight_version)
-        return SaveStateResult(files=files)
+        return spi.SaveStateResult(files=files)
 
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    @spi.hookimpl
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._resident():
             self._weight_version = checkpoint.load(request.directory, self._policy, self._optimizer)
             self._refresh()
-        return LoadStateResult(weight_version=self._weight_version)
+        return spi.LoadStateResult(weight_version=self._weight_version)
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
@@ -157,10 +140,10 @@ class Fsdp2Backend:
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
 
-    def _routing_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
+    def _routing_metrics(self, microbatches: Sequence[spi.TokenBatch]) -> dict[str, float]:
         return self._replay.metrics(microbatches, self._device, self._parallel.world_size)
 
-    def _accumulate(self, request: TrainStepRequest, logprobs: list[Tensor]) -> Totals:
+    def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         self._replay.begin()
         try:
@@ -192,7 +175,7 @@ class Fsdp2Backend:
         if self._working is not None:
             self._working.refresh()
 
-    def _export(self, request: ExportWeightsRequest) -> WeightExport:
+    def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         is_narrow = self._working is not None and request.dtype == self._context.model.dtype
         parameters = dict((self._computing if is_narrow else self._policy).named_parameters())
         return self._exporter.export(request, parameters, self._device)
@@ -201,7 +184,7 @@ class Fsdp2Backend:
         models = [self._policy, *([] if self._working is None else [self._working.model])]
         return models if self._reference is None else [*models, self._reference]
 
-    def _move(self, request: SetResidencyRequest) -> int:
+    def _move(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         weights = self._on_device(parameter for model in self._models() for parameter in model.parameters())
         state = self._on_device(tensor for state in self._optimizer.state.values() for tensor in state.values())
@@ -222,15 +205,15 @@ class Fsdp2Backend:
         """Those that are there; step counts, and what `cpu_offload` keeps, are on the host."""
         return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
-    def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
+    def _save_resume(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
         rank_info = self._context.rank_info
         writer = checkpoint.Writer(rank=rank_info.rank, world_size=rank_info.world_size)
         return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
 
 
-def _check_layout(context: TrainerContext, config: Fsdp2Config) -> None:
+def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
     rank_info, model = context.rank_info, standard_config(load_config(context.model))
     problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
     if problems:
-        raise ConfigError(problems)
+        raise spi.ConfigError(problems)

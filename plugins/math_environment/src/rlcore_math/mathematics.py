@@ -4,18 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-from rlcore.spi import (
-    ConfigError,
-    DataError,
-    EnvironmentContext,
-    Message,
-    Observation,
-    ResetResult,
-    RewardError,
-    Row,
-    StepResult,
-    Turn,
-)
+from rlcore import spi
 from rlcore_math.checks import check_math
 from rlcore_math.config import PROBLEM, MathConfig, num_processes
 from rlcore_math.verifier import Verifier
@@ -24,9 +13,9 @@ from rlcore_math.verifier import Verifier
 class MathEnvironment:
     """One turn an episode: 1.0 where its answer equals the reference's mathematically, else 0.0."""
 
-    def __init__(self, context: EnvironmentContext, config: MathConfig) -> None:  # noqa: ARG002
+    def __init__(self, context: spi.EnvironmentContext, config: MathConfig) -> None:  # noqa: ARG002
         if problems := check_math(None, config):
-            raise ConfigError(problems)
+            raise spi.ConfigError(problems)
         self._config = config
         self._verifier = Verifier(
             num_processes=num_processes(config),
@@ -34,24 +23,26 @@ class MathEnvironment:
             max_memory_mib=config.max_memory_mib,
         )
 
-    def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
+    def rows(self, split: str) -> Sequence[spi.Row] | None:  # noqa: ARG002
         """None: the rows come from `[data]`."""
         return None
 
-    async def reset(self, row: Row, seed: int) -> ResetResult:  # noqa: ARG002
+    async def reset(self, row: spi.Row, seed: int) -> spi.ResetResult:  # noqa: ARG002
         """The instruction with the row's prompt in it; the reference answer is the state."""
         if "prompt" not in row:
-            raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
-        return ResetResult(observation=self._observation(row["prompt"]), state=self._reference(row))
+            raise spi.DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
+        return spi.ResetResult(observation=self._observation(row["prompt"]), state=self._reference(row))
 
-    async def step(self, state: Any, turn: Turn) -> StepResult:
+    async def step(self, state: Any, turn: spi.Turn) -> spi.StepResult:
         """1.0 or 0.0. DataError where the reference is no answer; RewardError where the process that checks was killed."""
         verdict = await self._verifier.judge(state, turn.text, require_boxed=self._config.require_boxed)
         if verdict == "unreadable_reference":
             field = self._config.answer_field
-            raise DataError(f"found the reference answer {state!r:.200} ({field}); expected a number, LaTeX, or one after ####")
+            raise spi.DataError(
+                f"found the reference answer {state!r:.200} ({field}); expected a number, LaTeX, or one after ####"
+            )
         if verdict == "killed":
-            raise RewardError(
+            raise spi.RewardError(
                 "the process that checks the response was killed from outside, again and again: look whether the machine runs "
                 "out of memory, and lower environment.math.num_processes or max_memory_mib"
             )
@@ -61,19 +52,19 @@ class MathEnvironment:
             "verification_timed_out": float(verdict == "too_slow"),
             "verification_failed": float(verdict == "failed"),
         }
-        return StepResult(reward=float(right), done=True, success=right, metrics=metrics)
+        return spi.StepResult(reward=float(right), done=True, success=right, metrics=metrics)
 
-    def _observation(self, prompt: Any) -> Observation:
+    def _observation(self, prompt: Any) -> spi.Observation:
         if not isinstance(prompt, str):
-            return Observation(messages=prompt)
+            return spi.Observation(messages=prompt)
         text = self._config.instruction.replace(PROBLEM, prompt)
         if self._config.prompt_format == "text":
-            return Observation(text=text)
+            return spi.Observation(text=text)
         system = self._config.system_prompt
-        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        return Observation(messages=[*messages, {"role": "user", "content": text}])
+        messages: list[spi.Message] = [] if system is None else [{"role": "system", "content": system}]
+        return spi.Observation(messages=[*messages, {"role": "user", "content": text}])
 
-    def _reference(self, row: Row) -> str:
+    def _reference(self, row: spi.Row) -> str:
         name = self._config.answer_field
         answer = row.get(name)
         if isinstance(answer, (int, float)) and not isinstance(answer, bool) and isfinite(answer):
@@ -81,5 +72,7 @@ class MathEnvironment:
             return str(int(answer)) if answer == int(answer) else f"{answer:.15g}"
         if not isinstance(answer, str) or answer.strip().casefold() in ("", "nan"):
             found = f"{answer!r:.60}" if name in row else f"only the fields {', '.join(map(repr, row))}"
-            raise DataError(f"environment.math.answer_field: found {found}; expected the answer in the row's field {name!r}")
+            raise spi.DataError(
+                f"environment.math.answer_field: found {found}; expected the answer in the row's field {name!r}"
+            )
         return answer

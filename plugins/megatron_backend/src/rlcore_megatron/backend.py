@@ -9,26 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi import (
-    CloseRequest,
-    ConfigError,
-    ContractError,
-    ExportWeightsRequest,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    LogprobsResult,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TokenBatch,
-    TrainerContext,
-    TrainStepRequest,
-    TrainStepResult,
-    WeightExport,
-    hookimpl,
-)
+from rlcore import spi
 from rlcore_megatron import auxiliary_loss, checkpoint, parallel
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
@@ -56,7 +37,7 @@ logger = logging.getLogger(__name__)
 class MegatronBackend:
     """Trains a Hugging Face causal language model in Megatron-Core."""
 
-    def __init__(self, context: TrainerContext, config: MegatronConfig) -> None:
+    def __init__(self, context: spi.TrainerContext, config: MegatronConfig) -> None:
         rank_info = context.rank_info
         self._context, self._config = context, config
         self._device = use_device(rank_info)
@@ -98,8 +79,8 @@ class MegatronBackend:
     def _passes_of(self, models: Sequence[Any]) -> Passes:
         return Passes(models=models, layout=self._parallel, groups=self._groups, device=self._device)
 
-    @hookimpl
-    def train_step(self, request: TrainStepRequest) -> TrainStepResult:
+    @spi.hookimpl
+    def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         self._check("train_step", request.weight_version)
         check_routing(request.microbatches, self._dims)
         with self._residency.gradients(), cuda_or_cpu(self._device.type):
@@ -114,46 +95,48 @@ class MegatronBackend:
         self._weight_version += 1
         return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=logprobs)
 
-    @hookimpl
-    def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
+    @spi.hookimpl
+    def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         check_routing(request.microbatches, self._dims)
         models = self._models if request.model == "policy" else self._reference
         if models is None:
-            raise ContractError("get_logprobs: found no reference policy; expected needs_reference in the trainer's context")
+            raise spi.ContractError(
+                "get_logprobs: found no reference policy; expected needs_reference in the trainer's context"
+            )
         with cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
-        return LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
+        return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
-    @hookimpl
-    def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
+    @spi.hookimpl
+    def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         self._check("export_weights", request.weight_version)
         self._gather_parameters()
         return self._exporter.export(request)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
-        return SetResidencyResult(device_bytes=self._residency.move(request))
+        return spi.SetResidencyResult(device_bytes=self._residency.move(request))
 
-    @hookimpl
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    @spi.hookimpl
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self._residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
             if request.kind == "resume":
-                return SaveStateResult(files=self._save_resume(request))
+                return spi.SaveStateResult(files=self._save_resume(request))
             rank, model = self._context.rank_info.rank, self._context.model
             files = save_hf(self._exporter.export, model, request.directory, rank=rank, weight_version=self._weight_version)
-        return SaveStateResult(files=files)
+        return spi.SaveStateResult(files=files)
 
-    @hookimpl
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    @spi.hookimpl
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._residency.resident(), cuda_or_cpu(self._device.type):
             self._weight_version = checkpoint.load(request.directory, self._models, self._optimizer)
-        return LoadStateResult(weight_version=self._weight_version)
+        return spi.LoadStateResult(weight_version=self._weight_version)
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:  # noqa: ARG002
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self._models)
         del self._models, self._passes, self._reference, self._optimizer, self._rates, self._exporter, self._residency
         del self._groups
@@ -166,7 +149,7 @@ class MegatronBackend:
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
 
-    def _accumulate(self, request: TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
+    def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
         for model in self._models:
             model.zero_grad_buffer()
@@ -178,7 +161,7 @@ class MegatronBackend:
             self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
             raise
 
-    def _step_stats(self, totals: Totals | None, microbatches: Sequence[TokenBatch]) -> StepStats:
+    def _step_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch]) -> StepStats:
         self._optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
         norm = self._optimizer.get_grad_norm()
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
@@ -213,16 +196,16 @@ class MegatronBackend:
             dist.all_gather_object(everyone, mine)
         return list(dict.fromkeys(name for names in everyone for name in names))
 
-    def _save_resume(self, request: SaveStateRequest) -> tuple[str, ...]:
+    def _save_resume(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
         return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
 
 
-def _layout(context: TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
+def _layout(context: spi.TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
     """ConfigError for what `check` could not see of a model on the Hub."""
     rank_info = context.rank_info
     problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
     if problems:
-        raise ConfigError(problems)
+        raise spi.ConfigError(problems)
     gpu = rank_info.device == "cuda"
     return ParallelLayout.of(
         config,

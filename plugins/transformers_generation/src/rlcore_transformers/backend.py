@@ -6,18 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcore.spi import (
-    CloseRequest,
-    GenerateRequest,
-    GenerateResult,
-    GeneratorContext,
-    ModelError,
-    RefitRequest,
-    RefitResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    hookimpl,
-)
+from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import check_sampling, sample_limits
 from rlcore_torchkit.models import architecture_of, load_model, standard_config
@@ -34,7 +23,7 @@ from rlcore_transformers.weights import HeldWeights, expected_shapes
 class TransformersBackend:
     """Generates with the architecture of a Hugging Face model and the weights of a trainer."""
 
-    def __init__(self, context: GeneratorContext, config: TransformersConfig) -> None:
+    def __init__(self, context: spi.GeneratorContext, config: TransformersConfig) -> None:
         self._context = context
         self._options = config
         self._dtype: torch.dtype = getattr(torch, context.model.dtype)
@@ -45,7 +34,7 @@ class TransformersBackend:
         standard, path = standard_config(model.config), context.model.path
         problems = model_problems(standard, path, context.max_sequence_length, routed_experts=context.routed_experts)
         if problems:
-            raise ModelError(problems)
+            raise spi.ModelError(problems)
         self._config: Any = model.config
         rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
@@ -53,8 +42,8 @@ class TransformersBackend:
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
 
-    @hookimpl
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    @spi.hookimpl
+    def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Logits are those of the model's dtype; everything after them is float32."""
         check_sampling(request.sampling)
         limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
@@ -76,17 +65,17 @@ class TransformersBackend:
             self._cache = None
             raise
 
-    @hookimpl
-    def refit(self, request: RefitRequest) -> RefitResult:
+    @spi.hookimpl
+    def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         """Take over weights. After a failure there are none, until a refit succeeds."""
         self._decoder.unbind()
         with torch.no_grad():
             digests = self._weights.receive(request.weights, request.may_alias)
         self._decoder.bind(self._weights.tensors)
-        return RefitResult(weight_version=request.weight_version, digests=digests)
+        return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move the weights, or let go of them; free the cache on "host". It is allocated again by the next generate."""
         if request.discard_weights:
             self._decoder.unbind()
@@ -100,17 +89,17 @@ class TransformersBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         cache_bytes = 0 if self._cache is None else self._cache.num_bytes
-        return SetResidencyResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
+        return spi.SetResidencyResult(device_bytes=self._weights.num_bytes(self._device) + cache_bytes)
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:
         """Let go of weights and cache."""
         del request
         self._decoder.unbind()
         self._weights.drop()
         self._cache = self._tokenizer = None
 
-    def _slots(self, request: GenerateRequest, limits: Int64Array) -> SlotCache:
+    def _slots(self, request: spi.GenerateRequest, limits: Int64Array) -> SlotCache:
         """A cache for this request: the last one if it is large enough."""
         num_slots = min(self._options.max_batch_size, len(limits))
         length = int((np.repeat(request.prompts.lengths, request.num_samples) + limits).max())
@@ -126,11 +115,11 @@ class TransformersBackend:
         return self._tokenizer
 
 
-def _empty_result(request: GenerateRequest, decoder: Decoder) -> GenerateResult:
+def _empty_result(request: spi.GenerateRequest, decoder: Decoder) -> spi.GenerateResult:
     """The answer to a request without samples."""
     nowhere = np.zeros(0, np.int64)
     routing = Routing(request, nowhere, decoder.routing_shape) if request.routed_experts else None
-    return GenerateResult(
+    return spi.GenerateResult(
         tokens=np.zeros(0, np.int32),
         offsets=np.zeros(1, np.int64),
         logprobs=np.zeros(0, np.float32),

@@ -8,18 +8,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeAlias
 
-from rlcore.spi import (
-    CloseRequest,
-    ContractError,
-    GenerateRequest,
-    GenerateResult,
-    GeneratorContext,
-    RefitRequest,
-    RefitResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    hookimpl,
-)
+from rlcore import spi
 from rlcore_torchkit.generation import check_sampling, sample_limits
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
@@ -39,7 +28,7 @@ Finished: TypeAlias = "queue.SimpleQueue[Sequence[FinishedSample] | Future[None]
 class VllmBackend:
     """Generates with one or several vLLM engines and the weights of a trainer."""
 
-    def __init__(self, context: GeneratorContext, config: VllmConfig) -> None:
+    def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
         self._context = context
         self._config = config
@@ -58,11 +47,11 @@ class VllmBackend:
             _in_parallel(replica.close for replica in self._replicas)
             raise
 
-    @hookimpl
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    @spi.hookimpl
+    def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
         if request.routed_experts and not self._context.routed_experts:
-            raise ContractError(
+            raise spi.ContractError(
                 "generate: found routed_experts asked of engines that were built without; expected it in the context"
             )
         check_sampling(request.sampling, SMALLEST_TEMPERATURE)
@@ -88,12 +77,14 @@ class VllmBackend:
                 self._restart([index for index in failed if self._num_starts[index] == num_starts[index]])
             raise
 
-    @hookimpl
-    def refit(self, request: RefitRequest) -> RefitResult:
+    @spi.hookimpl
+    def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         """Take over weights, also while generate runs. After a failure there are none, until a refit succeeds."""
         channel = self._context.channel
         if request.channel != channel:
-            raise ContractError(f"refit: found channel {request.channel}; expected {channel}, which the engines were built for")
+            raise spi.ContractError(
+                f"refit: found channel {request.channel}; expected {channel}, which the engines were built for"
+            )
         with self._changing:
             self._version = NO_WEIGHTS
             try:
@@ -106,10 +97,10 @@ class VllmBackend:
                 raise
             self._version = request.weight_version
             self._mirrors.push()
-        return RefitResult(weight_version=request.weight_version, digests=digests)
+        return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Put the engines to sleep or wake them, wholly or in part: the KV cache is not kept, weights unless discarded."""
         on_device = {"weights": request.weights == "device", "state": request.state == "device"}
         if request.discard_weights and not on_device["weights"]:
@@ -117,10 +108,10 @@ class VllmBackend:
         with self._changing:
             held = _await(_move(replica, on_device, request.discard_weights) for replica in self._replicas)
             self._resident = on_device
-        return SetResidencyResult(device_bytes=sum(held))
+        return spi.SetResidencyResult(device_bytes=sum(held))
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:
         """End the engines and their processes."""
         del request
         self._version = NO_WEIGHTS
@@ -131,7 +122,7 @@ class VllmBackend:
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:
             held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
-            raise ContractError(f"generate: found {held}; expected version {expected}. Refit first")
+            raise spi.ContractError(f"generate: found {held}; expected version {expected}. Refit first")
 
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
@@ -151,7 +142,7 @@ class VllmBackend:
         self._transfer = self._make_transfer()
 
 
-def make_replicas(context: GeneratorContext, config: VllmConfig) -> list[Replica]:
+def make_replicas(context: spi.GeneratorContext, config: VllmConfig) -> list[Replica]:
     """The engines, not started yet. ContractError where this process would have to hold more than one."""
     settings = engine_settings(context, config)
     devices = (
@@ -163,19 +154,19 @@ def make_replicas(context: GeneratorContext, config: VllmConfig) -> list[Replica
             for index, places in enumerate(devices)
         ]
     if config.replicas > 1 or config.tensor_parallel > 1:
-        raise ContractError(
+        raise spi.ContractError(
             f"refit.channel: found {context.channel} with replicas = {config.replicas} and tensor_parallel = "
             f"{config.tensor_parallel}; expected 1 of both. Choose another channel"
         )
     if devices[0] not in ((), (0,)):
-        raise ContractError(
+        raise spi.ContractError(
             f"refit.channel: found {context.channel} on CUDA device {devices[0][0]}; expected device 0, which vLLM takes "
             "in a process. Set CUDA_VISIBLE_DEVICES, or choose another channel"
         )
     return [LocalReplica("vllm-0", settings, devices[0])]
 
 
-def _gather(num_calls: int, finished: Finished, request: GenerateRequest) -> list[FinishedSample]:
+def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) -> list[FinishedSample]:
     """All samples, each handed to on_finished as it comes; raises what a call raised."""
     gathered: list[FinishedSample] = []
     while num_calls:

@@ -7,32 +7,21 @@ from typing import TypeAlias
 import numpy as np
 from attrs import frozen
 
+from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import COMPLETION, PROMPT, Split, prompt_fault, row_name
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.spi import (
-    GROUP_IDS,
-    DataError,
-    FinishReason,
-    ModelError,
-    Observation,
-    Problem,
-    RaggedTokens,
-    RolloutBatch,
-    Row,
-    TokenBatch,
-)
 from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
 
 CHUNK_ROWS = 2048
-Observe: TypeAlias = Callable[[Sequence[Row]], Sequence[Observation]]
+Observe: TypeAlias = Callable[[Sequence[spi.Row]], Sequence[spi.Observation]]
 
 
 @frozen(kw_only=True, eq=False)
 class Prompts:
     """P prompts within the limit; all their tokens, 4 bytes each, take about the memory of their text."""
 
-    tokens: RaggedTokens
+    tokens: spi.RaggedTokens
     """P prompts."""
     rows: Int64Array
     """int64 [P]: the row of the data set that each came from, ascending."""
@@ -44,7 +33,7 @@ class Prompts:
 class Demonstrations:
     """N pairs of prompt and completion, each one sequence that ends with the end-of-sequence token."""
 
-    tokens: RaggedTokens
+    tokens: spi.RaggedTokens
     """N sequences."""
     prompt_lengths: Int64Array
     """int64 [N]: tokens of the prompt, at least 1."""
@@ -54,7 +43,7 @@ class Demonstrations:
     """Rows left out since they are over a limit."""
 
 
-def encode_prompts(prompts: Sequence[Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
+def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
     """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
     settings want one; messages go through the chat template; tokens stay."""
     texts = [prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages) for prompt in prompts]
@@ -72,7 +61,7 @@ def encode_prompts(prompts: Sequence[Observation], tokenizer: Tokenizer) -> list
 
 
 def render_prompts(
-    rows: Sequence[Row],
+    rows: Sequence[spi.Row],
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
@@ -98,7 +87,7 @@ def render_prompts(
 
 
 def render_demonstrations(
-    rows: Sequence[Row],
+    rows: Sequence[spi.Row],
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
@@ -135,22 +124,22 @@ def render_demonstrations(
     )
 
 
-def demonstration_batch(demonstrations: Demonstrations, indices: Int64Array) -> RolloutBatch:
+def demonstration_batch(demonstrations: Demonstrations, indices: Int64Array) -> spi.RolloutBatch:
     """The demonstrations `indices` int64 [M], each a group of its own; loss_mask is True on completion and end."""
     num_sequences = len(indices)
     gather, offsets = gather_ragged(demonstrations.tokens.offsets, indices)
     first_of_completion = demonstrations.tokens.offsets[:-1][indices] + demonstrations.prompt_lengths[indices]
-    batch = TokenBatch(
+    batch = spi.TokenBatch(
         tokens=demonstrations.tokens.tokens[gather],
         offsets=offsets,
         loss_mask=gather >= np.repeat(first_of_completion, np.diff(offsets)),
-        sequence_columns={GROUP_IDS: np.arange(num_sequences, dtype=np.int32)},
+        sequence_columns={spi.GROUP_IDS: np.arange(num_sequences, dtype=np.int32)},
     )
-    return RolloutBatch(
+    return spi.RolloutBatch(
         batch=batch,
         rewards=np.zeros(num_sequences, np.float32),
         valid=np.ones(num_sequences, np.bool_),
-        finish_reasons=np.full(num_sequences, FinishReason.STOP, np.uint8),
+        finish_reasons=np.full(num_sequences, spi.FinishReason.STOP, np.uint8),
     )
 
 
@@ -176,21 +165,21 @@ class _Piece:
             np.concatenate([piece.rows for piece in pieces]),
         )
 
-    def ragged(self) -> RaggedTokens:
-        return RaggedTokens(tokens=self.tokens, offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)]))
+    def ragged(self) -> spi.RaggedTokens:
+        return spi.RaggedTokens(tokens=self.tokens, offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)]))
 
 
 class _Limits:
     """Counts the rows over a limit, and says so where the recipe makes that an error."""
 
-    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[Row]) -> None:
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row]) -> None:
         self.key, self.config, self.rows = key, config, rows
         self.num_over = 0
         self.first = ""
 
     def admits(self, row: int, part: str, num_tokens: int, option: str, limit: int) -> bool:
         if num_tokens == 0:
-            raise DataError(f"{self.key}: the {part} of {row_name(self.rows, row)} has no tokens; expected at least one")
+            raise spi.DataError(f"{self.key}: the {part} of {row_name(self.rows, row)} has no tokens; expected at least one")
         if num_tokens <= limit:
             return True
         self.num_over += 1
@@ -203,12 +192,12 @@ class _Limits:
     def finish(self, num_rows: int) -> None:
         if self.num_over and self.config.on_long_prompt == "error":
             others = f"; {self.num_over - 1} more of the {num_rows} rows are over the limit" if self.num_over > 1 else ""
-            raise DataError(f"{self.key}: {self.first}{others}. {self.remedy}")
+            raise spi.DataError(f"{self.key}: {self.first}{others}. {self.remedy}")
         if self.num_over == num_rows:
-            raise DataError(f"{self.key}: all {num_rows} rows are over the limit, so none is left: {self.first}")
+            raise spi.DataError(f"{self.key}: all {num_rows} rows are over the limit, so none is left: {self.first}")
 
 
-def _chunks(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
+def _chunks(rows: Sequence[spi.Row]) -> Iterator[tuple[int, list[spi.Row]]]:
     """The rows in order, so many at a time, each with the number of its first."""
     iterator, start = iter(rows), 0
     while chunk := list(islice(iterator, CHUNK_ROWS)):
@@ -217,22 +206,22 @@ def _chunks(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
 
 
 def _prompt_tokens(
-    rows: Sequence[Row], chunk: Sequence[Row], start: int, key: str, tokenizer: Tokenizer, observe: Observe | None
+    rows: Sequence[spi.Row], chunk: Sequence[spi.Row], start: int, key: str, tokenizer: Tokenizer, observe: Observe | None
 ) -> list[Sequence[int]]:
     if observe is not None:
         return encode_prompts(observe(chunk), tokenizer)
     return encode_prompts([_row_prompt(rows, row, start + i, key) for i, row in enumerate(chunk)], tokenizer)
 
 
-def _row_prompt(rows: Sequence[Row], row: Row, number: int, key: str) -> Observation:
+def _row_prompt(rows: Sequence[spi.Row], row: spi.Row, number: int, key: str) -> spi.Observation:
     prompt = row.get(PROMPT)
     if fault := prompt_fault(prompt):
         found = f"fields {', '.join(map(repr, row))}" if PROMPT not in row else fault
-        raise DataError(f"{key}: {row_name(rows, number)}: found {found}; expected a prompt: text, or chat messages")
-    return Observation(text=prompt) if isinstance(prompt, str) else Observation(messages=prompt)
+        raise spi.DataError(f"{key}: {row_name(rows, number)}: found {found}; expected a prompt: text, or chat messages")
+    return spi.Observation(text=prompt) if isinstance(prompt, str) else spi.Observation(messages=prompt)
 
 
-def _completion(rows: Sequence[Row], row: Row, number: int, config: DatasetConfig, key: str) -> str:
+def _completion(rows: Sequence[spi.Row], row: spi.Row, number: int, config: DatasetConfig, key: str) -> str:
     completion = row.get(COMPLETION)
     if isinstance(completion, str):
         return completion
@@ -242,16 +231,16 @@ def _completion(rows: Sequence[Row], row: Row, number: int, config: DatasetConfi
     else:
         listed = ", ".join(map(repr, row))
         found = f"no field {name!r}, only {listed}; {expected}. Name its field with {key}.completion_field"
-    raise DataError(f"{key}: {row_name(rows, number)}: found {found}")
+    raise spi.DataError(f"{key}: {row_name(rows, number)}: found {found}")
 
 
 def _eos_token(tokenizer: Tokenizer) -> int:
     if tokenizer.eos_token_id is None:
-        problem = Problem(
+        problem = spi.Problem(
             path="model.path",
             found="a tokenizer without an end-of-sequence token",
             expected="one, which ends each demonstration",
             remedy="Set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
         )
-        raise ModelError([problem])
+        raise spi.ModelError([problem])
     return tokenizer.eos_token_id

@@ -7,28 +7,13 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 from attrs import evolve, frozen
 
+from rlcore import spi
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import Minibatch, Responses
 from rlcore.run.train_step.microbatches import plan_microbatches
-from rlcore.spi import (
-    ROUTED_EXPERTS,
-    GenerateRequest,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    LossSpec,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TokenBatch,
-    TrainStepRequest,
-    TrainStepResult,
-    capabilities,
-)
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
 HandleT = TypeVar("HandleT", bound=BackendHandle)
@@ -49,15 +34,15 @@ class InProcessGroup(Generic[HandleT]):
         """Whether the provider declares a capability."""
         return self.handle.has(capability)
 
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what the backend holds to the host or to the device."""
         return self.handle.set_residency(request)
 
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write the backend's state."""
         return self.handle.save_state(request)
 
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore a state that save_state wrote."""
         return self.handle.load_state(request)
 
@@ -73,39 +58,39 @@ class MinibatchTrainer(ABC):
 
     @abstractmethod
     def _train(
-        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
-    ) -> tuple[TrainStepResult, Float32Array | None]:
+        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
+    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """The step on these of the batch's sequences; with their log-probabilities [T] where the request asks for them."""
 
     @abstractmethod
-    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         """float32 [T]: the log-probabilities of these of the batch's sequences, 0.0 in the others."""
 
     def train_step(
-        self, minibatch: Minibatch, loss: LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
-    ) -> tuple[TrainStepResult, Float32Array | None]:
+        self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
+    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """One optimizer step on the minibatch, and its log-probabilities where asked for."""
-        request = TrainStepRequest(
+        request = spi.TrainStepRequest(
             microbatches=(),
             counts=minibatch.counts,
             loss=loss,
             temperature=self.temperature,
             weight_version=weight_version,
             bounds=bounds,
-            schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,
+            schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,
             logprobs=logprobs,
         )
-        batch = _with_columns(minibatch.batch, {*loss.token_columns, ROUTED_EXPERTS})
+        batch = _with_columns(minibatch.batch, {*loss.token_columns, spi.ROUTED_EXPERTS})
         return self._train(request, batch, minibatch.sequences)
 
     def logprobs(
-        self, batch: TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
+        self, batch: spi.TokenBatch, sequences: Int64Array, model: Literal["policy", "reference"], weight_version: int
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
-        request = LogprobsRequest(
+        request = spi.LogprobsRequest(
             microbatches=(), model=model, temperature=self.temperature, entropy=False, weight_version=weight_version
         )
-        bare = evolve(_with_columns(batch, {ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
+        bare = evolve(_with_columns(batch, {spi.ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
         return self._evaluate(request, bare, sequences)
 
 
@@ -117,18 +102,18 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
     temperature: float
 
     def _train(
-        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
-    ) -> tuple[TrainStepResult, Float32Array | None]:
+        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
+    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         plan = self._plan(batch, sequences)
         result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
         return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
 
-    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         plan = self._plan(batch, sequences)
         found = self.handle.get_logprobs(evolve(request, microbatches=_cut(batch, plan)))
         return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))
 
-    def _plan(self, batch: TokenBatch, sequences: Int64Array) -> list[Int64Array]:
+    def _plan(self, batch: spi.TokenBatch, sequences: Int64Array) -> list[Int64Array]:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch)
         return [sequences[microbatch] for microbatch in plan]
 
@@ -139,15 +124,15 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
 
     tokenizer: Tokenizer
 
-    def generate(self, request: GenerateRequest) -> Responses:
+    def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses."""
         return Responses.of(self.handle.generate(request), self.tokenizer)
 
 
-def _cut(batch: TokenBatch, plan: list[Int64Array]) -> tuple[TokenBatch, ...]:
+def _cut(batch: spi.TokenBatch, plan: list[Int64Array]) -> tuple[spi.TokenBatch, ...]:
     return tuple(batch.select(sequences) for sequences in plan)
 
 
-def _with_columns(batch: TokenBatch, kept: set[str]) -> TokenBatch:
+def _with_columns(batch: spi.TokenBatch, kept: set[str]) -> spi.TokenBatch:
     """The batch with the per-token columns alone that may be read."""
     return evolve(batch, token_columns={name: column for name, column in batch.token_columns.items() if name in kept})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from rlcore import spi
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import GeneratorGroup, Responses
 from rlcore.run.report.progress import Progress
@@ -18,25 +19,6 @@ from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.episode_starts import EpisodeStarts, PromptLimit
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    GROUP_IDS,
-    ROUTED_EXPERTS,
-    WEIGHT_VERSIONS,
-    DataError,
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    Observation,
-    RaggedTokens,
-    ResetResult,
-    RolloutBatch,
-    RoutedExperts,
-    Row,
-    SamplingParams,
-    TokenBatch,
-    capabilities,
-)
 from rlcore.spi.arrays import (
     AnyArray,
     BoolArray,
@@ -53,7 +35,7 @@ NOT_GENERATED = -1
 
 
 @frozen(kw_only=True, eq=False)
-class CollectedRollouts(RolloutBatch):
+class CollectedRollouts(spi.RolloutBatch):
     """A step's samples, with what the run directory and the metrics tell of them besides."""
 
     success: BoolArray
@@ -73,7 +55,7 @@ class RolloutCollector:
     generator: GeneratorGroup
     episodes: EpisodeRunner
     tokenizer: Tokenizer
-    sampling: SamplingParams
+    sampling: spi.SamplingParams
     samples_per_prompt: int
     prompt_limit: PromptLimit
     max_response_tokens: int
@@ -88,7 +70,7 @@ class RolloutCollector:
     progress: Progress
 
     def collect(
-        self, rows: Sequence[Row], weight_version: int, seed: Sequence[int], spare: Iterable[Row] = ()
+        self, rows: Sequence[spi.Row], weight_version: int, seed: Sequence[int], spare: Iterable[spi.Row] = ()
     ) -> CollectedRollouts:
         """`samples_per_prompt` episodes of each row, adjacent. A row whose prompt is over the limit is replaced by one of
         `spare`, or else left out, where the recipe says so. `seed` is a key of numpy's SeedSequence."""
@@ -96,11 +78,11 @@ class RolloutCollector:
             random = np.random.default_rng(list(seed))
             return _Collection(self, self._begin(rows, spare, random), weight_version, random, len(rows)).run()
 
-    def _begin(self, rows: Sequence[Row], spare: Iterable[Row], random: np.random.Generator) -> EpisodeStarts:
+    def _begin(self, rows: Sequence[spi.Row], spare: Iterable[spi.Row], random: np.random.Generator) -> EpisodeStarts:
         """Begin one episode a row; its samples share the prompt."""
         seeds = random.integers(0, 2**31, len(rows)).tolist()
 
-        def reset(at: Mapping[int, Row]) -> Sequence[ResetResult | Failure]:
+        def reset(at: Mapping[int, spi.Row]) -> Sequence[spi.ResetResult | Failure]:
             with self.clock.phase("rewards"):
                 return self.episodes.reset_all(list(at.values()), [seeds[place] for place in at])
 
@@ -136,7 +118,7 @@ class _Collection:
         self.rewards = np.zeros(num_episodes, np.float64)
         self.success = np.zeros(num_episodes, np.bool_)
         self.valid = np.ones(num_episodes, np.bool_)
-        self.finish_reasons = np.full(num_episodes, FinishReason.ABORTED, np.uint8)
+        self.finish_reasons = np.full(num_episodes, spi.FinishReason.ABORTED, np.uint8)
         self.budget = np.full(num_episodes, collector.max_response_tokens, np.int64)
         self.num_generated = np.zeros(num_episodes, np.int64)
         self.texts = [""] * num_episodes
@@ -149,7 +131,7 @@ class _Collection:
         """Each metric's values, by its name, with the episode that reported each."""
         self.columns: dict[str, list[tuple[AnyArray, Int64Array]]] = {"tokens": [], "logprobs": [], "versions": []}
         """What was appended to episodes at the same moment, in turn: a row for each episode, empty for those that got none."""
-        self.routed: list[tuple[Int64Array, RoutedExperts]] = []
+        self.routed: list[tuple[Int64Array, spi.RoutedExperts]] = []
         """Episodes of each turn, and where their tokens went, from the first on."""
 
     def run(self) -> CollectedRollouts:
@@ -169,13 +151,13 @@ class _Collection:
             if not open_:
                 break
             active = np.asarray([index for index, _ in open_], np.int64)
-            packed = RaggedTokens.from_lists([read.tolist() for _, read in open_])
+            packed = spi.RaggedTokens.from_lists([read.tolist() for _, read in open_])
             self.budget[active] -= packed.lengths
             self._append_read(active, packed.offsets, packed.tokens)
             prompts = self._contexts(active)
         return self._collected()
 
-    def _reset(self) -> tuple[Int64Array, RaggedTokens]:
+    def _reset(self) -> tuple[Int64Array, spi.RaggedTokens]:
         """The episodes as they begin. Returns all of them and the P prompts."""
         group, prompts = self.c.samples_per_prompt, self.starts.prompts
         for index, reset in enumerate(self.starts.resets):
@@ -200,15 +182,15 @@ class _Collection:
             self.valid[episode] = False
             self.failures.add(episode, reason)
 
-    def _generate(self, prompts: RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
-        request = GenerateRequest(
+    def _generate(self, prompts: spi.RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
+        request = spi.GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
             seeds=self._seeds()[active],
             max_tokens=self.budget[active].astype(np.int32),
             sampling=self.c.sampling,
             weight_version=self.weight_version,
-            on_finished=self._counter(len(active)) if self.c.generator.has(capabilities.STREAMING) else None,
+            on_finished=self._counter(len(active)) if self.c.generator.has(spi.capabilities.STREAMING) else None,
             routed_experts=self.c.routed_experts,
         )
         with self.c.clock.phase("generation"):
@@ -220,11 +202,11 @@ class _Collection:
         seeds = self.random.integers(0, 2**63 - 1, (self.num_asked, self.c.samples_per_prompt), dtype=np.int64)
         return seeds[self.starts.places].reshape(-1)
 
-    def _counter(self, num_samples: int) -> Callable[[int, GenerateResult], None]:
+    def _counter(self, num_samples: int) -> Callable[[int, spi.GenerateResult], None]:
         """Tells the display how many samples have ended."""
         lock, num_finished = threading.Lock(), 0
 
-        def count(sample: int, result: GenerateResult) -> None:  # noqa: ARG001 - what a generator hands out
+        def count(sample: int, result: spi.GenerateResult) -> None:  # noqa: ARG001 - what a generator hands out
             nonlocal num_finished
             with lock:
                 num_finished += 1
@@ -232,7 +214,7 @@ class _Collection:
 
         return count
 
-    def _step(self, active: Int64Array, responses: Responses) -> dict[int, Observation]:
+    def _step(self, active: Int64Array, responses: Responses) -> dict[int, spi.Observation]:
         """Score a turn of each active episode; returns what those observe that go on."""
         result = responses.result
         lengths = np.diff(result.offsets)
@@ -264,12 +246,12 @@ class _Collection:
                 self.metric_values[name].append((index, value))
         return {index: answer.observation for index, answer in scored.items() if answer.observation is not None}
 
-    def _read(self, observed: Mapping[int, Observation]) -> list[tuple[int, Int32Array]]:
+    def _read(self, observed: Mapping[int, spi.Observation]) -> list[tuple[int, Int32Array]]:
         """The tokens that episodes read next; what a chat template cannot tell as it went is a failure of the episode."""
         observed = {index: observation for index, observation in observed.items() if self.budget[index] > 0}
         read = []
         for index, tokens in zip(observed, self.conversations.read(list(observed), list(observed.values())), strict=True):
-            if not isinstance(tokens, DataError):
+            if not isinstance(tokens, spi.DataError):
                 read.append((index, tokens))
             elif self.c.episodes.masks_failures:
                 self._fail([index], str(tokens))
@@ -278,10 +260,10 @@ class _Collection:
         self.failures.check()
         return read
 
-    def _contexts(self, active: Int64Array) -> RaggedTokens:
+    def _contexts(self, active: Int64Array) -> spi.RaggedTokens:
         """What each active episode has said and read so far."""
         tokens, offsets = join_rows(self.columns["tokens"]), self._all_offsets()
-        return RaggedTokens(tokens=take_rows(tokens, offsets, active), offsets=offsets_of(np.diff(offsets)[active]))
+        return spi.RaggedTokens(tokens=take_rows(tokens, offsets, active), offsets=offsets_of(np.diff(offsets)[active]))
 
     def _append_read(self, episodes: Int64Array, offsets: Int64Array, tokens: Int32Array) -> None:
         """Append the tokens of the environment's observation."""
@@ -308,14 +290,14 @@ class _Collection:
             return {}
         episodes, first = self.routed[0]
         if len(self.routed) == 1 and np.array_equal(first.offsets, offsets):
-            return {ROUTED_EXPERTS: first.experts}
+            return {spi.ROUTED_EXPERTS: first.experts}
         column = np.full((int(offsets[-1]), *first.experts.shape[1:]), -1, np.int16)
         for episodes, routed in self.routed:
             for number, start in enumerate(offsets[episodes].tolist()):
                 rows = routed.experts[routed.offsets[number] : routed.offsets[number + 1]]
                 target = column[start : start + len(rows)]
                 np.copyto(target, rows, where=rows >= 0)
-        return {ROUTED_EXPERTS: column}
+        return {spi.ROUTED_EXPERTS: column}
 
     def _environment_metrics(self) -> dict[str, float]:
         """Means over what valid episodes reported: one that failed in a later turn counts in none of its turns."""
@@ -334,16 +316,16 @@ class _Collection:
         if self.failures.reasons:
             self.c.progress.note(str(self.failures))
         group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)
-        batch = TokenBatch(
+        batch = spi.TokenBatch(
             tokens=tokens,
             offsets=offsets,
             loss_mask=loss_mask,
             token_columns={
-                GENERATION_LOGPROBS: logprobs,
-                WEIGHT_VERSIONS: versions,
+                spi.GENERATION_LOGPROBS: logprobs,
+                spi.WEIGHT_VERSIONS: versions,
                 **self._routed_experts(offsets),
             },
-            sequence_columns={GROUP_IDS: group_ids},
+            sequence_columns={spi.GROUP_IDS: group_ids},
         )
         return CollectedRollouts(
             batch=batch,

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
+from rlcore import spi
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
@@ -15,22 +16,6 @@ from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_respo
 from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.run.train_step.metrics import figures_of
 from rlcore.run.train_step.microbatches import WIDTH
-from rlcore.spi import (
-    CheckpointError,
-    ContractError,
-    GenerateRequest,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    SaveStateRequest,
-    SaveStateResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    TokenBatch,
-    TrainStepRequest,
-    TrainStepResult,
-    capabilities,
-)
 from rlcore.spi.arrays import Float32Array, Int64Array
 
 COUNT_EVERY_S = 1.0
@@ -67,49 +52,53 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     """The model's hidden size, by which attention weighs more or less."""
 
     def _train(
-        self, request: TrainStepRequest, batch: TokenBatch, sequences: Int64Array
-    ) -> tuple[TrainStepResult, Float32Array | None]:
+        self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
+    ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """The step, each data-parallel rank with its part of the sequences."""
         dispatch = self._dispatch(batch, sequences)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
         given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]
-        results: list[TrainStepResult] = self.calls.together("train_step", given)
+        results: list[spi.TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):
             if not _same_metrics(result, results[0]):
                 self.calls.lose("ranks disagree on the figures of a step")
                 found, expected = (evolve(one, logprobs=None) for one in (result, results[0]))
-                raise ContractError(f"train_step: {self.calls.workers[rank]} returned {found}; expected rank 0's {expected}")
+                raise spi.ContractError(
+                    f"train_step: {self.calls.workers[rank]} returned {found}; expected rank 0's {expected}"
+                )
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
-    def _evaluate(self, request: LogprobsRequest, batch: TokenBatch, sequences: Int64Array) -> Float32Array:
+    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         dispatch = self._dispatch(batch, sequences)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
         results = self.calls.together("logprobs", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
         return dispatch.join(batch, [results[leader] for leader in leaders])
 
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every rank holds."""
-        return SetResidencyResult(device_bytes=max(self.calls.together("move_trainer", [(request,)] * len(self.calls.ranks))))
+        return spi.SetResidencyResult(
+            device_bytes=max(self.calls.together("move_trainer", [(request,)] * len(self.calls.ranks)))
+        )
 
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write every rank's part; CheckpointError where the driver does not see it."""
         request = evolve(request, directory=request.directory.absolute())
         written = self.calls.all("save_trainer", request)
-        return SaveStateResult(files=_seen(request.directory, self.calls, range(len(written)), written))
+        return spi.SaveStateResult(files=_seen(request.directory, self.calls, range(len(written)), written))
 
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore every rank's part."""
         request = evolve(request, directory=request.directory.absolute())
-        results: list[LoadStateResult] = self.calls.together("load_trainer", [(request,)] * len(self.calls.ranks))
+        results: list[spi.LoadStateResult] = self.calls.together("load_trainer", [(request,)] * len(self.calls.ranks))
         if len({result.weight_version for result in results}) > 1:
-            raise CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
+            raise spi.CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
         return results[0]
 
-    def _dispatch(self, batch: TokenBatch, sequences: Int64Array) -> Dispatch:
+    def _dispatch(self, batch: spi.TokenBatch, sequences: Int64Array) -> Dispatch:
         return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width)
 
-    def _parts(self, batch: TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
+    def _parts(self, batch: spi.TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
         """Return where the data of each rank lies: an object in Ray's store, and a number in it. Ranks of one data-parallel
         rank share theirs; those of a node share an object, since each object costs the driver as much as a million bytes."""
         import ray
@@ -134,9 +123,9 @@ class PoolGenerator(_PoolGroup):
 
     def has(self, capability: str) -> bool:
         """Whether the provider declares a capability. What it streams stays in the worker."""
-        return super().has(capability) and capability != capabilities.STREAMING
+        return super().has(capability) and capability != spi.capabilities.STREAMING
 
-    def generate(self, request: GenerateRequest) -> Responses:
+    def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
         dealt = deal_prompts(request, len(self.hosts))
         given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
@@ -145,20 +134,22 @@ class PoolGenerator(_PoolGroup):
         results = self.calls.apart("generate", parts, watch=count)
         return join_responses(list(given.values()), request.num_samples, results)
 
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds."""
-        return SetResidencyResult(device_bytes=max(self.calls.apart("move_generator", dict.fromkeys(self.hosts, (request,)))))
+        return spi.SetResidencyResult(
+            device_bytes=max(self.calls.apart("move_generator", dict.fromkeys(self.hosts, (request,))))
+        )
 
-    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write every generator's part."""
         request = evolve(request, directory=request.directory.absolute())
         written = self.calls.apart("save_generator", dict.fromkeys(self.hosts, (request,)))
-        return SaveStateResult(files=_seen(request.directory, self.calls, self.hosts, written))
+        return spi.SaveStateResult(files=_seen(request.directory, self.calls, self.hosts, written))
 
-    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore every generator's part."""
         request = evolve(request, directory=request.directory.absolute())
-        results: list[LoadStateResult] = self.calls.apart("load_generator", dict.fromkeys(self.hosts, (request,)))
+        results: list[spi.LoadStateResult] = self.calls.apart("load_generator", dict.fromkeys(self.hosts, (request,)))
         return results[0]
 
 
@@ -177,7 +168,7 @@ class PoolRoute:
                 self.calls.lose("ranks export different weights")
                 names = ", ".join(sorted(differing)[:3])
                 worker = self.calls.workers[rank]
-                raise ContractError(
+                raise spi.ContractError(
                     f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
                 )
 
@@ -200,7 +191,7 @@ class _Counter:
                 self.calls.progress.samples(num_finished, self.num_samples)
 
 
-def _same_metrics(one: TrainStepResult, other: TrainStepResult) -> bool:
+def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:
     expected = figures_of(other)
     close = all(
         math.isclose(value, expected.get(name, math.nan), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
@@ -214,7 +205,7 @@ def _seen(directory: Path, calls: Calls, ranks: Sequence[int], written: Sequence
     for rank, files in zip(ranks, written, strict=True):
         missing = [name for name in files if not (directory / name).exists()]
         if missing:
-            raise CheckpointError(
+            raise spi.CheckpointError(
                 f"{calls.workers[rank]} wrote {missing[0]}, which is not in {directory} on the driver's machine. "
                 "run.directory has to be on a file system that all nodes share."
             )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from rlcore import spi
 from rlcore.registry.binding import build_generator, build_observers, build_trainer
 from rlcore.registry.checks import recorded_export
 from rlcore.registry.discovery import Entry, ObserverEntry, discover
@@ -38,21 +39,6 @@ from rlcore.run.execution.ray.orphan_processes import mark_children
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.protocols import RefitCommand, Responses
-from rlcore.spi import (
-    ContractError,
-    GenerateRequest,
-    GenerateResult,
-    LoadStateRequest,
-    LoadStateResult,
-    LogprobsRequest,
-    ObserverContext,
-    RefitRequest,
-    SaveStateRequest,
-    SetResidencyRequest,
-    TrainStepRequest,
-    TrainStepResult,
-    capabilities,
-)
 from rlcore.spi.arrays import Float32Array
 
 
@@ -136,7 +122,7 @@ class Worker:
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         generator = None if plugins.generator is None else load_chosen(plugins.generator)
         observers = discover(plugins.disabled).observers(plugins.observers)
-        context = ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
+        context = spi.ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
         sections = plugins.observer_options
         options = {entry.name: pickle.loads(sections[entry.name]) for entry in observers if entry.name in sections}
         built = build_observers(observers, context, options)
@@ -178,13 +164,17 @@ class Worker:
         self._generator = build_generator(generator, order.context, order.config, observers)
         self._tokenizer = pickle.loads(order.tokenizer)
 
-    def train_step(self, request: TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool) -> TrainStepResult:
+    def train_step(
+        self, request: spi.TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool
+    ) -> spi.TrainStepResult:
         """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
         no log-probabilities."""
         result = self._trainer_handle().train_step(evolve(request, microbatches=parts[number].microbatches()))
         return result if returns else evolve(result, logprobs=None)
 
-    def logprobs(self, request: LogprobsRequest, parts: Sequence[RankPart], number: int, returns: bool) -> Float32Array | None:
+    def logprobs(
+        self, request: spi.LogprobsRequest, parts: Sequence[RankPart], number: int, returns: bool
+    ) -> Float32Array | None:
         """float32 [T] of this rank's share; None from ranks that only help another one."""
         result = self._trainer_handle().get_logprobs(evolve(request, microbatches=parts[number].microbatches()))
         return np.concatenate(result.logprobs) if returns else None
@@ -201,7 +191,7 @@ class Worker:
             version = order.export.weight_version
             try:
                 self._generator.refit(
-                    RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True)
+                    spi.RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True)
                 )
             finally:
                 for _ in export.buckets:
@@ -211,36 +201,36 @@ class Worker:
                 pass
         return sent
 
-    def generate(self, request: GenerateRequest) -> Responses:
+    def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses for this rank's prompts."""
         generator = self._generator_handle()
         self._num_finished = 0
-        streams = generator.has(capabilities.STREAMING)
+        streams = generator.has(spi.capabilities.STREAMING)
         result = generator.generate(evolve(request, on_finished=self._count) if streams else request)
         assert self._tokenizer is not None
         return Responses.of(result, self._tokenizer)
 
-    def move_trainer(self, request: SetResidencyRequest) -> int:
+    def move_trainer(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         return self._trainer_handle().set_residency(request).device_bytes
 
-    def move_generator(self, request: SetResidencyRequest) -> int:
+    def move_generator(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         return self._generator_handle().set_residency(request).device_bytes
 
-    def save_trainer(self, request: SaveStateRequest) -> tuple[str, ...]:
+    def save_trainer(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
         """The files that this rank wrote."""
         return self._trainer_handle().save_state(request).files
 
-    def save_generator(self, request: SaveStateRequest) -> tuple[str, ...]:
+    def save_generator(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
         """The files that this rank wrote."""
         return self._generator_handle().save_state(request).files
 
-    def load_trainer(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_trainer(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore the trainer's state."""
         return self._trainer_handle().load_state(request)
 
-    def load_generator(self, request: LoadStateRequest) -> LoadStateResult:
+    def load_generator(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore the generator's state."""
         return self._generator_handle().load_state(request)
 
@@ -255,18 +245,18 @@ class Worker:
         if self._reserved is not None:
             self._reserved.close()
 
-    def _count(self, sample: int, result: GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
+    def _count(self, sample: int, result: spi.GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
         with self._counting:
             self._num_finished += 1
 
     def _trainer_handle(self) -> TrainerHandle:
         if self._trainer is None:
-            raise ContractError("a worker is asked before it has built its trainer; this is a defect of the driver")
+            raise spi.ContractError("a worker is asked before it has built its trainer; this is a defect of the driver")
         return self._trainer
 
     def _generator_handle(self) -> GeneratorHandle:
         if self._generator is None:
-            raise ContractError("a worker without a generator is asked for what only those with one do; this is a defect")
+            raise spi.ContractError("a worker without a generator is asked for what only those with one do; this is a defect")
         return self._generator
 
 
