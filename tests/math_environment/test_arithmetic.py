@@ -88,7 +88,7 @@ def test_the_held_out_problems_do_not_depend_on_how_many_are_trained_on():
 
 
 def test_a_full_space_can_be_used_and_not_one_problem_more():
-    space = ProblemSpace.of(SMALL)
+    space = ProblemSpace(SMALL)
     left = space.num_left()
     full = environment(evolve(SMALL, num_train=left))
     held_out = {content(row["prompt"]) for row in full.rows("evaluation")}

@@ -18,7 +18,7 @@ def content(prompt):
 @pytest.mark.parametrize("operations", ["+", "-", "*", "+-", "-*", "*+", "+-*"])
 def test_what_is_held_out_is_counted_with_all_its_exchanges(operations):
     config = ArithmeticConfig(operations=tuple(operations), num_terms=4, max_operand=2, num_train=1, num_evaluation=12)
-    space = ProblemSpace.of(config)
+    space = ProblemSpace(config)
     possible = [space.problem(code)[0] for code in range(space.size)]
     held_out = {content(space.problem(code)[0]) for code in space.evaluation().tolist()}
     assert space.num_left() == sum(content(prompt) not in held_out for prompt in possible)

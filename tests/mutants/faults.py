@@ -37,7 +37,7 @@ FAULTS = (
     Fault(
         "the column of the previous log-probabilities is dropped",
         LOOP,
-        "columns.append(PREVIOUS_LOGPROBS)",
+        "columns.append(spi.PREVIOUS_LOGPROBS)",
         "pass",
         WITH_KL,
     ),
@@ -172,7 +172,7 @@ FAULTS = (
     Fault(
         "the trainer's place in the schedule is the number of updates made",
         TRAINER,
-        "schedule_step=minibatch.schedule_step if self.has(capabilities.SCHEDULE_STEP) else weight_version,",
+        "schedule_step=minibatch.schedule_step if self.has(spi.capabilities.SCHEDULE_STEP) else weight_version,",
         "schedule_step=weight_version,",
         WITHOUT_KL,
     ),
@@ -302,8 +302,8 @@ FAULTS = (
     Fault(
         "a position's draw depends on the seed alone",
         "rlcore_transformers.sampling",
-        "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))",
-        "mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + 0 * positions.astype(np.uint64))",
+        "mixed = splitmix64(splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))",
+        "mixed = splitmix64(splitmix64(seeds.astype(np.uint64)) + 0 * positions.astype(np.uint64))",
         "tests/transformers_generation/test_sampling.py",
     ),
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.session import ray_session
 
 from .cases import NUM_STEPS, PROMPTS_PER_STEP, Case

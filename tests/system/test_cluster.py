@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 

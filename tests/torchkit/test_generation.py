@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcore.spi import ContractError, GenerateRequest, RaggedTokens, SamplingParams
-from rlcore_torchkit.generation import check_sampling, sample_limits
+from rlcore_torchkit.generation import check_sampling, sample_limits, splitmix64
 
 
 def request_of(lengths: list[int], num_samples: int) -> GenerateRequest:
@@ -44,3 +44,10 @@ def test_limits_are_those_of_the_sample_and_of_the_sequence() -> None:
     assert sample_limits(request_of([3, 9], 2), 12, 50).tolist() == [8, 8, 3, 3]
     with pytest.raises(ContractError, match="token ids from 0 to 2; expected ids from 0 to 1"):
         sample_limits(request_of([3], 1), 12, 2)
+
+
+def test_splitmix64_is_the_published_generator() -> None:
+    """The first three numbers for the seed 1234567, as the reference implementation prints them."""
+    increment = 0x9E3779B97F4A7C15
+    states = np.asarray([(1234567 + step * increment) % 2**64 for step in range(3)], np.uint64)
+    assert splitmix64(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]

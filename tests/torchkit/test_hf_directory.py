@@ -12,7 +12,7 @@ from rlcore.model_files import model_problems
 from rlcore.spi import ContractError, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
 from rlcore.testing.models import make_model
 from rlcore_torchkit.buckets import make_buckets
-from rlcore_torchkit.hf_directory import storage_errors, write_hf_directory
+from rlcore_torchkit.hf_directory import model_storage_errors, write_hf_directory
 from rlcore_torchkit.models import architecture_problems
 
 
@@ -116,9 +116,9 @@ def test_a_full_disk_is_named_as_such(tmp_path: Path) -> None:
 
     full = "Error while serializing: I/O error: No space left on device (os error 28)"
     for error in (SafetensorError(full), OSError(errno.ENOSPC, "No space left on device")):
-        with pytest.raises(StorageError, match=r"No space left on device. Make room"), storage_errors(tmp_path):
+        with pytest.raises(StorageError, match=r"No space left on device. Make room"), model_storage_errors(tmp_path):
             raise error
-    with pytest.raises(SafetensorError, match="another"), storage_errors(tmp_path):
+    with pytest.raises(SafetensorError, match="another"), model_storage_errors(tmp_path):
         raise SafetensorError("another")
 
 

@@ -18,10 +18,10 @@ from rlcore.spi import (
     SetResidencyRequest,
     WeightBucket,
 )
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.models import checkpoint_shapes, load_model
 from rlcore_transformers.config import TransformersConfig
 from rlcore_transformers.provider import PROVIDER
-from rlcore_transformers.weights import HeldWeights, expected_shapes
+from rlcore_transformers.weights import HeldWeights
 
 
 @dataclass
@@ -282,4 +282,4 @@ def test_samples_name_the_version_that_the_last_refit_brought(tools, qwen3, hand
 def test_expected_names_are_those_of_the_checkpoint(tools, any_checkpoint):
     model = load_model(ModelSpec(path=str(any_checkpoint)), dtype=torch.float32, device="meta")
     tensors = tools.checkpoint_tensors(any_checkpoint)
-    assert expected_shapes(model) == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert checkpoint_shapes(model) == {name: tuple(tensor.shape) for name, tensor in tensors.items()}

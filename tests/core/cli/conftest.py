@@ -14,7 +14,9 @@ import rlcore.run.plan.prepare
 import rlcore.run.plan.preview
 import rlcore.run.train
 from rlcore.cli.main import cli
-from rlcore.config.recipe import DataConfig, DatasetConfig, ModelConfig, NamedPluginChoice, PluginChoice, Recipe
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
+from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.run.plan.preview import Preview
 from rlcore.spi import Provider

@@ -9,24 +9,20 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlcore.config.cluster import ClusterConfig
 from rlcore.config.convert import convert
 from rlcore.config.dump import dump_toml
 from rlcore.config.load import read_raw
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.config.recipe import (
-    ClusterConfig,
     DataConfig,
     DatasetConfig,
     EvaluationConfig,
     LoggingConfig,
-    ModelConfig,
-    NamedPluginChoice,
-    ObserversConfig,
-    PluginChoice,
-    PluginsConfig,
     Recipe,
     RolloutConfig,
     RunConfig,
-    SinksConfig,
     TrainingConfig,
 )
 from rlcore.spi import ConfigError, Problem

@@ -2,16 +2,9 @@
 
 import pytest
 
-from rlcore.config.recipe import (
-    ClusterConfig,
-    DataConfig,
-    DatasetConfig,
-    EvaluationConfig,
-    ModelConfig,
-    NamedPluginChoice,
-    Recipe,
-    RolloutConfig,
-)
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import NamedPluginChoice
+from rlcore.config.recipe import DataConfig, DatasetConfig, EvaluationConfig, Recipe, RolloutConfig
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "truncates"), [(0, 1.0, False), (1, 1.0, True), (0, 0.99, True), (5, 0.5, True)])
@@ -21,13 +14,6 @@ def test_sampling_truncates_where_a_token_may_be_left_out(top_k: int, top_p: flo
 
 def test_the_longest_sequence_is_the_longest_prompt_with_the_longest_response() -> None:
     assert RolloutConfig(max_prompt_tokens=3, max_response_tokens=4).max_sequence_length == 7
-
-
-def test_the_trainers_ranks_are_the_gpus_that_do_not_only_generate() -> None:
-    shared = ClusterConfig(nodes=3, gpus_per_node=8)
-    assert (shared.ranks_per_node, shared.world_size) == (8, 24)
-    separate = ClusterConfig(nodes=3, gpus_per_node=8, placement="separate", generator_gpus_per_node=2)
-    assert (separate.ranks_per_node, separate.world_size) == (6, 18)
 
 
 HELD_OUT = DataConfig(evaluation=DatasetConfig())

@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, ModelSpec
 from rlcore.testing.models import make_model
-from rlcore_torchkit.models import load_model
+from rlcore_torchkit.models import checkpoint_shapes, load_model
 from rlcore_transformers.forward import Decoder
-from rlcore_transformers.weights import expected_shapes
 
 PLUGINS = ROOT / "docs" / "plugins.md"
 FAMILY = next(block.text for block in blocks(PLUGINS) if "ARCHITECTURE = Architecture(" in block.text)
@@ -74,7 +73,7 @@ def test_a_trainer_computes_and_trains_what_transformers_and_torch_do(trainer: A
 def test_the_generators_decoder_computes_what_transformers_does(directory: Path) -> None:
     model = load_model(ModelSpec(path=str(directory)), dtype=torch.float32)
     tensors = load_file(directory / "model.safetensors")
-    assert expected_shapes(model).keys() == tensors.keys()
+    assert checkpoint_shapes(model).keys() == tensors.keys()
     decoder = Decoder(model.config, model.model.rotary_emb, 16, torch.float32, torch.device("cpu"))
     decoder.bind(tensors)
 

@@ -123,7 +123,7 @@ def part_logprobs(
     predicting = part.predicting()
     targets = tokens.index_select(0, predicting + 1).long()
     within = predicting - part.start
-    logprobs, entropies = compute(hidden.index_select(0, within), targets, temperature=temperature, entropy=entropy)
+    logprobs, entropies = compute(hidden.index_select(0, within), targets=targets, temperature=temperature, entropy=entropy)
     found = [logprobs] if entropies is None else [logprobs, entropies]
     placed = [values.new_zeros(part.size).index_copy(0, within, values) for values in found]
     # A token's figures come from the hidden state before it. Padding copies: FSDP wants no views.

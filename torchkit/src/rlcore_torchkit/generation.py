@@ -1,6 +1,7 @@
-"""What generators check of a request because the model, or the sampler, sets the limit; imports no torch."""
+"""What generators check of a request because the model, or the sampler, sets the limit, and mix seeds by; imports no torch."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlcore.spi.arrays import Int64Array
 from rlcore.spi.errors import ContractError
@@ -36,3 +37,12 @@ def sample_limits(request: GenerateRequest, max_sequence_length: int, vocab_size
         found = f"token ids from {tokens.min()} to {tokens.max()}"
         raise ContractError(f"generate: found {found}; expected ids from 0 to {vocab_size - 1}")
     return np.minimum(request.max_tokens, max_sequence_length - np.repeat(request.prompts.lengths, request.num_samples))
+
+
+def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A mix of all bits of each number (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    with np.errstate(over="ignore"):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

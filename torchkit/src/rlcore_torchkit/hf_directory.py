@@ -10,12 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore import files
+from rlcore.files import storage_errors
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
 from rlcore.spi.weights import ITEM_BYTES, DtypeName, TensorSpec, WeightExport
+from rlcore_torchkit.safetensors_files import model_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +70,7 @@ def write_hf_directory(
     `source` is the model that was trained, a directory or a name on the Hub: config, generation config and tokenizer come
     from it. Tensors are written in `dtype`. At most one shard is in memory at a time. StorageError where a write fails.
     """
-    with storage_errors(directory):
+    with model_storage_errors(directory):
         shards = _plan(export.specs, ITEM_BYTES[dtype], max_shard_bytes)
         files = _write_shards(_tensors(export, dtype), shards, directory)
         if len(shards) > 1:
@@ -78,11 +79,11 @@ def write_hf_directory(
 
 
 @contextmanager
-def storage_errors(directory: Path) -> Iterator[None]:
+def model_storage_errors(directory: Path) -> Iterator[None]:
     """`rlcore.files.storage_errors` for a model's files, those that safetensors writes among them."""
     from safetensors import SafetensorError
 
-    with files.storage_errors("the model", directory):
+    with storage_errors("the model", directory):
         try:
             yield
         except SafetensorError as error:
@@ -144,7 +145,7 @@ def _write_index(specs: Sequence[TensorSpec], shards: dict[str, list[str]], item
 
 def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName) -> list[str]:
     """config.json with the dtype written, and copies of the companion files."""
-    config_file = _source_file(source, revision, "config.json")
+    config_file = model_file(ModelSpec(path=source, revision=revision), "config.json")
     if config_file is None:
         raise StorageError(f"writing the model to {directory} failed: {source} no longer has a config.json")
     config = json.loads(config_file.read_text(encoding="utf-8"))
@@ -152,22 +153,11 @@ def _write_companions(source: str, revision: str | None, directory: Path, dtype:
     _write_json(directory / "config.json", config | {"dtype": dtype})
     written = ["config.json"]
     for name in COMPANION_FILES:
-        file = _source_file(source, revision, name)
+        file = model_file(ModelSpec(path=source, revision=revision), name)
         if file is not None:
             shutil.copyfile(file, directory / name)
             written.append(name)
     return written
-
-
-def _source_file(source: str, revision: str | None, name: str) -> Path | None:
-    """The file in a local directory, or in the cache of the Hub."""
-    local = Path(source).expanduser()
-    if local.is_dir():
-        return local / name if (local / name).exists() else None
-    from transformers.utils import cached_file
-
-    found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

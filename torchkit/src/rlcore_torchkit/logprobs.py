@@ -241,7 +241,7 @@ class HeadLogprobs(Protocol):
     """Log-probabilities and entropies [R] of `targets`, int64 [R], from the hidden states [R, H] before them."""
 
     def __call__(
-        self, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
+        self, hidden: Tensor, *, targets: Tensor, temperature: float, entropy: EntropyMode
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -256,12 +256,21 @@ def patch_head(model: nn.Module, compute: HeadLogprobs | None = None) -> None:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if getattr(head, "bias", None) is not None:
         raise ContractError("patch_head: found a head with a bias; expected one without")
-    model.forward = partial(_policy_forward, model, compute)
+    model.forward = partial(_policy_forward, model, compute or own_head(model))
+
+
+def own_head(model: Any) -> HeadLogprobs:
+    """`token_logprobs` with the weight that the model's head has when it is called: FSDP puts another in its place."""
+    return partial(_own_head, model)  # no closure: a copy of the model has to refer to its own head
+
+
+def _own_head(model: Any, hidden: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    return token_logprobs(hidden, model.get_output_embeddings().weight, **options)
 
 
 def _policy_forward(
     model: nn.Module,
-    compute: HeadLogprobs | None,
+    compute: HeadLogprobs,
     input_ids: Tensor,
     packed: PackedSequences,
     temperature: float,
@@ -271,11 +280,7 @@ def _policy_forward(
     predicting = packed.predicting
     targets = input_ids.index_select(0, predicting + 1).long()
     states = hidden.index_select(0, predicting)
-    if compute is None:
-        head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        results = token_logprobs(states, head.weight, targets, temperature=temperature, entropy=entropy)
-    else:
-        results = compute(states, targets, temperature=temperature, entropy=entropy)
+    results = compute(states, targets=targets, temperature=temperature, entropy=entropy)
     aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]
     assert aligned[0] is not None
     return aligned[0], aligned[1]

@@ -86,6 +86,19 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
     return model.eval().to(device)
 
 
+def checkpoint_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name to shape of all that a checkpoint of `model`, which may be on the meta device, consists of.
+
+    transformers fuses experts in memory and splits them in checkpoints; a tied tensor counts once.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = model.state_dict()
+    for name in model.all_tied_weights_keys:
+        state.pop(name, None)
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
+
+
 def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:
     """Tensors that the weights lack or hold in another shape, which transformers fills with random numbers."""
     missing, problems = sorted(loading["missing_keys"]), []

@@ -1,4 +1,4 @@
-"""Whether the libraries that torch backends need are here in versions that serve, found out without importing them."""
+"""What torch backends need and trainers declare: versions of libraries, found without importing them; capabilities."""
 
 import importlib.util
 import re
@@ -7,8 +7,23 @@ from importlib import metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from rlcore.spi import capabilities, channel_capabilities
+
 REQUIRED = {"torch": ">=2.11", "transformers": ">=5.16,<5.20"}
 """Distribution to the versions that serve, as in this distribution's requirements."""
+TRAINER_CAPABILITIES = channel_capabilities() | {
+    capabilities.REFERENCE_POLICY,
+    capabilities.ENTROPY,
+    capabilities.SAVE_HF,
+    capabilities.METRIC_BOUNDS,
+    capabilities.PREVIOUS_LOGPROBS,
+    capabilities.STEP_LOGPROBS,
+    capabilities.SCHEDULE_STEP,
+    capabilities.MULTI_RANK,
+    capabilities.ROUTING_REPLAY,
+    capabilities.RESIDENCY,
+}
+"""The capabilities of a trainer that is built on this package."""
 
 
 def missing_requirement() -> str | None:

@@ -42,10 +42,16 @@ class TensorFiles:
         return Problem(path=self.path, found=found, expected=expected)
 
     def raise_problems(self, problems: Sequence[Problem]) -> None:
-        """ModelError with the first of them; nothing where there are none."""
-        if problems:
-            more = [] if len(problems) <= MAX_NAMED else [self.problem(f"{len(problems) - MAX_NAMED} more like these", "none")]
-            raise ModelError([*problems[:MAX_NAMED], *more])
+        """Raise ModelError with the first of the problems, where there are any."""
+        raise_model_problems(self.path, problems)
+
+
+def raise_model_problems(path: str, problems: Sequence[Problem], max_named: int = MAX_NAMED) -> None:
+    """Raise ModelError with the first `max_named` problems of the files at `path` and the number of the others, if any."""
+    if problems:
+        num_left = len(problems) - max_named
+        more = [Problem(path=path, found=f"{num_left} more like these", expected="none")] if num_left > 0 else []
+        raise ModelError([*problems[:max_named], *more])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 from rlcore.cli.arguments import recipe_arguments
 
 if TYPE_CHECKING:
-    from rlcore.config.recipe import ClusterConfig
+    from rlcore.config.cluster import ClusterConfig
     from rlcore.run.plan.run_plan import RunPlan
 
 

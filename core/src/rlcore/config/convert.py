@@ -8,7 +8,8 @@ import attrs
 from attrs import define, field
 
 from rlcore.config.load import RawRecipe
-from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
+from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
+from rlcore.config.recipe import Recipe
 from rlcore.config.validate import find_problems
 from rlcore.schema import describe
 from rlcore.schema.structure import missing_key, structure, unknown_key

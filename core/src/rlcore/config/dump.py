@@ -6,7 +6,8 @@ from typing import Any
 
 import attrs
 
-from rlcore.config.recipe import NamedPluginChoice, ObserversConfig, PluginChoice, Recipe, SinksConfig
+from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
+from rlcore.config.recipe import Recipe
 from rlcore.schema.describe import toml_key, toml_literal
 
 

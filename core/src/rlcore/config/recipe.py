@@ -1,16 +1,15 @@
 """The recipe: every option of the core, its default and its meaning.
 
-Each role's section names a plugin and holds one sub-table per plugin, `[trainer.NAME]`, whose class the plugin brings; so does
-`[observers]`, which may name several.
+The sections of the model, of a cluster, and those that choose plugins have modules of their own.
 """
 
-import math
-import re
-from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from rlcore.config.cluster import ClusterConfig
+from rlcore.config.model import ModelConfig
+from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import (
     Constraint,
     Count,
@@ -21,46 +20,15 @@ from rlcore.schema.constraints import (
     above,
     above_at_most,
     at_least,
-    not_empty,
 )
 from rlcore.schema.describe import WORDS
 from rlcore.spi import CHANNELS, OptimizerSpec, ScheduleSpec
 
-RESERVED_TEMPLATE_ARGUMENTS = (
-    "messages",
-    "conversation",
-    "chat_template",
-    "tools",
-    "documents",
-    "tokenize",
-    "add_generation_prompt",
-    "continue_final_message",
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
-)
-"""Arguments of transformers' apply_chat_template, which are no variables for a recipe to set."""
-
-_NOT_RESERVED = Constraint(
-    "without what the core itself gives to the template",
-    lambda value: not value.keys() & set(RESERVED_TEMPLATE_ARGUMENTS),
-    f"Leave out {', '.join(RESERVED_TEMPLATE_ARGUMENTS)}.",
-)
 _FOLDER = Constraint(
     "that names one folder",
     lambda value: value.strip() not in ("", ".", "..") and not set(value) & set('/\\\0<>:"|?*\n'),
     "The folder that it is made in is run.directory.",
 )
-_RAY_ADDRESS = Constraint(
-    'that is "auto" or the "host:port" of a Ray head',
-    lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
-    "Leave the key out to start a local cluster.",
-)
-_EACH_ONCE = Constraint("that are not empty, each once", lambda value: all(value) and len(set(value)) == len(value))
 _MISMATCH = Constraint(
     "above 1",
     lambda value: value > 1,
@@ -68,9 +36,7 @@ _MISMATCH = Constraint(
 )
 _NO_GREEDY = "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature."
 
-TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float], _NOT_RESERVED]
 FolderName: TypeAlias = Annotated[str, _FOLDER]
-RayAddress: TypeAlias = Annotated[str, _RAY_ADDRESS]
 Mismatch: TypeAlias = Annotated[float, _MISMATCH]
 NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
@@ -93,24 +59,6 @@ class RunConfig:
     """Steps of the loop; each generates (or reads) one batch and trains on it."""
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={WORDS: {"gpu": "cuda"}})
     """Device of trainer and generator; "auto" takes CUDA where it is available. "gpu" is another word for "cuda"."""
-
-
-@frozen(kw_only=True)
-class ModelConfig:
-    """`[model]`: the policy, and the frozen reference where one is needed."""
-
-    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
-    """A local Hugging Face directory, or a name on the Hub."""
-    revision: str | None = None
-    """Branch, tag or commit on the Hub."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype; "auto" is bfloat16 on CUDA and float32 on CPU. Master weights are float32 in any case."""
-    trust_remote_code: bool = False
-    """Whether code that comes with the model may be run."""
-    chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
-    """A Jinja chat template in place of the tokenizer's own."""
-    chat_template_kwargs: TemplateVariables = field(factory=dict)
-    """Variables that the chat template reads, such as enable_thinking = false for Qwen3's."""
 
 
 @frozen(kw_only=True)
@@ -149,26 +97,6 @@ class DataConfig:
 
 
 @frozen(kw_only=True)
-class PluginChoice:
-    """`[trainer]`, `[generator]`: which plugin fills a role."""
-
-    name: str = "auto"
-    """A plugin's name, which must then be usable, or "auto" for the usable one of the highest priority."""
-    options: Mapping[str, object] = field(factory=dict)
-    """One section per plugin, such as [trainer.NAME], checked by the class that the plugin brings."""
-
-
-@frozen(kw_only=True)
-class NamedPluginChoice:
-    """`[algorithm]`, `[environment]`: a plugin that has to be named, since each does something else."""
-
-    name: str
-    """The plugin's name."""
-    options: Mapping[str, object] = field(factory=dict)
-    """One section per plugin, such as [algorithm.NAME], checked by the class that the plugin brings."""
-
-
-@frozen(kw_only=True)
 class RolloutConfig:
     """`[rollout]`: how samples are generated and scored during training."""
 
@@ -188,7 +116,7 @@ class RolloutConfig:
     """Train although `top_k` or `top_p` cuts the distribution that is sampled from. An algorithm that compares the generator's
     probabilities with the trainer's then compares two distributions, which biases its ratios and importance weights; how far
     the two disagree cannot be measured."""
-    stop_strings: Annotated[tuple[str, ...], _EACH_ONCE] = ()
+    stop_strings: Annotated[tuple[str, ...], EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[Count, ...] | None = None
     """Tokens that end a response; None is those of the model's generation_config.json and tokenizer."""
@@ -302,73 +230,6 @@ class LoggingConfig:
 
     rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
-
-
-@frozen(kw_only=True)
-class ClusterConfig:
-    """`[cluster]`: trainer and generator on Ray, one worker per rank; without the section they live in the driver's process."""
-
-    nodes: Positive = 1
-    """Machines to use."""
-    gpus_per_node: Positive = 1
-    """GPUs to use of each machine; on CPU, processes."""
-    placement: Literal["colocated", "separate"] = "colocated"
-    """Whether trainer and generator share every device and take turns, or each has devices of its own."""
-    generator_gpus_per_node: Count = 0
-    """With "separate", how many of gpus_per_node generate; the others train."""
-    address: RayAddress | None = None
-    """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
-    local one, which only this machine can reach, and stops it at the end."""
-    wait_s: Annotated[float, Constraint("of seconds of at least 0", lambda value: 0 <= value < math.inf)] = 0.0
-    """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
-    max_restarts: Count = 3
-    """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
-    start_timeout_s: Seconds = 1800.0
-    """Most seconds for all workers to start and to load the model."""
-    call_timeout_s: Seconds = 3600.0
-    """Most seconds for one call of a worker, such as the generation of a step."""
-    late_timeout_s: Seconds = 300.0
-    """Most seconds that a rank may lag behind the first one in what all do together."""
-    object_store_mib: Annotated[int, at_least(75, "Ray takes no less; leave the key out for its own choice.")] | None = None
-    """Memory of a local cluster's object store, through which a step's data travels; None leaves it to Ray."""
-
-    @property
-    def ranks_per_node(self) -> int:
-        """The trainer's ranks on each machine."""
-        return self.gpus_per_node - self.generator_gpus_per_node
-
-    @property
-    def world_size(self) -> int:
-        """The trainer's ranks."""
-        return self.nodes * self.ranks_per_node
-
-
-@frozen(kw_only=True)
-class SinksConfig:
-    """`[sinks]`: where metrics go besides metrics.jsonl."""
-
-    names: Annotated[tuple[str, ...], _EACH_ONCE] = ("curve",)
-    """Installed sinks to use; [] for none."""
-    options: Mapping[str, object] = field(factory=dict)
-    """One section per sink, [sinks.NAME], checked by the class that the sink brings."""
-
-
-@frozen(kw_only=True)
-class ObserversConfig:
-    """`[observers]`: what watches the run."""
-
-    names: tuple[str, ...] = ()
-    """Installed observers to use, besides those that are global."""
-    options: Mapping[str, object] = field(factory=dict)
-    """One section per observer, [observers.NAME], checked by the class that the observer brings."""
-
-
-@frozen(kw_only=True)
-class PluginsConfig:
-    """`[plugins]`"""
-
-    disable: tuple[Text, ...] = ()
-    """Plugins to leave out, as "name" or "role:name" or a distribution's name; RLCORE_DISABLE_PLUGINS adds to it."""
 
 
 @frozen(kw_only=True)

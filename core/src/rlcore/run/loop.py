@@ -19,11 +19,10 @@ from rlcore.run.data.seeds import Stream
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
-from rlcore.run.protocols import LoopPosition, Minibatch, TrainerGroup
+from rlcore.run.protocols import CollectedRollouts, LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
 from rlcore.run.storage.saver import RunSaver

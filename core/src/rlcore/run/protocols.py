@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
 
 _REASONS = {int(reason): reason for reason in spi.FinishReason}
 
@@ -37,6 +37,20 @@ class Minibatch:
         lengths = num_loss_tokens[sequences]
         counts = spi.GlobalCounts(num_loss_tokens=int(lengths.sum()), num_loss_sequences=int(np.count_nonzero(lengths)))
         return cls(batch=batch, sequences=sequences, counts=counts, schedule_step=schedule_step)
+
+
+@frozen(kw_only=True, eq=False)
+class CollectedRollouts(spi.RolloutBatch):
+    """A step's samples, with what the run directory and the metrics tell of them besides."""
+
+    success: BoolArray
+    """bool [N]: whether the environment called the task solved; False where it failed."""
+    responses: Sequence[str]
+    """[N]: the text of all turns of the policy."""
+    num_generated: Int64Array
+    """int64 [N]: tokens that the policy generated."""
+    environment_metrics: Mapping[str, float] = field(factory=dict)
+    """Means over the turns that report them, of valid episodes."""
 
 
 @frozen(kw_only=True, eq=False)

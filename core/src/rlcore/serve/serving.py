@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
-from rlcore.config.recipe import ModelConfig, Recipe
+from rlcore.config.model import ModelConfig
+from rlcore.config.recipe import Recipe
 from rlcore.files import storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.model_files import is_hub_name, model_problems

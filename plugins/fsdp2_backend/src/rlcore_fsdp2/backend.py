@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from attrs import evolve
@@ -22,13 +23,13 @@ from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.device import use_device
-from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer_hooks import requested_model, save_state
 
 
 class Fsdp2Backend:
@@ -76,7 +77,8 @@ class Fsdp2Backend:
             totals = self._accumulate(request, logprobs)
             gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
             stats = reduce(totals, list(gradients.values()), self._parallel)
-            stats = evolve(stats, metrics=stats.metrics | self._routing_metrics(request.microbatches))
+            routing = self._replay.metrics(request.microbatches, self._device, self._parallel.world_size)
+            stats = evolve(stats, metrics=stats.metrics | routing)
             check_finite(stats, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
             check_bounds(stats, request.bounds, self._weight_version)
             rate = self._update(list(gradients.values()), stats.grad_norm, request.schedule_step)
@@ -89,11 +91,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
-        model = self._computing if request.model == "policy" else self._reference
-        if model is None:
-            raise spi.ContractError(
-                "get_logprobs: found no reference policy; expected needs_reference in the trainer's context"
-            )
+        model = requested_model(request, self._computing, self._reference)
         check_routing(request.microbatches, self._dims)
         logprobs, entropies = compute_logprobs(model, request, self._device, self._replay)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
@@ -110,11 +108,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self._resident():
-            if request.kind == "resume":
-                return spi.SaveStateResult(files=self._save_resume(request))
-            rank, model = self._context.rank_info.rank, self._context.model
-            files = save_hf(self._export, model, request.directory, rank=rank, weight_version=self._weight_version)
-        return spi.SaveStateResult(files=files)
+            return save_state(request, self._context, self._weight_version, resume=self._save_resume, export=self._export)
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
@@ -139,9 +133,6 @@ class Fsdp2Backend:
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
-
-    def _routing_metrics(self, microbatches: Sequence[spi.TokenBatch]) -> dict[str, float]:
-        return self._replay.metrics(microbatches, self._device, self._parallel.world_size)
 
     def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
@@ -205,10 +196,8 @@ class Fsdp2Backend:
         """Those that are there; step counts, and what `cpu_offload` keeps, are on the host."""
         return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
-    def _save_resume(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
-        rank_info = self._context.rank_info
-        writer = checkpoint.Writer(rank=rank_info.rank, world_size=rank_info.world_size)
-        return checkpoint.save(request.directory, writer, self._policy, self._optimizer, self._weight_version)
+    def _save_resume(self, directory: Path) -> tuple[str, ...]:
+        return checkpoint.save(directory, self._context.rank_info, self._policy, self._optimizer, self._weight_version)
 
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:

@@ -14,46 +14,37 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlcore.schema.listing import listed
-from rlcore.spi import CheckpointError
+from rlcore.spi import CheckpointError, RankInfo
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import is_first_copy, local
-from rlcore_torchkit.hf_directory import storage_errors
+from rlcore_torchkit.hf_directory import model_storage_errors
+from rlcore_torchkit.trainer_hooks import check_same_shapes
 
 FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MAX_LISTED = 5
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
-@frozen(kw_only=True)
-class Writer:
-    """Who writes, of how many."""
-
-    rank: int
-    world_size: int
-
-
 def save(
-    directory: Path, writer: Writer, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int
+    directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int
 ) -> tuple[str, ...]:
     """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
     parameters = dict(model.named_parameters())
     tensors = {key: _written(tensor) for key, tensor in _keyed(parameters, optimizer).items()}
     index = {
         "format": FORMAT,
-        "world_size": writer.world_size,
+        "world_size": rank_info.world_size,
         "weight_version": weight_version,
         "parts": {name: asdict(ShardSlice.written(parameter)) for name, parameter in parameters.items()},
         "optimizer_steps": {name: _step(optimizer, parameter) for name, parameter in parameters.items()},
     }
-    stem = f"trainer-{writer.rank:05d}"
-    with storage_errors(directory):
+    stem = f"trainer-{rank_info.rank:05d}"
+    with model_storage_errors(directory):
         save_file(tensors, directory / f"{stem}.safetensors")
         (directory / f"{stem}.json").write_text(json.dumps(index))
     return f"{stem}.safetensors", f"{stem}.json"
@@ -129,14 +120,9 @@ def _read_indices(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_same_model(directory: Path, parameters: Tensors, indices: Mapping[str, Mapping[str, Any]]) -> None:
-    ours = {name: list(parameter.shape) for name, parameter in parameters.items()}
+    ours = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     for index in indices.values():
-        theirs = {name: part["global_shape"] for name, part in index["parts"].items()}
-        different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        if different:
-            lines = [f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different]
-            shapes = listed(lines, MAX_LISTED, "; ")
-            raise CheckpointError(f"{directory}: the checkpoint of another model. Shapes differ: {shapes}")
+        check_same_shapes(directory, {name: tuple(part["global_shape"]) for name, part in index["parts"].items()}, ours)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlcore.spi import ContractError
 from rlcore_torchkit.attention import PackedSequences, packed_attention
 from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, own_head
 
 CONTEXT_ATTENTION = "rlcore_context"
 """The name under which transformers knows attention over split tokens."""
@@ -71,13 +71,7 @@ def patch_context(model: Any, group: dist.ProcessGroup, head: HeadLogprobs | Non
 
     AttentionInterface.register(CONTEXT_ATTENTION, context_attention)
     model.set_attn_implementation(CONTEXT_ATTENTION)
-    model.forward = partial(_policy_forward, model, group, head or partial(_own_head, model.get_output_embeddings()))
-
-
-def _own_head(
-    head: Any, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
-) -> tuple[Tensor, Tensor | None]:
-    return token_logprobs(hidden, head.weight, targets, temperature=temperature, entropy=entropy)
+    model.forward = partial(_policy_forward, model, group, head or own_head(model))
 
 
 def _policy_forward(

@@ -14,7 +14,7 @@ from rlcore_torchkit.buckets import make_buckets
 
 
 @frozen(kw_only=True)
-class Source:
+class _Exported:
     """One parameter and the tensors that a model file holds in its place."""
 
     parameter: str
@@ -31,12 +31,12 @@ class Exporter:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._sources = [_source(model, name, parameter) for name, parameter in model.named_parameters()]
+        self._exported = [_exported(model, name, parameter) for name, parameter in model.named_parameters()]
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        is_own = all(source.is_itself and _is_whole(parameters[source.parameter], dtype, device) for source in self._sources)
+        is_own = all(each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in self._exported)
         return WeightExport(
             weight_version=request.weight_version,
             specs=tuple(self._specs(request.dtype)),
@@ -45,24 +45,24 @@ class Exporter:
         )
 
     def _specs(self, dtype: DtypeName) -> Iterator[TensorSpec]:
-        for source in self._sources:
-            for name, shape in source.shapes.items():
+        for each in self._exported:
+            for name, shape in each.shapes.items():
                 yield TensorSpec(name=name, shape=shape, dtype=dtype)
 
     def _tensors(
         self, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[str, Tensor]]:
-        for source in self._sources:
-            full = whole(parameters[source.parameter].detach(), dtype, device)
-            if source.is_itself:
-                yield source.parameter, full
+        for each in self._exported:
+            full = whole(parameters[each.parameter].detach(), dtype, device)
+            if each.is_itself:
+                yield each.parameter, full
             else:
-                yield from revert_weight_conversion(self._model, {source.parameter: full}).items()
+                yield from revert_weight_conversion(self._model, {each.parameter: full}).items()
 
 
-def _source(model: nn.Module, name: str, parameter: Tensor) -> Source:
+def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:
     converted = revert_weight_conversion(model, {name: torch.empty_like(parameter, device="meta")})
-    return Source(parameter=name, shapes={key: tuple(tensor.shape) for key, tensor in converted.items()})
+    return _Exported(parameter=name, shapes={key: tuple(tensor.shape) for key, tensor in converted.items()})
 
 
 def _is_whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> bool:

@@ -29,11 +29,13 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
     is_tied = _allocate(model, modules, device, parameters_on)
     parameters = dict(model.named_parameters())
     with open_tensors(spec) as files:
-        sources = {name: list(_sources(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()}
-        files.raise_problems([problem for each in sources.values() for source in each for problem in _problems(source, files)])
+        tensors = {
+            name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()
+        }
+        files.raise_problems([problem for each in tensors.values() for tensor in each for problem in _problems(tensor, files)])
         for name, parameter in parameters.items():
-            for source in sources[name]:
-                _fill(parameter, source, files)
+            for tensor in tensors[name]:
+                _fill(parameter, tensor, files)
         if is_tied:
             _check_tied(parameters, f"{modules.embedding}.weight", f"{modules.head}.weight", files)
 
@@ -55,22 +57,22 @@ def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters
 
 
 @frozen(kw_only=True)
-class _Source:
+class _FileTensor:
     """A tensor of the files, and where in a parameter it belongs."""
 
     name: str
     shape: tuple[int, ...]
-    place: ShardSlice
+    block: ShardSlice
     """Of the tensor's shape, with leading dimensions of 1 where the parameter has more."""
 
 
-def _sources(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_Source]:
+def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_FileTensor]:
     """What a parameter of this global shape is made of: a tensor of its own name, or the tensors of a layer's experts."""
     bare = name.removeprefix("model.")  # as a decoder is saved without its head
     match = _EXPERTS.fullmatch(name)
     if match is None or name in files:
         found = bare if bare in files and name not in files else name
-        yield _Source(name=found, shape=shape, place=ShardSlice(global_shape=shape, offset=(0,) * len(shape), shape=shape))
+        yield _FileTensor(name=found, shape=shape, block=ShardSlice(global_shape=shape, offset=(0,) * len(shape), shape=shape))
         return
     prefix, kind = match.groups()
     projections = (modules.gate, modules.up) if kind == "gate_up_proj" else (modules.down,)
@@ -78,23 +80,23 @@ def _sources(name: str, shape: tuple[int, ...], modules: ModuleNames, files: Ten
     size = rows // len(projections)
     for expert in range(num_experts):
         for number, projection in enumerate(projections):
-            place = ShardSlice(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
-            yield _Source(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), place=place)
+            block = ShardSlice(global_shape=shape, offset=(expert, number * size, 0), shape=(1, size, columns))
+            yield _FileTensor(name=f"{prefix}.{expert}.{projection}.weight", shape=(size, columns), block=block)
 
 
-def _problems(source: _Source, files: TensorFiles) -> Iterator[Problem]:
-    if source.name not in files:
-        yield files.problem(f"no {source.name} in the weights", "every tensor of the architecture")
-    elif files.shape(source.name) != source.shape:
-        found = f"{source.name} of shape {list(files.shape(source.name))}"
-        yield files.problem(found, f"{list(source.shape)}, as config.json says")
+def _problems(tensor: _FileTensor, files: TensorFiles) -> Iterator[Problem]:
+    if tensor.name not in files:
+        yield files.problem(f"no {tensor.name} in the weights", "every tensor of the architecture")
+    elif files.shape(tensor.name) != tensor.shape:
+        found = f"{tensor.name} of shape {list(files.shape(tensor.name))}"
+        yield files.problem(found, f"{list(tensor.shape)}, as config.json says")
 
 
-def _fill(parameter: Tensor, source: _Source, files: TensorFiles) -> None:
-    overlap = ShardSlice.of(parameter).overlap(source.place)
+def _fill(parameter: Tensor, tensor: _FileTensor, files: TensorFiles) -> None:
+    overlap = ShardSlice.of(parameter).overlap(tensor.block)
     if overlap is not None:
         into, bounds = overlap
-        local(parameter)[into].copy_(files.read(source.name, bounds[-len(source.shape) :]))
+        local(parameter)[into].copy_(files.read(tensor.name, bounds[-len(tensor.shape) :]))
 
 
 def _check_tied(parameters: Mapping[str, Tensor], embedding: str, head: str, files: TensorFiles) -> None:

@@ -1,26 +1,14 @@
 """The entry point: describes the trainer without importing torch."""
 
-from rlcore.spi import Provider, capabilities, channel_capabilities
+from rlcore.spi import Provider
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_torchkit.requirements import missing_requirement
+from rlcore_torchkit.requirements import TRAINER_CAPABILITIES, missing_requirement
 
 PROVIDER = Provider(
     name="fsdp2",
     spi=(2, 0),
     priority=50,
-    capabilities={
-        capabilities.REFERENCE_POLICY,
-        capabilities.ENTROPY,
-        capabilities.SAVE_HF,
-        capabilities.METRIC_BOUNDS,
-        capabilities.PREVIOUS_LOGPROBS,
-        capabilities.STEP_LOGPROBS,
-        capabilities.SCHEDULE_STEP,
-        capabilities.MULTI_RANK,
-        capabilities.ROUTING_REPLAY,
-        capabilities.RESIDENCY,
-        *channel_capabilities(),
-    },
+    capabilities=TRAINER_CAPABILITIES,
     config=Fsdp2Config,
     unavailable=missing_requirement,
     backend="rlcore_fsdp2.backend:Fsdp2Backend",

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn import functional as F
 
 from rlcore_torchkit.architectures.architecture import Architecture
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs
+from rlcore_torchkit.logprobs import HeadLogprobs
 from rlcore_torchkit.models import architecture_of
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
@@ -219,7 +219,7 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     model.get_submodule(modules.norm).register_forward_hook(lambda _, __, states: exchange.enter(states))
     if is_tied:
         head.register_parameter("weight", embedding._parameters["weight"])
-    return partial(_head_logprobs, head, first_row(head.out_features, mesh), mesh)
+    return partial(_head_logprobs, head, mesh)
 
 
 def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
@@ -239,17 +239,7 @@ def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts
     return plan | {modules.router: Replicated(summed=True)} | ({modules.experts: Experts()} if experts else {})
 
 
-def _head_logprobs(
-    head: nn.Linear,
-    first: int,
-    mesh: DeviceMesh,
-    hidden: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    entropy: EntropyMode,
-) -> tuple[Tensor, Tensor | None]:
-    group = mesh.get_group()
-    return vocabulary_parallel_logprobs(
-        hidden, head.weight, targets, first=first, group=group, temperature=temperature, entropy=entropy
-    )
+def _head_logprobs(head: nn.Linear, mesh: DeviceMesh, hidden: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """HeadLogprobs by the rows of the head that this rank holds when it is called."""
+    first = first_row(head.out_features, mesh)
+    return vocabulary_parallel_logprobs(hidden, head.weight, first=first, group=mesh.get_group(), **options)

@@ -19,7 +19,7 @@ class ArithmeticEnvironment:
         if problems := check_arithmetic(None, config):
             raise ConfigError(problems)
         self._config = config
-        self._space = ProblemSpace.of(config)
+        self._space = ProblemSpace(config)
 
     def rows(self, split: str) -> Sequence[Row]:
         """Problems of "train" or "evaluation", with the fields prompt, answer and completion."""

@@ -34,7 +34,7 @@ def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem
 
 
 def _check_space(config: ArithmeticConfig) -> list[Problem]:
-    space = ProblemSpace.of(config)
+    space = ProblemSpace(config)
     widen = "Lower it, or raise max_operand, num_terms or the number of operations"
     if space.size > MAX_SPACE:
         found = f"{space.size:.3g} possible problems"

@@ -19,43 +19,36 @@ MAX_SPACE = 2**62
 """Problems are numbered in int64."""
 
 
-@frozen(kw_only=True)
+@frozen
 class ProblemSpace:
     """All problems of one form. A problem's number has its operands, then its operations, as digits of a mixed base."""
 
-    operations: tuple[str, ...]
-    num_terms: int
-    min_operand: int
-    num_operands: int
-    """Different values of an operand."""
-    num_train: int
-    num_evaluation: int
-    seed: int
+    config: ArithmeticConfig
 
-    @classmethod
-    def of(cls, config: ArithmeticConfig) -> "ProblemSpace":
-        return cls(
-            operations=config.operations,
-            num_terms=config.num_terms,
-            min_operand=config.min_operand,
-            num_operands=config.max_operand - config.min_operand + 1,
-            num_train=config.num_train,
-            num_evaluation=config.num_evaluation,
-            seed=config.problem_seed,
-        )
+    @property
+    def num_operands(self) -> int:
+        """Different values of an operand."""
+        return self.config.max_operand - self.config.min_operand + 1
+
+    @property
+    def num_patterns(self) -> int:
+        """Different rows of operations between the operands."""
+        return int(len(self.config.operations) ** (self.config.num_terms - 1))
 
     @property
     def size(self) -> int:
         """How many problems there are."""
-        return int(self.num_operands**self.num_terms * len(self.operations) ** (self.num_terms - 1))
+        return int(self.num_operands**self.config.num_terms * self.num_patterns)
 
     def evaluation(self) -> Codes:
         """int64 [num_evaluation]: the problems held out, all different."""
-        return self._draw(self.num_evaluation, np.random.default_rng([self.seed, 1]), np.zeros(0, np.int64))
+        return self._draw(
+            self.config.num_evaluation, np.random.default_rng([self.config.problem_seed, 1]), np.zeros(0, np.int64)
+        )
 
     def train(self) -> Codes:
         """int64 [num_train]: problems to train on, all different; none is held out, nor is one that differs by order alone."""
-        return self._draw(self.num_train, np.random.default_rng([self.seed, 0]), self.evaluation())
+        return self._draw(self.config.num_train, np.random.default_rng([self.config.problem_seed, 0]), self.evaluation())
 
     def num_left(self) -> int:
         """How many problems there are to train on."""
@@ -65,8 +58,7 @@ class ProblemSpace:
 
     def canonical(self, codes: Codes) -> Codes:
         """One number for all problems that differ by the order of summands with their signs, and of factors, alone."""
-        num_patterns = len(self.operations) ** (self.num_terms - 1)
-        patterns, members = np.unique(codes % num_patterns, return_inverse=True)
+        patterns, members = np.unique(codes % self.num_patterns, return_inverse=True)
         operands, operations = self._digits(codes)
         order, starts = np.argsort(members, kind="stable"), np.searchsorted(np.sort(members), np.arange(len(patterns) + 1))
         numbers = np.zeros(len(codes), np.int64)
@@ -83,29 +75,29 @@ class ProblemSpace:
             for product in np.sort(self._number(np.sort(factors, axis=2)), axis=1).T:
                 numbers = numbers * self.num_operands**length + product
             for place in range(length * len(starts)):  # how the terms fall into summands, as the operations before them
-                first = "-" if sign else "+" if "+" in self.operations else self.operations[0]
-                number = self.operations.index(first if place % length == 0 else "*")
-                signs = signs * len(self.operations) + number
-        return numbers * len(self.operations) ** (self.num_terms - 1) + signs % len(self.operations) ** (self.num_terms - 1)
+                first = "-" if sign else "+" if "+" in self.config.operations else self.config.operations[0]
+                number = self.config.operations.index(first if place % length == 0 else "*")
+                signs = signs * len(self.config.operations) + number
+        return numbers * self.num_patterns + signs % self.num_patterns
 
     def _summands(self, operations: Sequence[int]) -> list[tuple[bool, int, int]]:
         """(whether it is subtracted, its number of factors, its first operand's index) of each summand."""
         summands = [(False, 1, 0)]
         for index, number in enumerate(operations, start=1):
-            if self.operations[number] == "*":
+            if self.config.operations[number] == "*":
                 sign, length, start = summands[-1]
                 summands[-1] = (sign, length + 1, start)
             else:
-                summands.append((self.operations[number] == "-", 1, index))
+                summands.append((self.config.operations[number] == "-", 1, index))
         return summands
 
     def problem(self, code: int) -> tuple[str, int]:
         """A problem's text, such as "37+58=", and its result."""
         operands, operations = (digits[0].tolist() for digits in self._digits(np.asarray([code], np.int64)))
-        terms = [self.min_operand + operand for operand in operands]
+        terms = [self.config.min_operand + operand for operand in operands]
         text, summands = str(terms[0]), [terms[0]]
         for number, term in zip(operations, terms[1:], strict=True):
-            operation = self.operations[number]
+            operation = self.config.operations[number]
             text += f"{operation}{term}"
             if operation == "*":
                 summands[-1] *= term
@@ -116,12 +108,12 @@ class ProblemSpace:
     def _digits(self, codes: Codes) -> tuple[Codes, Codes]:
         """Operands [N, num_terms] less min_operand, and the indices of the operations [N, num_terms - 1]."""
         rest, digits = codes, []
-        bases = [len(self.operations)] * (self.num_terms - 1) + [self.num_operands] * self.num_terms
+        bases = [len(self.config.operations)] * (self.config.num_terms - 1) + [self.num_operands] * self.config.num_terms
         for base in bases:
             rest, digit = np.divmod(rest, base)
             digits.append(digit)
         stacked = np.stack(digits[::-1], axis=1)
-        return stacked[:, : self.num_terms], stacked[:, self.num_terms :]
+        return stacked[:, : self.config.num_terms], stacked[:, self.config.num_terms :]
 
     def _num_exchanges(self, code: int) -> int:
         """Problems that differ from this one by order alone: the first summand is added, all others stand anywhere."""

@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
 from rlcore_torchkit.device import use_device
-from rlcore_torchkit.hf_directory import save_hf
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
+from rlcore_torchkit.trainer_hooks import requested_model, save_state
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +100,7 @@ class MegatronBackend:
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        models = self._models if request.model == "policy" else self._reference
-        if models is None:
-            raise spi.ContractError(
-                "get_logprobs: found no reference policy; expected needs_reference in the trainer's context"
-            )
+        models = requested_model(request, self._models, self._reference)
         with cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
@@ -123,11 +120,8 @@ class MegatronBackend:
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self._residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
-            if request.kind == "resume":
-                return spi.SaveStateResult(files=self._save_resume(request))
-            rank, model = self._context.rank_info.rank, self._context.model
-            files = save_hf(self._exporter.export, model, request.directory, rank=rank, weight_version=self._weight_version)
-        return spi.SaveStateResult(files=files)
+            export = self._exporter.export
+            return save_state(request, self._context, self._weight_version, resume=self._save_resume, export=export)
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
@@ -196,8 +190,8 @@ class MegatronBackend:
             dist.all_gather_object(everyone, mine)
         return list(dict.fromkeys(name for names in everyone for name in names))
 
-    def _save_resume(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
-        return checkpoint.save(request.directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
+    def _save_resume(self, directory: Path) -> tuple[str, ...]:
+        return checkpoint.save(directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
 
 
 def _layout(context: spi.TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:

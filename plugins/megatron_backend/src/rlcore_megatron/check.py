@@ -13,7 +13,7 @@ from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
-from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
+from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, option_problem
 from rlcore_megatron.memory import Workload
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.weight_mapping import name_problems
@@ -50,21 +50,24 @@ def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> 
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROTARY:
         remedy = "Take another trainer for this model"
-        yield Problem(path=str(config_file(context)), found=f'rope_type = "{kind}"', expected=_one_of(ROTARY), remedy=remedy)
+        expected = f"one of {', '.join(ROTARY)}"
+        yield Problem(path=str(config_file(context)), found=f'rope_type = "{kind}"', expected=expected, remedy=remedy)
 
 
 def _engine_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
     """A TransformerEngine that is asked for and not there or not usable, or taken for granted and broken."""
     if config.transformer_engine and transformer_engine_version() is None:
         install = f"pip install --no-build-isolation 'transformer_engine[pytorch]=={PROVEN}'"
-        yield _problem(
+        yield option_problem(
             "transformer_engine", "true, but TransformerEngine is not installed", "it installed", f"{install}, or leave it out"
         )
     elif config.transformer_engine and context.device == "cpu":
-        yield _problem("transformer_engine", "true on cpu", "false", "Its kernels need a GPU")
+        yield option_problem("transformer_engine", "true on cpu", "false", "Its kernels need a GPU")
     elif uses_transformer_engine(config, context.device, context.model.dtype) and (reason := broken_attention()):
         found = "true" if config.transformer_engine else "nothing, which takes the one installed"
-        yield _problem("transformer_engine", f"{found}: {reason}", "a TransformerEngine that trains", "Or set it to false")
+        yield option_problem(
+            "transformer_engine", f"{found}: {reason}", "a TransformerEngine that trains", "Or set it to false"
+        )
 
 
 def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
@@ -74,11 +77,11 @@ def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     yield from routing_problems(model, context.model.path)
     remedy = "Or set rollout.replay_routing to false"
     if config.transformer.get("moe_router_fusion"):
-        yield _problem("transformer.moe_router_fusion", "true, whose kernel takes no routing", "false", remedy)
+        yield option_problem("transformer.moe_router_fusion", "true, whose kernel takes no routing", "false", remedy)
     modules = config.transformer.get("recompute_modules")
     if isinstance(modules, list | tuple) and "moe" in modules:
         found = '"moe", which runs the router again apart from its layer'
-        yield _problem("transformer.recompute_modules", found, "other modules", f'{remedy}, or recompute to "full"')
+        yield option_problem("transformer.recompute_modules", found, "other modules", f'{remedy}, or recompute to "full"')
 
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
@@ -87,11 +90,11 @@ def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
         return
     if config.conversion_cache:
         remedy = "With checkpoint, nothing is converted from model.path"
-        yield _problem("conversion_cache", "true with checkpoint", "one of the two", remedy)
+        yield option_problem("conversion_cache", "true with checkpoint", "one of the two", remedy)
     directory = Path(config.checkpoint).expanduser()
     expected = f"a Megatron distributed checkpoint: a directory whose {METADATA} names the format {FORMAT}"
     if not directory.is_dir():
-        yield _problem("checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected)
+        yield option_problem("checkpoint", f"{directory}, {'a file' if directory.exists() else 'which is not there'}", expected)
         return
     try:
         written = json.loads((directory / METADATA).read_text(encoding="utf-8"))
@@ -101,7 +104,7 @@ def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
     if written is None or written["sharded_backend"] != FORMAT:
         inside = sorted(child.name for child in directory.glob("iter_*") if child.is_dir())
         remedy = f"Name the directory of one iteration, such as {directory / inside[-1]}" if inside else ""
-        yield _problem("checkpoint", f"{directory} with {found}", expected, remedy)
+        yield option_problem("checkpoint", f"{directory} with {found}", expected, remedy)
 
 
 def _cache_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
@@ -162,12 +165,4 @@ def _transformer_problems(context: CheckContext, config: MegatronConfig, model: 
         transformer_config(load_config(context.model), config, layout, context.model.dtype, context.device)
     except (AssertionError, ValueError, ImportError) as error:
         found = f"{', '.join(config.transformer)}, refused with: {str(error).strip() or type(error).__name__}"
-        yield _problem("transformer", found, "values that Megatron's TransformerConfig takes for this model")
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return f"one of {', '.join(names)}"
-
-
-def _problem(key: str, found: str, expected: str, remedy: str = "") -> Problem:
-    return Problem(path=f"{SECTION}.{key}", found=found, expected=expected, remedy=remedy)
+        yield option_problem("transformer", found, "values that Megatron's TransformerConfig takes for this model")

@@ -24,7 +24,7 @@ from rlcore_megatron.checkpoint_check import check_shapes, read_metadata
 from rlcore_megatron.distributed_format import read, write
 from rlcore_megatron.optimizer_shards import Shard, parts_of, shards_of
 from rlcore_megatron.optimizer_state import MASTER, MOMENTS
-from rlcore_torchkit.hf_directory import storage_errors
+from rlcore_torchkit.hf_directory import model_storage_errors
 
 FORMAT = 1
 INDEX, STATE = "trainer.json", "state"
@@ -82,7 +82,7 @@ def load(directory: Path, models: Sequence[Any], optimizer: MegatronOptimizer) -
 
 
 def _write_index(directory: Path, index: Index, files: Sequence[str]) -> None:
-    with storage_errors(directory):
+    with model_storage_errors(directory):
         for name in files:
             (directory / name).write_text(json.dumps(asdict(index), indent=2) + "\n", encoding="utf-8")
 

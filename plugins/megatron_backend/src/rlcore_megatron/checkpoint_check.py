@@ -1,17 +1,16 @@
 """What a distributed checkpoint holds, read without running what its pickles may say, and compared with what is wanted."""
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from rlcore.schema.listing import listed
 from rlcore.spi import CheckpointError
+from rlcore_torchkit.trainer_hooks import check_same_shapes
 
-MAX_LISTED = 5
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata",
@@ -74,26 +73,18 @@ def _check_files(state: Path, metadata: Metadata) -> None:
             raise CheckpointError(f"{state / name}: found {found}; expected at least {end}. Resume from another checkpoint")
 
 
-def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, Sequence[int]], prefixes: Iterable[str]) -> None:
+def check_shapes(state: Path, metadata: Metadata, wanted: Mapping[str, tuple[int, ...]], prefixes: Iterable[str]) -> None:
     """CheckpointError unless the checkpoint has tensors of the names and shapes `wanted`, and of no other, and each of them
     after each of the further `prefixes`."""
     stored = {
-        name: list(entry.size)
+        name: tuple(entry.size)
         for name, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
     prefixes = tuple(prefixes)
     theirs = {name: shape for name, shape in stored.items() if not name.startswith(prefixes)}
-    ours = {name: list(shape) for name, shape in wanted.items()}
-    different = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
-    if different:
-        lines = [f"{name}: {theirs.get(name, 'absent')} there, {ours.get(name, 'absent')} here" for name in different]
-        shapes = listed(lines, MAX_LISTED, "; ")
-        raise CheckpointError(f"{state}: the checkpoint of another model. Shapes differ: {shapes}")
-    for prefix in prefixes:
-        for name, shape in ours.items():
-            if stored.get(f"{prefix}{name}") != shape:
-                raise CheckpointError(
-                    f"{state}: found {stored.get(f'{prefix}{name}', 'nothing')} for {prefix}{name}; expected {shape}. "
-                    "Resume from another checkpoint"
-                )
+    check_same_shapes(state, theirs, wanted)
+    for name, shape in ((f"{prefix}{name}", shape) for prefix in prefixes for name, shape in wanted.items()):
+        if stored.get(name) != shape:
+            found = list(stored[name]) if name in stored else "nothing"
+            raise CheckpointError(f"{state}: found {found} for {name}; expected {list(shape)}. Resume from another checkpoint")

@@ -25,7 +25,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.load import load_hf
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.device_memory import gib
-from rlcore_torchkit.hf_directory import storage_errors
+from rlcore_torchkit.hf_directory import model_storage_errors
 from rlcore_torchkit.safetensors_files import model_file, weight_files
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _check_room(hf: Any, spec: ModelSpec) -> None:
 
 def _begin(copy: Path) -> Path:
     """A directory beside the copy that no other job uses."""
-    with storage_errors(copy):
+    with model_storage_errors(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         for other in copy.parent.glob(f".{copy.name}.*"):
             if time.time() - other.stat().st_mtime > ABANDONED_AFTER_S:
@@ -153,7 +153,7 @@ def _begin(copy: Path) -> Path:
 
 def _finish(begun: Path, copy: Path) -> None:
     """Give the copy its name, unless another job was faster."""
-    with storage_errors(copy):
+    with model_storage_errors(copy):
         sizes = _sizes(begun)
         (begun / MARK).write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
         try:
@@ -169,6 +169,6 @@ def _remove(copy: Path) -> None:
     """A damaged copy; in one step for others, who may be reading it."""
     logger.warning("%s is damaged: the model is converted anew", copy)
     away = copy.with_name(f".{copy.name}.{uuid.uuid4().hex}")
-    with storage_errors(copy), suppress(FileNotFoundError):  # another job was faster
+    with model_storage_errors(copy), suppress(FileNotFoundError):  # another job was faster
         copy.rename(away)
     shutil.rmtree(away, ignore_errors=True)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from rlcore.spi import CheckpointError
 from rlcore_megatron.agreement import together
 from rlcore_megatron.optimizer_shards import CONTENT
-from rlcore_torchkit.hf_directory import storage_errors
+from rlcore_torchkit.hf_directory import model_storage_errors
 
 COMMON_FILES = (".metadata", COMMON_STATE_FNAME, "metadata.json")
 """Written by rank 0, `.metadata` after everything else."""
@@ -58,7 +58,7 @@ def read(directory: Path, tensors: Sequence[ShardedTensor]) -> None:
 
 def _begin(directory: Path, rank: int) -> None:
     """The files that Megatron wants beside torch's."""
-    with storage_errors(directory):
+    with model_storage_errors(directory):
         directory.mkdir(exist_ok=True)
         if rank == 0:
             content = BytesIO()
@@ -97,10 +97,10 @@ class _Writer(FileSystemWriter):
 @contextmanager
 def _writing_errors(directory: Path) -> Iterator[None]:
     try:
-        with storage_errors(directory):
+        with model_storage_errors(directory):
             yield
     except CheckpointException as failure:
-        with storage_errors(directory):
+        with model_storage_errors(directory):
             raise _cause(failure) from failure
 
 

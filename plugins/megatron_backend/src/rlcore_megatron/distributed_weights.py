@@ -11,12 +11,13 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rlcore.spi import ModelError, Problem
+from rlcore.spi import Problem
 from rlcore_megatron import distributed_format
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import read_metadata
 from rlcore_megatron.optimizer_shards import CONTENT
 from rlcore_megatron.weight_mapping import EMBEDDING
+from rlcore_torchkit.safetensors_files import raise_model_problems
 
 MAX_NAMED = 5
 _NUMBERED = re.compile(r"(^|\.)decoder\.layers\.\d+\.")
@@ -51,7 +52,7 @@ def read(directory: Path, model_chunks: Sequence[Any]) -> None:
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Of all tensors in a checkpoint whose files are all there; CheckpointError otherwise."""
+    """The shapes of all tensors in a checkpoint, by name; CheckpointError where one of its files is missing or cut."""
     entries = read_metadata(directory).state_dict_metadata
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
@@ -91,7 +92,4 @@ def _problems(path: str, tensor: ShardedTensor, stored: Mapping[str, tuple[int, 
 
 
 def _check(path: str, tensors: Sequence[ShardedTensor], stored: Mapping[str, tuple[int, ...]]) -> None:
-    problems = [problem for tensor in tensors for problem in _problems(path, tensor, stored)]
-    if problems:
-        more = [Problem(path=path, found=f"{len(problems) - MAX_NAMED} more like these", expected="none")]
-        raise ModelError(problems[:MAX_NAMED] + (more if len(problems) > MAX_NAMED else []))
+    raise_model_problems(path, [problem for tensor in tensors for problem in _problems(path, tensor, stored)], MAX_NAMED)

@@ -11,7 +11,7 @@ from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import TABLES, megatron_class, table_problems
 from rlcore_megatron.forwarded_owned import OWNED
-from rlcore_megatron.layout_check import SECTION
+from rlcore_megatron.layout_check import SECTION, option_problem
 from rlcore_megatron.requirements import transformer_engine_version, uses_transformer_engine
 from rlcore_torchkit.architectures.dims import ModelDims
 
@@ -60,7 +60,7 @@ def forwarded_problems(
         others = {key: value for key, value in table.items() if key not in owned}
         for key in table.keys() & owned.keys():
             expected = f"another field of Megatron's {cls.__name__}"
-            problems.append(_problem(name, key, "a field that is not for this table to set", expected, owned[key]))
+            problems.append(option_problem(f"{name}.{key}", "a field that is not for this table to set", expected, owned[key]))
         problems += sorted(table_problems(others, cls, f"{SECTION}.{name}"), key=lambda problem: problem.path)
     return problems or list(_combinations(_Setting(config=config, device=device, dtype=dtype), dims))
 
@@ -144,7 +144,7 @@ def _recompute_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
     for key, mode in (("recompute_modules", "selective"), ("recompute_method", "full"), ("recompute_num_layers", "full")):
         if key in table and setting.config.recompute != mode:
             found = f'{table[key]!r} with recompute = "{setting.config.recompute}"'
-            yield _problem("transformer", key, found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
+            yield option_problem(f"transformer.{key}", found, f'{SECTION}.recompute = "{mode}"', "Set that, or leave it out")
 
 
 def _routing_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
@@ -169,7 +169,7 @@ def _balancing_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     for kind in kinds:
         if kind not in BALANCING:
             expected = f"among {', '.join(BALANCING)}, which leave the routing itself as it is in generation"
-            yield _problem("transformer", keys[0], repr(kind), expected)
+            yield option_problem(f"transformer.{keys[0]}", repr(kind), expected)
     if len(set(kinds)) < len(kinds):
         yield wrong(keys[0], "each of them once")
     balanced, weighted = any(kind != "none" for kind in kinds), any(weight > 0 for weight in weights)
@@ -209,7 +209,7 @@ def _optimizer_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator
     if offloads and not 0.0 < table.get("optimizer_offload_fraction", 0.0) <= 1.0:
         found = table.get("optimizer_offload_fraction", "nothing")
         expected = "above 0.0 and at most 1.0 with optimizer_cpu_offload: the share of the parameters"
-        yield _problem("optimizer", "optimizer_offload_fraction", str(found), expected, "1.0 keeps nothing on the device")
+        yield option_problem("optimizer.optimizer_offload_fraction", str(found), expected, "1.0 keeps nothing on the device")
 
 
 def _scheduler_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
@@ -260,8 +260,4 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _value_problem(name: str, table: Mapping[str, Any], key: str, expected: str, remedy: str = "") -> Problem:
-    return _problem(name, key, repr(table[key]), expected, remedy)
-
-
-def _problem(table: str, key: str, found: str, expected: str, remedy: str = "") -> Problem:
-    return Problem(path=f"{SECTION}.{table}.{key}", found=found, expected=expected, remedy=remedy)
+    return option_problem(f"{name}.{key}", repr(table[key]), expected, remedy)

@@ -51,7 +51,7 @@ def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]
 def _pipeline_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
     one_stage = config.pipeline_parallel == 1 or (config.pipeline_parallel == "auto" and device == "cpu")
     if config.virtual_pipeline_parallel > 1 and one_stage:
-        yield _problem(
+        yield option_problem(
             "virtual_pipeline_parallel",
             f"{config.virtual_pipeline_parallel} with pipeline_parallel 1",
             "1",
@@ -74,7 +74,7 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
     for quantity in _quantities(config, dims):
         sizes = {name: _size(config, name) for name in quantity.options if _size(config, name) > 1}
         if quantity.count % math.prod(sizes.values()):
-            yield _problem(
+            yield option_problem(
                 next(iter(sizes)),
                 f"{' x '.join(f'{name} {size}' for name, size in sizes.items())} for {quantity.count} {quantity.name}",
                 f"a divisor of {quantity.count}{quantity.note}",
@@ -84,9 +84,9 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
         for name in ("expert_parallel", "expert_tensor_parallel"):
             if _size(config, name) > 1:
                 remedy = "Leave it out: it divides mixture-of-experts layers alone"
-                yield _problem(name, f"{_size(config, name)} for a model without experts", "1", remedy)
+                yield option_problem(name, f"{_size(config, name)} for a model without experts", "1", remedy)
     elif _size(config, "tensor_parallel") > 1 and not config.sequence_parallel:
-        yield _problem(
+        yield option_problem(
             "sequence_parallel",
             f"false with tensor_parallel {config.tensor_parallel} for a model with {dims.num_experts} experts",
             "true: Megatron's routers train on tokens that tensor ranks divide",
@@ -106,11 +106,15 @@ def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
     expected = "1: gloo gathers only tensors of equal size, and "
     if shared > 1 and expert > 1:
         found = f"{shared} with expert_parallel {expert} on a CPU"
-        yield _problem("expert_tensor_parallel", found, f"{expected}experts receive unequal numbers of tokens", "Leave it out")
+        yield option_problem(
+            "expert_tensor_parallel", found, f"{expected}experts receive unequal numbers of tokens", "Leave it out"
+        )
     elif tensor * context % shared:
         found = f"{shared} with tensor_parallel {tensor} x context_parallel {context} on a CPU"
         remedy = f"Leave it out, or choose a divisor of {tensor * context}"
-        yield _problem("expert_tensor_parallel", found, f"{expected}microbatches of data-parallel ranks differ in size", remedy)
+        yield option_problem(
+            "expert_tensor_parallel", found, f"{expected}microbatches of data-parallel ranks differ in size", remedy
+        )
 
 
 def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
@@ -137,11 +141,11 @@ def _float8_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
     if not config.fp8:
         return
     if device != "cuda":
-        yield _problem("fp8", f"true on {device}", "false", "Float8 needs a GPU")
+        yield option_problem("fp8", f"true on {device}", "false", "Float8 needs a GPU")
     elif config.transformer_engine is False or transformer_engine_version() is None:
         found = "transformer_engine = false" if config.transformer_engine is False else "no TransformerEngine"
         remedy = "pip install --no-build-isolation 'transformer_engine[pytorch]', or set it to false"
-        yield _problem("fp8", f"true with {found}", "layers of TransformerEngine", remedy)
+        yield option_problem("fp8", f"true with {found}", "layers of TransformerEngine", remedy)
 
 
 def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Problem]:
@@ -157,7 +161,7 @@ def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[P
         sides["moe_intermediate_size / expert_tensor_parallel"] = dims.moe_intermediate_size // config.expert_tensor_parallel
     for name, size in sides.items():
         if size % FLOAT8_MULTIPLE:
-            yield _problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")
+            yield option_problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")
 
 
 def _size(config: MegatronConfig, name: str) -> int:
@@ -169,5 +173,6 @@ def _divisors(count: int) -> str:
     return ", ".join(str(size) for size in range(1, LARGEST_NAMED + 1) if count % size == 0)
 
 
-def _problem(key: str, found: object, expected: str, remedy: str = "") -> Problem:
+def option_problem(key: str, found: object, expected: str, remedy: str = "") -> Problem:
+    """A problem with a key of `[trainer.megatron]`."""
     return Problem(path=f"{SECTION}.{key}", found=str(found), expected=expected, remedy=remedy)

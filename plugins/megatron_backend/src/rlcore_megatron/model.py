@@ -22,7 +22,7 @@ from rlcore_megatron.model_config import rotary_frequencies
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, token_logprobs
+from rlcore_torchkit.logprobs import HeadLogprobs, token_logprobs
 from rlcore_torchkit.models import dims_of, standard_config
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
@@ -76,8 +76,8 @@ class PolicyModel(GPTModel):
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
         group = self.pg_collection.tp
         if group.size() == 1:
-            return partial(_whole_head, weight)
-        return partial(_divided_head, weight, group.rank() * weight.shape[0], group)
+            return partial(token_logprobs, weight=weight)
+        return partial(vocabulary_parallel_logprobs, weight=weight, first=group.rank() * weight.shape[0], group=group)
 
 
 def release_graphs(models: Sequence[torch.nn.Module]) -> None:
@@ -89,20 +89,6 @@ def release_graphs(models: Sequence[torch.nn.Module]) -> None:
     for module in (module for model in models for module in model.modules()):
         if hasattr(module, "token_dispatcher"):
             vars(module.token_dispatcher).clear()
-
-
-def _whole_head(
-    weight: Tensor, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
-) -> tuple[Tensor, Tensor | None]:
-    return token_logprobs(hidden, weight, targets, temperature=temperature, entropy=entropy)
-
-
-def _divided_head(
-    weight: Tensor, first: int, group: Any, hidden: Tensor, targets: Tensor, *, temperature: float, entropy: EntropyMode
-) -> tuple[Tensor, Tensor | None]:
-    return vocabulary_parallel_logprobs(
-        hidden, weight, targets, first=first, group=group, temperature=temperature, entropy=entropy
-    )
 
 
 def build(config: TransformerConfig, hf: Any, layout: ParallelLayout) -> list[PolicyModel]:

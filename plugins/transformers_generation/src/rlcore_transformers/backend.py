@@ -9,7 +9,7 @@ import torch
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import check_sampling, sample_limits
-from rlcore_torchkit.models import architecture_of, load_model, standard_config
+from rlcore_torchkit.models import architecture_of, checkpoint_shapes, load_model, standard_config
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
@@ -17,7 +17,7 @@ from rlcore_transformers.engine import Generation
 from rlcore_transformers.forward import Decoder
 from rlcore_transformers.routing import Routing
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
-from rlcore_transformers.weights import HeldWeights, expected_shapes
+from rlcore_transformers.weights import HeldWeights
 
 
 class TransformersBackend:
@@ -38,7 +38,7 @@ class TransformersBackend:
         self._config: Any = model.config
         rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
-        self._weights = HeldWeights(expected_shapes(model), self._dtype, self._device)
+        self._weights = HeldWeights(checkpoint_shapes(model), self._dtype, self._device)
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
 

@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, NonFiniteError
-from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
+from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array, offsets_of
 from rlcore_transformers.cache import PromptAttention, SlotAttention, SlotCache
 from rlcore_transformers.forward import Decoder
 from rlcore_transformers.routing import Routing
@@ -111,7 +111,7 @@ class Generation:
         routed = self._unrouted(tokens.size)
         hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention, routed)
         if self._routing is not None and routed is not None:
-            self._routing.read(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
+            self._routing.add_prompts(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
         lasts = np.arange(len(prompts)) * longest + self._prompt_lengths[prompts] - 1
         num_samples = self._request.num_samples
         return Prefilled(
@@ -129,7 +129,7 @@ class Generation:
         routed = self._unrouted(len(written))
         hidden = self._decoder.forward(self._tokens, positions, attention, routed)
         if self._routing is not None and routed is not None:
-            self._routing.said(self._samples[: len(written)], written, routed.cpu().numpy())
+            self._routing.add_tokens(self._samples[: len(written)], written, routed.cpu().numpy())
         self._tokens = self._tokens[:0]
         self._draw(self._decoder.logits(hidden), 0)
 
@@ -180,8 +180,7 @@ class Generation:
 
     def _result(self) -> GenerateResult:
         samples, indices, tokens, logprobs = (np.concatenate(column) for column in zip(*self._drawn, strict=True))
-        offsets = np.zeros(len(self._limits) + 1, np.int64)
-        np.cumsum(np.bincount(samples, minlength=len(self._limits)), out=offsets[1:])
+        offsets = offsets_of(np.bincount(samples, minlength=len(self._limits)))
         order = offsets[samples] + indices
         result_tokens, result_logprobs = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.float32)
         result_tokens[order], result_logprobs[order] = tokens, logprobs

@@ -19,15 +19,15 @@ class Routing:
         self._offsets = offsets_of(np.repeat(self._prompt_lengths, request.num_samples) + limits)
         self._experts = np.full((int(self._offsets[-1]), *shape), -1, np.int16)
 
-    def read(self, prompts: Int64Array, experts: Int16Array) -> None:
-        """Take the experts int16 [prompts, length, L, K] of the prompts with these numbers, padded on the right."""
+    def add_prompts(self, prompts: Int64Array, experts: Int16Array) -> None:
+        """Note the experts int16 [prompts, length, L, K] of the prompts with these numbers, padded on the right."""
         for prompt, rows in zip(prompts.tolist(), experts, strict=True):
             length = int(self._prompt_lengths[prompt])
             for start in self._offsets[prompt * self._num_samples : (prompt + 1) * self._num_samples].tolist():
                 self._experts[start : start + length] = rows[:length]
 
-    def said(self, samples: Int64Array, positions: Int64Array, experts: Int16Array) -> None:
-        """Take the experts of one token of each of `samples`, int16 [samples, L, K], at these positions of their sequences."""
+    def add_tokens(self, samples: Int64Array, positions: Int64Array, experts: Int16Array) -> None:
+        """Note the experts of one token of each of `samples`, int16 [samples, L, K], at these positions of their sequences."""
         self._experts[self._offsets[samples] + positions] = experts
 
     def result(self, lengths: Int64Array) -> RoutedExperts:

@@ -9,16 +9,14 @@ from torch import Tensor
 
 from rlcore.spi import SamplingParams
 from rlcore.spi.arrays import Int32Array, Int64Array
+from rlcore_torchkit.generation import splitmix64
 
 _MASK = 2**31 - 1
 
 
 def position_keys(seeds: Int64Array, positions: Int64Array) -> Int32Array:
-    """int32 [B], non-negative: a hash of seed and position in the sequence, by two rounds of splitmix64.
-
-    Its source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
-    mixed = _splitmix64(_splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))
+    """int32 [B], non-negative: a hash of seed and position in the sequence, by two rounds of splitmix64."""
+    mixed = splitmix64(splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))
     return (mixed >> np.uint64(33)).astype(np.int32)
 
 
@@ -70,14 +68,6 @@ def exponentials(keys: Tensor, num_tokens: int) -> Tensor:
     # The half keeps 0 out. The largest bits round to probability 1, an infinite variate: such a token never wins.
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31)
     return uniform.neg_().log1p_().neg_()
-
-
-def _splitmix64(state: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        state = state + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 def _sorted(values: Tensor) -> Tensor:

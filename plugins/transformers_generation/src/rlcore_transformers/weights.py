@@ -5,22 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.schema.listing import listed
 from rlcore.spi import NamedTensor, RefitError, WeightExport
 from rlcore_torchkit.digest import tensor_digest, tensor_digests
-
-
-def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name to shape of all that a checkpoint of `model`, which may be on the meta device, consists of.
-
-    transformers fuses experts in memory and splits them in checkpoints; a tied tensor counts once.
-    """
-    state = model.state_dict()
-    for name in model.all_tied_weights_keys:
-        state.pop(name, None)
-    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
 
 
 class HeldWeights:

@@ -10,6 +10,7 @@ from attrs import frozen
 from rlcore.schema.listing import listed
 from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
 from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.models import checkpoint_shapes
 
 _MAX_NAMED = 5
 
@@ -65,20 +66,13 @@ def refuse(problem: str, names: Iterable[str]) -> None:
         raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, _MAX_NAMED)}")
 
 
-def checkpoint_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name to shape of all that a checkpoint of the model consists of; a tied tensor counts once.
-
-    Taken from transformers' own model class rather than from vLLM, which skips names that it does not know.
-    """
+def expected_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
+    """`checkpoint_shapes` of transformers' own model class: vLLM's skips names that it does not know."""
     import torch
 
     import_transformers()
     from transformers import AutoModelForCausalLM
-    from transformers.core_model_loading import revert_weight_conversion
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)
-    state = model.state_dict()
-    for name in model.all_tied_weights_keys:
-        state.pop(name, None)
-    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
+    return checkpoint_shapes(model)

@@ -38,10 +38,10 @@ def held_bytes(worker: Any, in_process: bool) -> int:
 
 def _weight_bytes(worker: Any) -> int:
     """By the model's shapes: on CPU, linear layers keep their weights in a packed form outside of their parameters."""
-    from rlcore_vllm.manifest import checkpoint_shapes
+    from rlcore_vllm.manifest import expected_shapes
 
     config = worker.model_config
-    shapes = checkpoint_shapes(config.hf_config, config.trust_remote_code).values()
+    shapes = expected_shapes(config.hf_config, config.trust_remote_code).values()
     return sum(torch.Size(shape).numel() for shape in shapes) * config.dtype.itemsize // worker.parallel_config.world_size
 
 

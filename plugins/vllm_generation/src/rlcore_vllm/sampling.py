@@ -7,7 +7,8 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.spi import FinishReason, GenerateResult, RaggedTokens, SamplingParams
-from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array
+from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
+from rlcore_torchkit.generation import splitmix64
 from rlcore_vllm.routing import join_experts
 
 SMALLEST_TEMPERATURE = 1e-5
@@ -52,8 +53,6 @@ class FinishedSample:
 def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = False) -> GenerateResult:
     """The samples one after another, in their numbers' order."""
     ordered = sorted(samples, key=lambda sample: sample.number)
-    offsets = np.zeros(len(ordered) + 1, np.int64)
-    np.cumsum([len(sample.tokens) for sample in ordered], out=offsets[1:])
 
     def joined(name: str, dtype: type) -> Any:
         return np.concatenate([np.zeros(0, dtype), *(getattr(sample, name) for sample in ordered)])
@@ -61,7 +60,7 @@ def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = Fa
     routed = [(sample.routed_experts, sample.finish_reason) for sample in ordered if sample.routed_experts is not None]
     return GenerateResult(
         tokens=joined("tokens", np.int32),
-        offsets=offsets,
+        offsets=offsets_of([len(sample.tokens) for sample in ordered]),
         logprobs=joined("logprobs", np.float32),
         weight_versions=joined("weight_versions", np.int32),
         finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
@@ -93,17 +92,8 @@ def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs
 
 
 def engine_seeds(seeds: Int64Array) -> list[int]:
-    """One seed of 32 bits each, made of all bits of the request's: torch's generator on the CPU drops the upper half.
-
-    The mixing is splitmix64's (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-    """
-    mixed = seeds.astype(np.uint64)
-    with np.errstate(over="ignore"):
-        mixed = mixed + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return [int(seed) for seed in mixed >> np.uint64(32)]
+    """One seed of 32 bits each, made of all bits of the request's: torch's generator on the CPU drops the upper half."""
+    return [int(seed) for seed in splitmix64(seeds.astype(np.uint64)) >> np.uint64(32)]
 
 
 def finish_reason(reason: str, num_tokens: int, limit: int) -> FinishReason:

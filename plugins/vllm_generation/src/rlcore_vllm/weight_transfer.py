@@ -19,7 +19,7 @@ from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.channels import make_receiver
 from rlcore_vllm.channels.channel import Receiver
 from rlcore_vllm.loading import Loader
-from rlcore_vllm.manifest import Manifest, checkpoint_shapes, refuse
+from rlcore_vllm.manifest import Manifest, expected_shapes, refuse
 
 BACKEND = "rlcore"
 
@@ -128,7 +128,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
 
     def _begin(self, manifest: Manifest) -> None:
         if self._expected is None:
-            self._expected = checkpoint_shapes(self.model_config.hf_config, self.model_config.trust_remote_code)
+            self._expected = expected_shapes(self.model_config.hf_config, self.model_config.trust_remote_code)
         manifest.check(self._expected)
         self._connected().begin(manifest.persistent)
         if self._loader is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config.recipe import ModelConfig
+from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.testing.models import make_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.config.recipe import ModelConfig
+from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
 from rlcore.spi import DataError, ModelError
 from rlcore.testing.models import END_OF_TEXT, make_tokenizer

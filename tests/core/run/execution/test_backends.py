@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.backends import execution
 from rlcore.run.execution.groups import InProcessTrainer
 from rlcore.run.plan.run_plan import RunPlan

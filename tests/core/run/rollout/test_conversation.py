@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from rlcore.config.recipe import ModelConfig
+from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.protocols import Responses
 from rlcore.run.report.progress import Progress

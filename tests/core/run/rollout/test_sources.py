@@ -8,7 +8,8 @@ import pandas
 import pytest
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.spi import (
     EnvironmentContext,
     Row,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from rlcore.config.recipe import ModelConfig
+from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
 from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
 from rlcore.spi.arrays import Int32Array

@@ -1,6 +1,7 @@
 """What a run tells whoever watches it; displays implement it, the loop calls it."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -36,3 +37,16 @@ class Progress:
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """The run is complete; `summary` holds what summary.json does."""
+
+
+def finished_counter(progress: Progress, num_samples: int) -> Callable[[object, object], None]:
+    """A function for generators to call with each sample that ends, from any thread; it tells `progress` how many have."""
+    lock, num_finished = threading.Lock(), 0
+
+    def count(_sample: object, _result: object) -> None:
+        nonlocal num_finished
+        with lock:
+            num_finished += 1
+            progress.samples(num_finished, num_samples)
+
+    return count

@@ -1,17 +1,16 @@
 """Rewarded samples of prompts: turns between generator and environment, packed into one batch."""
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
 from rlcore import spi
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import GeneratorGroup, Responses
-from rlcore.run.report.progress import Progress
+from rlcore.run.protocols import CollectedRollouts, GeneratorGroup, Responses
+from rlcore.run.report.progress import Progress, finished_counter
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.conversation import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -21,7 +20,6 @@ from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.spi.arrays import (
     AnyArray,
-    BoolArray,
     Float32Array,
     Int32Array,
     Int64Array,
@@ -32,20 +30,6 @@ from rlcore.spi.arrays import (
 
 NOT_GENERATED = -1
 """The weight version of a token that the policy did not say."""
-
-
-@frozen(kw_only=True, eq=False)
-class CollectedRollouts(spi.RolloutBatch):
-    """A step's samples, with what the run directory and the metrics tell of them besides."""
-
-    success: BoolArray
-    """bool [N]: whether the environment called the task solved; False where it failed."""
-    responses: Sequence[str]
-    """[N]: the text of all turns of the policy."""
-    num_generated: Int64Array
-    """int64 [N]: tokens that the policy generated."""
-    environment_metrics: Mapping[str, float] = field(factory=dict)
-    """Means over the turns that report them, of valid episodes."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -183,6 +167,7 @@ class _Collection:
             self.failures.add(episode, reason)
 
     def _generate(self, prompts: spi.RaggedTokens, active: Int64Array, num_samples: int) -> Responses:
+        streams = self.c.generator.has(spi.capabilities.STREAMING)
         request = spi.GenerateRequest(
             prompts=prompts,
             num_samples=num_samples,
@@ -190,7 +175,7 @@ class _Collection:
             max_tokens=self.budget[active].astype(np.int32),
             sampling=self.c.sampling,
             weight_version=self.weight_version,
-            on_finished=self._counter(len(active)) if self.c.generator.has(spi.capabilities.STREAMING) else None,
+            on_finished=finished_counter(self.c.progress, len(active)) if streams else None,
             routed_experts=self.c.routed_experts,
         )
         with self.c.clock.phase("generation"):
@@ -201,18 +186,6 @@ class _Collection:
         it fails on a busy machine, then changes no sample of another."""
         seeds = self.random.integers(0, 2**63 - 1, (self.num_asked, self.c.samples_per_prompt), dtype=np.int64)
         return seeds[self.starts.places].reshape(-1)
-
-    def _counter(self, num_samples: int) -> Callable[[int, spi.GenerateResult], None]:
-        """Tells the display how many samples have ended."""
-        lock, num_finished = threading.Lock(), 0
-
-        def count(sample: int, result: spi.GenerateResult) -> None:  # noqa: ARG001 - what a generator hands out
-            nonlocal num_finished
-            with lock:
-                num_finished += 1
-                self.c.progress.samples(num_finished, num_samples)
-
-        return count
 
     def _step(self, active: Int64Array, responses: Responses) -> dict[int, spi.Observation]:
         """Score a turn of each active episode; returns what those observe that go on."""

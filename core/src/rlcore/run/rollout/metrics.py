@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.spi import FinishReason, RolloutBatch
 
 

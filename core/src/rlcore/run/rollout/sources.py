@@ -9,10 +9,10 @@ from rlcore.run.data.datasets import PromptStream, Split
 from rlcore.run.data.prompts import Demonstrations, demonstration_batch
 from rlcore.run.data.seeds import Stream
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.collector import CollectedRollouts, RolloutCollector
+from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.run.rollout.metrics import evaluation_metrics

@@ -32,8 +32,8 @@ from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.metrics_file import read_metrics_file
-from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem
 

@@ -12,9 +12,8 @@ from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, LoopPosition
+from rlcore.run.protocols import Backends, CollectedRollouts, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
-from rlcore.run.rollout.collector import CollectedRollouts
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
 from rlcore.run.storage.mismatch_report import save_disagreement

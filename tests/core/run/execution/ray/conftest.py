@@ -96,7 +96,7 @@ def ensure_ray() -> None:
     """Start Ray as a run would start it, unless it runs."""
     import ray
 
-    from rlcore.config.recipe import ClusterConfig
+    from rlcore.config.cluster import ClusterConfig
     from rlcore.run.execution.ray.session import ray_session
 
     if not ray.is_initialized():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import CheckContext, ConfigError, PluginError, RankInfo

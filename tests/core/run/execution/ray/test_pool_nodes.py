@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.session import ray_session
 from rlcore.spi import ConfigError
 

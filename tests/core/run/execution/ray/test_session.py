@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray import session
 from rlcore.spi import ConfigError, Problem
 

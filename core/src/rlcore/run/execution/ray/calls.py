@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.execution.ray.failures import Reply, WorkerInfo, last_lines, with_origin
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError

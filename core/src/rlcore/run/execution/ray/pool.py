@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.calls import BESIDE, Calls, Rank
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv

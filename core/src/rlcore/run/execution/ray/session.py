@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.config.recipe import ClusterConfig
+from rlcore.config.cluster import ClusterConfig
 from rlcore.run.interrupt import sigterm_kept
 from rlcore.spi import ConfigError, Problem
 

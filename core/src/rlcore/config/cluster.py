@@ -1,0 +1,54 @@
+"""The section `[cluster]`: how many machines and devices a run uses, and how long it waits for them."""
+
+import math
+import re
+from typing import Annotated, Literal
+
+from attrs import frozen
+
+from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, at_least
+
+_RAY_ADDRESS = Constraint(
+    'that is "auto" or the "host:port" of a Ray head',
+    lambda value: value == "auto" or re.fullmatch(r"[^\s/]+:[0-9]+", value) is not None,
+    "Leave the key out to start a local cluster.",
+)
+
+
+@frozen(kw_only=True)
+class ClusterConfig:
+    """`[cluster]`: trainer and generator on Ray, one worker per rank; without the section they live in the driver's process."""
+
+    nodes: Positive = 1
+    """Machines to use."""
+    gpus_per_node: Positive = 1
+    """GPUs to use of each machine; on CPU, processes."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """Whether trainer and generator share every device and take turns, or each has devices of its own."""
+    generator_gpus_per_node: Count = 0
+    """With "separate", how many of gpus_per_node generate; the others train."""
+    address: Annotated[str, _RAY_ADDRESS] | None = None
+    """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
+    local one, which only this machine can reach, and stops it at the end."""
+    wait_s: Annotated[float, Constraint("of seconds of at least 0", lambda value: 0 <= value < math.inf)] = 0.0
+    """Most seconds to wait for a cluster that has less than is asked for; 0 ends the run at once."""
+    max_restarts: Count = 3
+    """How often the workers are started anew, from the newest checkpoint, after one of them died or hung."""
+    start_timeout_s: Seconds = 1800.0
+    """Most seconds for all workers to start and to load the model."""
+    call_timeout_s: Seconds = 3600.0
+    """Most seconds for one call of a worker, such as the generation of a step."""
+    late_timeout_s: Seconds = 300.0
+    """Most seconds that a rank may lag behind the first one in what all do together."""
+    object_store_mib: Annotated[int, at_least(75, "Ray takes no less; leave the key out for its own choice.")] | None = None
+    """Memory of a local cluster's object store, through which a step's data travels; None leaves it to Ray."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The trainer's ranks on each machine."""
+        return self.gpus_per_node - self.generator_gpus_per_node
+
+    @property
+    def world_size(self) -> int:
+        """The trainer's ranks."""
+        return self.nodes * self.ranks_per_node
