@@ -147,7 +147,7 @@ def test_what_fits_nowhere_says_how_much_it_needs() -> None:
     assert too_large(AUTO, load_of(LARGE, 8)) == (
         "trainer.megatron: found 171.4 GiB a GPU in the layout that needs least, tensor_parallel 8 (weights 16.4 GiB, "
         "gradients 32.9 GiB, optimizer 98.6 GiB, activations 22.6 GiB, logits 1.0 GiB); expected at most 70.4 GiB, which can "
-        "be planned with of 80.0 GiB. Give the trainer more GPUs. Sizes that are numbers are not held to this estimate"
+        "be planned with of 80.0 GiB. Give the trainer more GPUs. Sizes that are set to numbers are taken without this estimate"
     )
 
 

@@ -61,7 +61,7 @@ class PackedSequences:
 
     @classmethod
     def from_offsets(cls, offsets: "Int64Array | Tensor", device: torch.device | str) -> "PackedSequences":
-        """From int64 [N+1] offsets on the host, rising from 0 to T; raises ContractError where a sequence is empty."""
+        """The bounds of sequences by their offsets, int64 [N+1] on the host, from 0 to T; ContractError where one is empty."""
         host = offsets.cpu().numpy() if isinstance(offsets, Tensor) else offsets
         check_offsets("offsets", host, int(host[-1]) if len(host) else 0, allow_empty=False)
         if len(host) < 2:

@@ -111,9 +111,9 @@ class Upstream(NamedTuple):
     """Gradients of a chunk's log-probabilities and entropies, divided by -temperature: [C] each."""
 
     scaled: Tensor
-    """Return the gradient scaled by that of the log-probabilities."""
+    """The gradients of the log-probabilities."""
     reached: Tensor | None
-    """Of the entropies H; None where they have none."""
+    """The gradients of the entropies H; None where they have none."""
     shift: Tensor | None
     """H · reached + scaled."""
 
@@ -121,7 +121,7 @@ class Upstream(NamedTuple):
     def scaled_by(
         cls, scale: float, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropies: Tensor | None
     ) -> "Upstream":
-        """From the gradients [T], of which at least one is there, and the entropies [T] where theirs is."""
+        """Scale the gradients [T], of which at least one is there; `entropies` [T] are given where theirs is."""
         given = grad_logprobs if grad_logprobs is not None else grad_entropy
         assert given is not None
         scaled = torch.zeros_like(given) if grad_logprobs is None else grad_logprobs * scale

@@ -48,7 +48,7 @@ def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Pro
 
 
 def config_file(context: CheckContext) -> Path:
-    """Where config.json of a local model is; of a model on the Hub, nowhere."""
+    """The path of a local model's config.json; for a model on the Hub, a path that does not exist."""
     return Path(context.model.path).expanduser() / "config.json"
 
 

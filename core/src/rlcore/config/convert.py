@@ -20,7 +20,7 @@ from rlcore.spi import ConfigError, Problem
 Sections = Mapping[str, Mapping[str, type]]
 """Section of Recipe, which is a role, "sinks" or "observers" -> plugin -> the class of its section."""
 Unchecked = Mapping[str, Collection[str]]
-"""By section, the plugins whose options cannot be checked (disabled or broken)."""
+"""The plugins whose options cannot be checked (disabled or broken), by section."""
 Choice: TypeAlias = PluginChoice | NamedPluginChoice | SinksConfig | ObserversConfig
 """A section that chooses plugins, and holds a table for each."""
 SINKS, OBSERVERS = "sinks", "observers"

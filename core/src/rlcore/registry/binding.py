@@ -49,7 +49,7 @@ _METHODS: dict[Role, tuple[type, tuple[str, ...]]] = {
     "environment": (Environment, ("reset", "step", "rows")),
     "sink": (Sink, ("log", "close")),
 }
-"""Of the roles whose methods are called directly."""
+"""The protocol and its methods of each role whose methods are called directly."""
 
 
 class _Hooks:

@@ -67,7 +67,7 @@ class ObserverEntry(_Installed):
     config: type | None = None
     """The class of its section of the recipe; None where it takes no options."""
     is_global: bool = False
-    """In use in every run, whether the recipe names it or not."""
+    """Whether it is in use in every run, named by the recipe or not."""
 
     def holding(self, loaded: object) -> "ObserverEntry":
         """The same entry with what it names, checked."""
@@ -86,7 +86,7 @@ class Registry:
     entries: tuple[Entry, ...]
     """Ordered by role, name and distribution."""
     observer_entries: tuple[ObserverEntry, ...] = ()
-    """Those that recipes name, then the global ones, each ordered by name and distribution."""
+    """The observers that recipes name, then the global ones, each ordered by name and distribution."""
     warnings: tuple[str, ...] = ()
     """What the user should know though it stops nothing: a name to disable that names no plugin, an unknown group."""
 

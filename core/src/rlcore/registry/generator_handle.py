@@ -114,7 +114,7 @@ class GeneratorHandle(BackendHandle):
 
 
 def _check_spans(result: GenerateResult) -> None:
-    """Within a sample, later tokens come from the same weights or newer ones."""
+    """Require that later tokens of a sample come from the same weights or newer ones."""
     falls = np.flatnonzero(np.diff(result.weight_versions) < 0) + 1
     within = falls[~np.isin(falls, result.offsets)]
     if len(within):

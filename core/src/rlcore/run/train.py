@@ -133,7 +133,7 @@ def _run_with_restarts(run: _Run, opened: OpenBackends, resume: bool, checkpoint
 
 
 def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | None) -> dict[str, object]:
-    """From a checkpoint, or the beginning, to the end."""
+    """Run the loop from a checkpoint, or from the beginning, to its end."""
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
     recipe, algorithm, generator = prepared.recipe, prepared.algorithm, backends.generator
     saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)

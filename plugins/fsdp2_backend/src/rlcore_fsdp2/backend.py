@@ -193,7 +193,7 @@ class Fsdp2Backend:
             self._move(before)
 
     def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Those that are there; step counts, and what `cpu_offload` keeps, are on the host."""
+        """The tensors that are on the device: step counts, and what `cpu_offload` keeps, are on the host."""
         return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:

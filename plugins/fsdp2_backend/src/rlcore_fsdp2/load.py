@@ -63,7 +63,7 @@ class _FileTensor:
     name: str
     shape: tuple[int, ...]
     block: ShardSlice
-    """Of the tensor's shape, with leading dimensions of 1 where the parameter has more."""
+    """The block of the parameter that it fills: the tensor's shape, after dimensions of 1 where the parameter has more."""
 
 
 def _file_tensors(name: str, shape: tuple[int, ...], modules: ModuleNames, files: TensorFiles) -> Iterator[_FileTensor]:

@@ -68,7 +68,7 @@ class ProblemSpace:
         return numbers
 
     def _ordered(self, operands: Codes, operations: Sequence[int]) -> Codes:
-        """Of problems with the same operations: a number of what remains when order does not count. int64 [N]"""
+        """int64 [N]: for problems with the same operations, a number of what remains when order does not count."""
         numbers, signs = np.zeros(len(operands), np.int64), 0
         for (sign, length), starts in sorted(_alike(self._summands(operations)).items()):
             factors = np.stack([operands[:, start : start + length] for start in starts], axis=1)

@@ -68,7 +68,7 @@ class PackedAttention(CoreAttention):
 
 
 class FusedAttention(CoreAttention):
-    """With TransformerEngine's: cuDNN's fused attention, or flash attention if it is there."""
+    """Attention with TransformerEngine's kernels: cuDNN's fused attention, or flash attention if it is installed."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -113,7 +113,7 @@ def _check_kind(layer_number: int, mask: AttnMaskType, kind: str, dropout: float
 
 
 class PackedRotary(nn.Module):
-    """Rotary angles of each token's place in its own sequence, in the place of Megatron's, which it knows one sequence by one.
+    """Rotary angles by each token's position in its own sequence; Megatron's own embedding knows one sequence only.
 
     `inv_freq` float32 [D/2], with whatever scaling the model has already in it.
     """

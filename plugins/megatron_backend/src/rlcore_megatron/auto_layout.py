@@ -108,7 +108,7 @@ def _too_large(best: _Candidate, chosen: tuple[str, ...], load: Workload, usable
         path=SECTION,
         found=f"{gib(_total(best))} a GPU in the layout that needs least, {_named(best.config, chosen)} ({best.estimate})",
         expected=f"at most {gib(usable)}, which can be planned with of {gib(load.memory_bytes or 0)}",
-        remedy=f"{_remedy(best.config, load, usable)}. Sizes that are numbers are not held to this estimate",
+        remedy=f"{_remedy(best.config, load, usable)}. Sizes that are set to numbers are taken without this estimate",
     )
 
 

@@ -30,7 +30,7 @@ Z_LOSS = "z_loss"
 
 
 def coefficients(config: TransformerConfig) -> dict[str, float]:
-    """Of the losses that are on, by their metrics."""
+    """The coefficients of the losses that are on, by their metrics."""
     if config.num_moe_experts is None:
         return {}
     kinds, weights = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
@@ -61,7 +61,7 @@ class PolicyRouter(TopKRouter):  # type: ignore[misc]
         self._sums: dict[str, Tensor] = {}
 
     def begin(self, share: Tensor) -> None:
-        """Before a step of whose tokens, over all ranks, each is `share`, a float64 scalar."""
+        """Begin a step; `share`, a float64 scalar, is 1 / the number of its tokens over all ranks."""
         self._share, self._sums = share, {}
         self._chosen = share.new_zeros(self.num_experts)
 
@@ -122,14 +122,14 @@ class AuxiliaryLosses:
 
     @classmethod
     def of(cls, model_chunks: Sequence[Any], groups: Groups) -> "AuxiliaryLosses":
-        """Of the model whose model chunks these are, on a rank of these groups."""
+        """The losses of the model with these model chunks, on a rank of these groups."""
         routers = [
             module for model_chunk in model_chunks for module in model_chunk.modules() if isinstance(module, PolicyRouter)
         ]
         return cls(config=model_chunks[0].config, groups=groups, routers=routers)
 
     def begin(self, microbatches: Sequence[Microbatch]) -> None:
-        """Before a step of these microbatches; on every rank."""
+        """Begin a step of these microbatches; called on every rank."""
         if not coefficients(self.config):
             return
         num_tokens = float(sum(batch.packed.num_tokens for batch in microbatches))
@@ -139,7 +139,7 @@ class AuxiliaryLosses:
             router.begin(tokens.reciprocal())
 
     def metrics(self) -> dict[str, float]:
-        """After a step, on every rank: means over all tokens and all layers with experts, without the coefficients. A balancing
+        """The step's means over all tokens and all layers with experts, without the coefficients, on every rank. A balancing
         loss is 1.0 where tokens are spread evenly."""
         names = list(coefficients(self.config))
         if not names:

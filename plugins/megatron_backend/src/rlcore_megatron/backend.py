@@ -170,7 +170,7 @@ class MegatronBackend:
         return rate
 
     def _gather_parameters(self) -> None:
-        """With `ddp.overlap_param_gather` a layer's new weights are gathered when it next computes; they are wanted now."""
+        """Gather new weights now: with `ddp.overlap_param_gather` a layer's are gathered only when it next computes."""
         if self._models[0].ddp_config.overlap_param_gather:
             for model in self._models:
                 model.start_param_sync(force_sync=True)

@@ -71,7 +71,7 @@ def _engine_problems(context: CheckContext, config: MegatronConfig) -> Iterator[
 
 
 def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """Where no router is asked, or routers would go by their own choice all the same."""
+    """Replayed routing in a model without routers, or with options by which routers ignore it."""
     if not context.replays_routing:
         return
     yield from routing_problems(model, context.model.path)
@@ -122,7 +122,7 @@ def _is_converted(context: CheckContext, model: Mapping[str, Any] | None) -> boo
 
 
 def _converted_bytes(context: CheckContext, model: Mapping[str, Any] | None) -> int | None:
-    """Of a local model in the recipe's dtype; None for one on the Hub."""
+    """The size of a local model in the recipe's dtype; None for one on the Hub."""
     if model is None:
         return None
     files = config_file(context).parent.glob("*.safetensors")

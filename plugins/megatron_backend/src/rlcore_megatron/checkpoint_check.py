@@ -35,7 +35,7 @@ _RECORDS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of torch's `.metadata`, and of nothing else: a pickle that names anything else is refused before it is called."""
+    """Reads torch's `.metadata` and nothing else: a pickle that names other functions is refused before it calls them."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)

@@ -36,7 +36,7 @@ MARK = "complete.json"
 VISIBLE_WITHIN_S = 10.0
 """How long shared storage may take to show one node what another has made."""
 ABANDONED_AFTER_S = 24 * 3600.0
-"""Of a copy that was begun: then whoever made it is gone."""
+"""The age at which a copy that was begun counts as left behind."""
 State = Literal["complete", "absent", "damaged"]
 
 
@@ -67,7 +67,7 @@ def load(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: Parallel
 
 
 def copy_directory(spec: ModelSpec) -> Path:
-    """Where the copy of this model is, if there is one: other weights, another dtype or another Megatron have another."""
+    """The path of this model's copy, whether it exists or not; it depends on the weights, the dtype and Megatron's version."""
     is_local = Path(spec.path).expanduser().is_dir()
     config = model_file(spec, "config.json")
     files = [*([] if config is None else [config]), *weight_files(spec)]

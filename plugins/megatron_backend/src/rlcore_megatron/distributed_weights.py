@@ -69,7 +69,7 @@ def _tensors(model_chunks: Sequence[Any], prefix: str, content: Mapping[str, boo
 
 
 def _renamed(tensor: ShardedTensor, stored: Mapping[str, tuple[int, ...]]) -> ShardedTensor:
-    """Under the name that the checkpoint has it by."""
+    """The tensor under the name that the checkpoint has it by."""
     for names in _OTHER_NAMES:
         for name, other in (names, names[::-1]):
             if tensor.key not in stored and tensor.key.endswith(name):

@@ -164,7 +164,7 @@ class _Fetch:
     """A bucket's tensors on their way."""
 
     def __init__(self, names: Sequence[str], collectives: Sequence[Collective], stream: torch.cuda.Stream | None) -> None:
-        """On a GPU all is queued on `stream` and nothing waited for; elsewhere the first collectives are started."""
+        """Queue everything on `stream` of a GPU, without waiting; elsewhere start the first collectives."""
         self._names, self._running, self._done = names, [_Running(collective) for collective in collectives], None
         if stream is None:
             for running in self._running:

@@ -14,7 +14,7 @@ from rlcore.schema.types import is_union
 from rlcore.spi import ConfigError, Problem
 
 TABLES = ("transformer", "optimizer", "scheduler", "ddp")
-"""Those of `[trainer.megatron]`, in the order of `megatron_class`."""
+"""The tables of `[trainer.megatron]`, in the order of `megatron_class`."""
 
 
 def megatron_class(table: str) -> type:

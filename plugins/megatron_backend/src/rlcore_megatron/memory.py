@@ -41,7 +41,7 @@ class Workload:
     max_microbatch_tokens: int | None = None
     """Tokens of one microbatch, unless one sequence alone is longer; None is as many as the longest sequence has."""
     memory_bytes: int | None = None
-    """Of the smallest device, all of it; None where that is not known, and "auto" then takes the smallest sizes that divide."""
+    """All memory of the smallest device; None where it is not known: "auto" then takes the smallest sizes that divide."""
     local_size: int = 8
     """Devices of one machine, which tensor ranks share."""
     dtype: str = "bfloat16"
@@ -98,7 +98,7 @@ class Parameters:
 
     @classmethod
     def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":
-        """Of the fullest stage, the sizes in `config` all being numbers."""
+        """The parameters of a rank of the fullest stage; the sizes in `config` are all numbers."""
         tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
         attention = 2 * dims.hidden_size * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
         mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
@@ -137,7 +137,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
 
 
 def _state_bytes(table: Mapping[str, Any]) -> float:
-    """Of masters and moments, a parameter. With `store_param_remainders` bfloat16 weights are the upper halves of masters."""
+    """Bytes of masters and moments per parameter. With `store_param_remainders` bfloat16 weights are masters' upper halves."""
     if not table.get("use_precision_aware_optimizer"):
         return 12
     if table.get("optimizer_cpu_offload"):

@@ -19,7 +19,7 @@ from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 def transformer_config(
     hf: Any, config: MegatronConfig, layout: ParallelLayout, dtype: str, device: Literal["cpu", "cuda"]
 ) -> TransformerConfig:
-    """For a transformers config `hf`; the recipe's table has the last word."""
+    """The TransformerConfig for a transformers config `hf`; the recipe's table overrides what is derived."""
     fused = uses_transformer_engine(config, device, dtype)
     params_dtype, family, standard = getattr(torch, dtype), architecture_of(hf), standard_config(hf)
     dims = dims_of(hf)

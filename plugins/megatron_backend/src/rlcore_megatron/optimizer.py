@@ -83,7 +83,7 @@ def make_optimizer(models: Sequence[Any], context: TrainerContext, config: Megat
 
 
 def _least_rate(context: TrainerContext, config: MegatronConfig) -> float:
-    """Where a decay by Megatron's scheduler ends, which reads it from the groups of parameters before its own."""
+    """The rate at which a decay by Megatron's scheduler ends; it reads the parameter groups' before its own option."""
     given = config.scheduler.get("min_lr")
     return context.optimizer.learning_rate * context.schedule.min_learning_rate_ratio if given is None else float(given)
 
@@ -106,7 +106,7 @@ class Rates:
     config: MegatronConfig
 
     def set(self, step: int) -> float:
-        """For TrainStepRequest.schedule_step `step`; returns the learning rate."""
+        """Set the rates of TrainStepRequest.schedule_step `step`; returns the learning rate."""
         if self.config.scheduler:
             return self._by_scheduler(step)
         spec = self.context.optimizer

@@ -34,7 +34,7 @@ class Piece:
     shape: tuple[int, ...]
     """The shape of the tensor that this rank's model has."""
     offset: tuple[int, ...]
-    """Of that in the whole."""
+    """The offset of that tensor in the whole one."""
     first: int
     """Its first element, of those of this rank's parameter."""
     replica: tuple[int, ...]
@@ -142,7 +142,7 @@ def _entries(models: Sequence[Any]) -> dict[int, list[Piece]]:
 
 
 def _pieces(entry: ShardedTensor | ShardedTensorFactory) -> list[Piece]:
-    """In the order in which they lie in the parameter."""
+    """The pieces of a parameter, in the order in which they lie in it."""
     origin = entry.data.storage_offset()
     tensors = list(nested_values({"": entry.build()})) if isinstance(entry, ShardedTensorFactory) else [entry]
     place = entry.data.untyped_storage().data_ptr()

@@ -19,7 +19,7 @@ MASTER, MOMENTS = "master_param", ("exp_avg", "exp_avg_sq")
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
-    """Those that hold state and count steps."""
+    """The optimizers that hold state and count steps."""
     parts = [part.optimizer for part in parts_of(optimizer)]
     return [one for part in parts for one in (part.sub_optimizers if isinstance(part, HybridDeviceOptimizer) else [part])]
 

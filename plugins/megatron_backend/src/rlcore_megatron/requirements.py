@@ -31,7 +31,7 @@ def missing_requirement() -> str | None:
 
 
 def transformer_engine_version() -> Version | None:
-    """Of the TransformerEngine that Megatron would import; None where there is none."""
+    """The version of the TransformerEngine that Megatron would import; None where there is none."""
     if importlib.util.find_spec("transformer_engine") is None:
         return None
     return next((found for name in _ENGINE_DISTRIBUTIONS if (found := installed_version(name)) is not None), Version("0"))

@@ -52,7 +52,7 @@ class MegatronResidency:
             self.move(before)
 
     def _drop_gradients(self) -> None:
-        """Those of the masters: float32 copies, where they are not views of the buffers."""
+        """Free the gradients of the masters: float32 copies, where they are not views of the buffers."""
         with cuda_or_cpu(self._device.type):
             for optimizer in optimizers_of(self._optimizer):
                 # An optimizer on the host has memory for them there that it fills in each step.

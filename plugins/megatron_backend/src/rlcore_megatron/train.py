@@ -73,7 +73,7 @@ class Passes:
         return total(outputs) if outputs else None
 
     def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
-        """After `train`, on every rank."""
+        """The routers' metrics of the microbatches that `train` has run, on every rank."""
         replay = self._replay.metrics(microbatches, self.device, self.layout.world_size)
         return self._auxiliary.metrics() | replay
 

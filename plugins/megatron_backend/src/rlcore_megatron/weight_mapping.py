@@ -69,7 +69,7 @@ class Names:
     """The whole model's parameters and tensors."""
 
     sources: Mapping[str, Source]
-    """By Source.parameter."""
+    """The source of each parameter, by Source.parameter."""
     order: tuple[HfTensor, ...]
     """All tensors, as `save_pretrained` and the other trainers name and order them."""
     tied: bool
@@ -77,7 +77,7 @@ class Names:
 
     @classmethod
     def of(cls, hf: Any) -> "Names":
-        """For a transformers config; ModelError where Megatron's parameters cannot hold the model."""
+        """The names for a transformers config; ModelError where Megatron's parameters cannot hold the model."""
         family, dims = architecture_of(hf), dims_of(hf)
         problems = name_problems(standard_config(hf), str(hf.name_or_path))
         if problems:
@@ -92,7 +92,7 @@ class Names:
         )
 
     def of_model_chunk(self, model_chunk: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
-        """By the name of each parameter of this model chunk; ModelError for one that files have nothing for."""
+        """The source of each parameter of this model chunk, by name; ModelError for one that files have nothing for."""
         first_expert = self.num_experts // num_expert_ranks * expert_rank
         layers = [layer.layer_number - 1 for layer in model_chunk.decoder.layers]
         found = {name: self._global_name(name, layers, first_expert) for name, _ in model_chunk.named_parameters()}

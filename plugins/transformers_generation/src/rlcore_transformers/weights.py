@@ -21,7 +21,7 @@ class HeldWeights:
         self._own: dict[str, Tensor] = {}
         """Copies, kept from one refit to the next."""
         self.tensors: dict[str, Tensor] = {}
-        """By Hugging Face name; empty before the first refit and after one that failed."""
+        """The tensors held, by Hugging Face name; empty before the first refit and after one that failed."""
 
     def receive(self, export: WeightExport, may_alias: bool) -> dict[str, int]:
         """Take over an export and return the digest of each tensor now held; where the dtype was cast, of what arrived.

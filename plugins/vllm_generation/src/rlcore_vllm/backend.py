@@ -191,8 +191,8 @@ def _has_failed(call: Future[None]) -> bool:
 
 
 def _start(replicas: Sequence[Replica], start: Callable[[Replica], None]) -> None:
-    """At the same time, but those of one device one after another: an engine that starts takes what another takes of the device
-    meanwhile for its own, and leaves itself less."""
+    """Start engines at the same time, but those of one device one after another: an engine that starts counts as its own what
+    another takes meanwhile, and leaves itself less."""
     waves: list[list[Replica]] = []
     for replica in replicas:
         wave = next((wave for wave in waves if not any({*replica.devices} & {*other.devices} for other in wave)), None)

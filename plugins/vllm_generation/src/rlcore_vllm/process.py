@@ -116,7 +116,7 @@ class ProcessReplica:
         return self._submit("set_residency", weights, cache, discard_weights)
 
     def restart(self) -> None:
-        """In the same process where that still answers, which spares the imports, otherwise in another."""
+        """Start the engine anew, in the same process if that still answers, which spares the imports."""
         if self._child is not None and self._child.is_usable:
             try:
                 self._call(self._child, lambda host: host.restart(), "restart", "start_timeout_s")

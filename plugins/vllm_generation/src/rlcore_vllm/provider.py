@@ -13,9 +13,9 @@ WIDE_CACHES = ("auto", "bfloat16", "float16")
 CHANNEL_CAPABILITIES = frozenset(
     channel.capability for channel in CHANNELS.values() if (Path(__file__).parent / "channels" / f"{channel.name}.py").is_file()
 )
-"""Of each channel whose two ends have their file here."""
+"""The capability of each channel whose two ends have their file here."""
 ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for() else frozenset()
-"""Of the builds for CPUs none reports them: vLLM reads them off in the runner that needs Triton."""
+"""Empty in builds for CPUs: vLLM reads experts off in the runner that needs Triton."""
 
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:

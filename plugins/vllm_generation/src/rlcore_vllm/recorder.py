@@ -57,7 +57,7 @@ class LogprobRecorder:
         self._expected: dict[str, int] = {}
         """Requests that are going to be fetched, with the positions that they may fill."""
         self._kept: dict[str, Tensor] = {}
-        """By request: what was recorded in slots that it has given up, float32 [positions]."""
+        """What was recorded for a request in slots that it has given up, float32 [positions], by request."""
         self._sample, self._remove = runner.sampler.sample, runner._remove_request
         self._signature = inspect.signature(self._sample)
         runner.sampler.sample, runner._remove_request = self._sample_and_record, self._keep_and_remove

@@ -37,7 +37,7 @@ def held_bytes(worker: Any, in_process: bool) -> int:
 
 
 def _weight_bytes(worker: Any) -> int:
-    """By the model's shapes: on CPU, linear layers keep their weights in a packed form outside of their parameters."""
+    """Bytes by the model's shapes: on CPU, linear layers keep their weights packed, outside of their parameters."""
     from rlcore_vllm.manifest import expected_shapes
 
     config = worker.model_config
@@ -46,7 +46,7 @@ def _weight_bytes(worker: Any) -> int:
 
 
 def _allocated_bytes(in_process: bool) -> int:
-    """By the allocators: vLLM's, and torch's where it is the engine's alone."""
+    """Bytes by the allocators: vLLM's, and torch's where it is the engine's alone."""
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocations = get_mem_allocator_instance().pointer_to_data.values()
@@ -56,7 +56,7 @@ def _allocated_bytes(in_process: bool) -> int:
 
 
 def _process_bytes(device: torch.device) -> int | None:
-    """By the driver; None where it does not say, as in some containers."""
+    """Bytes of this process by the driver; None where it does not say, as in some containers."""
     from vllm.third_party import pynvml
 
     try:

@@ -11,8 +11,8 @@ from rlcore_vllm.config import VllmConfig
 
 GIB = 2**30
 FLOAT32_HEAD = {"head_dtype": "float32"}
-"""For vLLM's hf_overrides. In a model's own bfloat16 logits would be rounded by the head, and in the model runner V2 of 0.26
-once more after they are divided by the temperature."""
+"""An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
+more after it divides them by the temperature."""
 
 
 @frozen(kw_only=True)

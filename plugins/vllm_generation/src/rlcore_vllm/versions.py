@@ -15,7 +15,7 @@ from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
 
 
 def import_without_torchao() -> None:
-    """Before anything else of vLLM: import what would import torchao, which only models that it has quantised need."""
+    """Import what would import torchao, which only models quantised by it need; called before anything else of vLLM."""
     import_transformers()
     with without_torchao(), contextlib.suppress(ImportError):
         importlib.import_module("vllm.model_executor.layers.quantization.torchao")

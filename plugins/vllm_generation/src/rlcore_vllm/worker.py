@@ -83,7 +83,7 @@ def _describe(device: torch.device, rank: int) -> dict[str, Any]:
 
 @contextmanager
 def _current_device(device: torch.device) -> Iterator[None]:
-    """In process, a refit may come from a thread whose current CUDA device is another."""
+    """Make `device` the thread's current one: in process, a refit may come from a thread with another."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             yield

@@ -18,12 +18,12 @@ class ModelDims:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    """Of the MLP of a layer without experts."""
+    """The width of the MLP of a layer without experts."""
     vocab_size: int
     tied: bool
     """Whether the output layer's weight is the embedding's."""
     num_experts: int
-    """Of a mixture-of-experts layer; 0 without any."""
+    """Experts of a mixture-of-experts layer; 0 in a model without any."""
     num_experts_per_token: int
     moe_intermediate_size: int
     has_experts: tuple[bool, ...]
@@ -31,8 +31,8 @@ class ModelDims:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
-        """From the content of config.json, under Llama's keys and of the right types; None where that lacks what every decoder
-        has."""
+        """The sizes in the content of config.json, under Llama's keys and of the right types; None where an essential one is
+        missing."""
         if any(not model.get(key) for key in ESSENTIAL):
             return None
         heads, layers, experts = model["num_attention_heads"], model["num_hidden_layers"], model.get("num_experts") or 0

@@ -18,7 +18,7 @@ class ModuleNames:
     head: str = "lm_head"
 
     input_norm: str = "input_layernorm"
-    """From here on the modules of a layer: its norm before attention."""
+    """The first module of a layer, its norm before attention; the following names are below a layer too."""
     attention: str = "self_attn"
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"
@@ -33,7 +33,7 @@ class ModuleNames:
     experts: str = "mlp.experts"
 
     gate: str = "gate_proj"
-    """From here on the modules of an MLP or of an expert."""
+    """The first module of an MLP or of an expert; the following names are below these too."""
     up: str = "up_proj"
     down: str = "down_proj"
 

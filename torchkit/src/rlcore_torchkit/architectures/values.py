@@ -23,7 +23,7 @@ TYPES: Mapping[str, Any] = {
     "model_max_length": float,
     **dict.fromkeys(("rope_parameters", "rope_scaling"), _ROPE),
 }
-"""By Llama's keys; a mapping for a table, and null is of every type."""
+"""The type of each value, by Llama's keys; a mapping for a table, and null is of every type."""
 
 
 def value_problems(values: Mapping[str, Any], types: Mapping[str, Any] = TYPES) -> Iterator[Problem]:

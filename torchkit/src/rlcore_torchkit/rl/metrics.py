@@ -9,7 +9,7 @@ from rlcore_torchkit.rl.clipping import ClippedObjective
 from rlcore_torchkit.rl.correction import importance_ratio
 
 MAX_DIFFERENCE = 50.0
-"""In nats; e⁵⁰ times any number of tokens is finite in float32."""
+"""The largest difference in nats that is told apart; e⁵⁰ times any number of tokens is finite in float32."""
 
 
 @frozen(eq=False)

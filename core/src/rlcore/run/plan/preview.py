@@ -72,7 +72,7 @@ def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
 
 
 def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
-    """Of the first row that is trained on. An environment makes it only where it promises that this costs nothing."""
+    """The prompt of the first row that is trained on. An environment makes it only where it promises that this is cheap."""
     if inputs.demonstrations is not None:
         return inputs.tokenizer.show(inputs.demonstrations.tokens.sequence(0)[: inputs.demonstrations.prompt_lengths[0]])
     provider = prepared.chosen["environment"].provider

@@ -75,7 +75,7 @@ class RunPlan:
 
     @property
     def observer_options(self) -> dict[str, object]:
-        """By name, the recipe's section of each observer in use that takes options."""
+        """The recipe's section of each observer in use that takes options, by the observer's name."""
         return observer_options(self.recipe, self.observers)
 
     def observed(self, run_directory: Path | None) -> "RunPlan":

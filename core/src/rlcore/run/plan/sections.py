@@ -43,7 +43,7 @@ def sections(registry: Registry) -> dict[str, dict[str, type]]:
 
 
 def unchecked(registry: Registry) -> dict[str, set[str]]:
-    """By their section of the recipe, the plugins that are disabled or broken, so that nothing can check their sections."""
+    """The plugins that are disabled or broken, so that nothing can check their options, by section of the recipe."""
     installed: dict[str, Sequence[Entry | ObserverEntry]] = {_section(role): registry.of(role) for role in ROLES}
     installed[OBSERVERS] = registry.observer_entries
     unfit = {role: {entry.name for entry in of if entry.disabled or entry.error is not None} for role, of in installed.items()}
@@ -63,7 +63,7 @@ def _section(role: Role) -> str:
 
 
 def observer_options(recipe: Recipe, observers: Sequence[ObserverEntry]) -> dict[str, object]:
-    """By name, the recipe's section of each of these that takes options. ConfigError names all required keys left out."""
+    """The recipe's section of each of these that takes options, by name. ConfigError names all required keys left out."""
     options: dict[str, object] = {}
     problems: list[Problem] = []
     for entry in observers:

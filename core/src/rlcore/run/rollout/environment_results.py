@@ -1,4 +1,4 @@
-"""What an environment returns, held to what the interface says of it."""
+"""Checks that what an environment returns is what the interface says."""
 
 from collections.abc import Mapping
 from numbers import Real

@@ -181,7 +181,7 @@ def _describe(directory: Path) -> dict[str, dict[str, object]]:
 
 @lru_cache(maxsize=4096)
 def _sha256(path: Path, _size: int, _modified_ns: int) -> str:
-    """Of a file that is as it was, the digest is known: a resumed run looks for its checkpoint twice."""
+    """The digest of a file; computed once while the file stays as it is, since a resumed run checks its checkpoint twice."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -14,7 +14,7 @@ LARGEST_EXPONENT = 700.0
 
 @frozen(kw_only=True, eq=False)
 class WorstSamples:
-    """At most MAX_SAMPLES of a minibatch's samples, worst first; all arrays are in this order."""
+    """The worst samples of a minibatch, MAX_SAMPLES at most, worst first; all arrays are in this order."""
 
     batch: TokenBatch
     """S samples, T tokens, with the columns GENERATION_LOGPROBS and WEIGHT_VERSIONS."""

@@ -1,4 +1,4 @@
-"""Whether generator and trainer agree: a step's first update is held to bounds, and the samples that break them are kept."""
+"""Whether generator and trainer agree: bounds on a step's first update, and the samples that exceed them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -45,7 +45,7 @@ class _Broadcasts:
         self.connected = self._submit(self._connect)
 
     def broadcast(self, slot: int, size: int, after: torch.cuda.Event | None) -> "Future[torch.cuda.Event]":
-        """Of the first `size` bytes of a slot's buffer, once the device has reached `after`; done with its event."""
+        """Broadcast a slot's first `size` bytes once the device has reached `after`; the result is the event of its end."""
         buffer = self.buffer(slot, size)[:size]
         if after is not None:
             self._stream.wait_event(after)
@@ -208,7 +208,7 @@ class Receiver(channel.Receiver):
         self._broadcasts.connected.result(timeout=options["timeout_s"])
 
     def receive(self, where: dict[str, Any], specs: Sequence[TensorSpec]) -> Received:
-        """Into the buffer from which the bucket before the last was loaded; the last one may still be loading."""
+        """Receive into the buffer from which the bucket before the last was loaded; the last one may still be loading."""
         self._slot = where["slot"]
         size = packed_bytes([num_bytes(spec) for spec in specs])
         self._broadcasts.wait(self._broadcasts.broadcast(self._slot, size, self._loaded[self._slot]))
@@ -238,7 +238,7 @@ def _refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
 
 
 def _address(ranks: Sequence[EngineRank]) -> str:
-    """Where receivers reach this machine; within it the loopback always works."""
+    """The address at which receivers reach this machine; within it the loopback always works."""
     if all(rank.host == socket.gethostname() for rank in ranks):
         return "127.0.0.1"
     from vllm.utils.network_utils import get_ip

@@ -50,7 +50,7 @@ class Plugins:
     disabled: tuple[str, ...]
     """Observers, among others, to leave out."""
     observers: tuple[str, ...]
-    """Those that the recipe names."""
+    """The observers that the recipe names."""
     observer_options: Mapping[str, bytes]
     """The recipe's section, by name, of each observer in use that takes options. Pickled one by one, so that a node reads those
     of the observers that it has."""
@@ -78,7 +78,7 @@ class WorkerEnv:
     gpu_ids: tuple[str, ...]
     """The GPUs of the node that all its ranks see, in the order of their local ranks."""
     rank_gpu_ids: tuple[str, ...]
-    """Those of them that are this rank's."""
+    """The GPUs that are this rank's."""
     ranks_on_node: int
     directory: Path
     """The driver's, from which relative paths start where the node has it."""
