@@ -16,8 +16,8 @@ from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 from rlcore.cli.errors import RUN_DIRECTORY, color_setting
-from rlcore.cli.figures import describe_metrics, describe_times, sparkline
 from rlcore.cli.report import run_report
+from rlcore.cli.step_text import describe_metrics, describe_times, sparkline
 from rlcore.run.report.progress import Progress
 from rlcore.run.storage.run_directory import RunDirectory
 
