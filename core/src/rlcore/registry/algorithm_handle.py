@@ -7,7 +7,7 @@ from typing import TypeAlias, get_args, get_type_hints
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.checks import check_figures, check_int, check_loss_path, check_own_names, check_range, check_record
+from rlcore.registry.checks import check_int, check_loss_path, check_metrics, check_own_names, check_range, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import attributed
 from rlcore.schema.types import is_choice
@@ -130,7 +130,7 @@ def _check_batch(training: TrainingBatch, vocab_size: int | None) -> None:
         raise ContractError(f"no_signal: found {reason!r}; expected the reason in words, or None where there is a signal")
     if training.has_signal is not None:
         check_array("has_signal", training.has_signal, np.bool_, training.batch.num_sequences)
-    check_figures("metrics", training.metrics)
+    check_metrics("metrics", training.metrics)
     check_own_names("metrics", training.metrics)
 
 

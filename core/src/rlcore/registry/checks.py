@@ -64,7 +64,7 @@ def check_int(name: str, value: object, *, at_least: int) -> int:
     return value
 
 
-def check_figure(name: str, value: object) -> float:
+def check_number(name: str, value: object) -> float:
     """A finite Python number, booleans excluded; a tensor or array is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ContractError(f"{name}: found {_described(value)}; expected a float")
@@ -73,14 +73,14 @@ def check_figure(name: str, value: object) -> float:
     return float(value)
 
 
-def check_figures(name: str, values: object) -> None:
+def check_metrics(name: str, values: object) -> None:
     """A mapping from names to finite numbers."""
     if not isinstance(values, Mapping):
         raise ContractError(f"{name}: found {_described(values)}; expected a mapping")
     for key, value in values.items():
         if not isinstance(key, str):
             raise ContractError(f"{name}: found the key {key!r}; expected a string")
-        check_figure(f"{name}[{key!r}]", value)
+        check_number(f"{name}[{key!r}]", value)
 
 
 def check_own_names(name: str, values: Iterable[str]) -> None:

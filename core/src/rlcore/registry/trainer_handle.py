@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from rlcore.registry.checks import (
     TOLERANCE,
-    check_figure,
-    check_figures,
     check_int,
+    check_metrics,
+    check_number,
     check_own_names,
     check_record,
     check_specs,
@@ -106,11 +106,11 @@ class TrainerHandle(BackendHandle):
 
 def _check_step(request: TrainStepRequest, result: TrainStepResult) -> None:
     _check_version(result.weight_version, request.weight_version + 1)
-    check_figure("loss", result.loss)
-    if check_figure("grad_norm", result.grad_norm) < 0:
+    check_number("loss", result.loss)
+    if check_number("grad_norm", result.grad_norm) < 0:
         raise ContractError(f"grad_norm: found {result.grad_norm}; expected at least 0")
-    check_figure("learning_rate", result.learning_rate)
-    check_figures("metrics", result.metrics)
+    check_number("learning_rate", result.learning_rate)
+    check_metrics("metrics", result.metrics)
     mismatch = {*MISMATCH_METRICS} if request.loss.generation_mismatch else set[str]()
     if missing := sorted(mismatch - result.metrics.keys()):
         raise ContractError(

@@ -16,12 +16,12 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         return None
     entries = [chosen[role] for role in AUTO_ROLES]
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
-    place: str = device
+    where: str = device
     if separate(recipe) and device == "cuda":
         # What a section takes away follows from the devices that it names; here the cluster's layout names them.
         entries = [entry for role in AUTO_ROLES for entry in declared.of(role) if entry.name == chosen[role].name]
         possible = [name for name in possible if CHANNELS[name].reach in ("separate", "any")]
-        place = f"{device}, between devices"
+        where = f"{device}, between devices"
     providers = [entry.provider for entry in entries if entry.provider is not None]
     wanted = possible if recipe.refit.channel == "auto" else [recipe.refit.channel]
     for channel in wanted:
@@ -32,7 +32,7 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         for provider in providers
     )
     raise PluginError(
-        f"no channel brings weights from trainer to generator on {place}. Wanted: {', '.join(wanted)}. Declared, as "
-        f"configured: {found}. On {place} there are {', '.join(possible)}. "
+        f"no channel brings weights from trainer to generator on {where}. Wanted: {', '.join(wanted)}. Declared, as "
+        f"configured: {found}. On {where} there are {', '.join(possible)}. "
         "Choose another generator, or set refit.channel to one that both declare."
     )

@@ -14,7 +14,7 @@ from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, request_for
 from rlcore.run.protocols import RefitCommand, Responses
-from rlcore.run.train_step.metrics import figures_of
+from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi.arrays import Float32Array, Int64Array
 
@@ -192,10 +192,10 @@ class _Counter:
 
 
 def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:
-    expected = figures_of(other)
+    expected = step_metrics(other)
     close = all(
         math.isclose(value, expected.get(name, math.nan), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        for name, value in figures_of(one).items()
+        for name, value in step_metrics(one).items()
     )
     return close and one.weight_version == other.weight_version
 
