@@ -66,4 +66,4 @@ class LoadStateResult:
 
 @frozen(kw_only=True)
 class CloseRequest:
-    """Free everything. The last call that a backend receives."""
+    """Free everything. The last call that a backend receives; like every hook it takes one request, so that fields can come."""

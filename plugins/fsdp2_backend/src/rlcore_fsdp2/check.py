@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.layout_check import SECTION, layout_problems
+from rlcore_fsdp2.layout_check import layout_problems, option_problem
 from rlcore_torchkit.model_check import model_config, routing_problems, trained_model_problems
 
 COMPILERS = ("g++", "clang++", "c++")
@@ -29,16 +29,10 @@ def _replay_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Pro
     yield from routing_problems(model_config(context), context.model.path)
     if config.compile_layers:
         remedy = "Or set rollout.replay_routing to false"
-        yield Problem(
-            path=f"{SECTION}.compile_layers", found="true, with rollout.replay_routing", expected="false", remedy=remedy
-        )
+        yield option_problem("compile_layers", "true, with rollout.replay_routing", "false", remedy)
 
 
 def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:
     if config.compile_layers and not any(map(shutil.which, COMPILERS)):
-        yield Problem(
-            path=f"{SECTION}.compile_layers",
-            found="true, but no C++ compiler",
-            expected=f"one of {', '.join(COMPILERS)} on the PATH",
-            remedy="Install one, or set it to false",
-        )
+        expected = f"one of {', '.join(COMPILERS)} on the PATH"
+        yield option_problem("compile_layers", "true, but no C++ compiler", expected, "Install one, or set it to false")

@@ -20,7 +20,7 @@ def layout_problems(
     """All that does not divide; `model` is what config.json says, under Llama's keys, or None."""
     if config.fp8 and find_spec("torchao") is None:
         remedy = "pip install 'rlcore-fsdp2[fp8]', or set it to false"
-        yield Problem(path=f"{SECTION}.fp8", found="true without torchao", expected="torchao installed", remedy=remedy)
+        yield option_problem("fp8", "true without torchao", "torchao installed", remedy)
     yield from _rank_problems(config, world_size)
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:
@@ -39,29 +39,18 @@ def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:
         )
     elif (world_size // config.tensor_parallel // config.replicate) % config.expert_parallel:
         ranks = world_size // config.tensor_parallel // config.replicate
-        yield Problem(
-            path=f"{SECTION}.expert_parallel",
-            found=str(config.expert_parallel),
-            expected=f"a divisor of {ranks}, the ranks that tensor_parallel and replicate leave",
-        )
+        expected = f"a divisor of {ranks}, the ranks that tensor_parallel and replicate leave"
+        yield option_problem("expert_parallel", str(config.expert_parallel), expected)
 
 
 def _model_problems(config: Fsdp2Config, device: str, dims: ModelDims) -> Iterator[Problem]:
     for option, divisor, key, name, count in _quantities(config, dims):
         if count % divisor:
-            yield Problem(
-                path=f"{SECTION}.{option.split(' ')[0]}",
-                found=f"{option} = {divisor} for {count} {name} ({key})",
-                expected=f"a divisor of {count}",
-                remedy=f"Choose one of {', '.join(map(str, _divisors(count)))}",
-            )
+            found, remedy = f"{option} = {divisor} for {count} {name} ({key})", f"Choose one of {_divisors(count)}"
+            yield option_problem(option.split(" ")[0], found, f"a divisor of {count}", remedy)
     if config.expert_parallel > 1 and not dims.num_experts:
-        yield Problem(
-            path=f"{SECTION}.expert_parallel",
-            found=f"{config.expert_parallel} for a model without experts",
-            expected="1",
-            remedy="Leave it out: it divides mixture-of-experts layers alone",
-        )
+        remedy = "Leave it out: it divides mixture-of-experts layers alone"
+        yield option_problem("expert_parallel", f"{config.expert_parallel} for a model without experts", "1", remedy)
     if config.fp8 and device == "cuda":
         yield from _float8_problems(config, dims)
 
@@ -91,10 +80,13 @@ def _float8_problems(config: Fsdp2Config, dims: ModelDims) -> Iterator[Problem]:
     for name, size in sides.items():
         if size % FLOAT8_MULTIPLE:
             expected = f"a multiple of {FLOAT8_MULTIPLE}, for float8"
-            yield Problem(
-                path=f"{SECTION}.fp8", found=f"true with {name} = {size}", expected=expected, remedy="Set it to false"
-            )
+            yield option_problem("fp8", f"true with {name} = {size}", expected, "Set it to false")
 
 
-def _divisors(count: int) -> list[int]:
-    return [size for size in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64) if count % size == 0]
+def _divisors(count: int) -> str:
+    return ", ".join(str(size) for size in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64) if count % size == 0)
+
+
+def option_problem(key: str, found: str, expected: str, remedy: str = "") -> Problem:
+    """A problem with a key of `[trainer.fsdp2]`."""
+    return Problem(path=f"{SECTION}.{key}", found=found, expected=expected, remedy=remedy)
