@@ -90,13 +90,7 @@ def listening_store(host: str, port: int, world_size: int, timeout: timedelta, *
         listening.bind(address)
         listening.listen()
         store = TCPStore(
-            host,
-            port,
-            world_size,
-            is_master=True,
-            timeout=timeout,
-            master_listen_fd=listening.fileno(),
-            **options,
+            host, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listening.fileno(), **options
         )
         listening.detach()  # the store's from now on
         return store

@@ -98,11 +98,7 @@ class Residency:
         self.place = RESIDENT
 
     def move(
-        self,
-        request: SetResidencyRequest,
-        weights: Sequence[Tensor],
-        state: Sequence[Tensor],
-        scratch: Sequence[Tensor] = (),
+        self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
     ) -> None:
         """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
         `scratch`, until `restore_scratch`."""

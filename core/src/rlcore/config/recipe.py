@@ -10,17 +10,7 @@ from attrs import field, frozen
 from rlcore.config.cluster import ClusterConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
-from rlcore.schema.constraints import (
-    Constraint,
-    Count,
-    Positive,
-    Seconds,
-    Share,
-    Text,
-    above,
-    above_at_most,
-    at_least,
-)
+from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
 from rlcore.schema.describe import WORDS
 from rlcore.spi import CHANNELS, OptimizerSpec, ScheduleSpec
 

@@ -244,27 +244,22 @@ def _revision_of_directory(recipe: Recipe) -> Iterator[Problem]:
 @rule("plugins.disable", "trainer.name", "generator.name", "algorithm.name", "environment.name")
 def _selected_and_disabled(recipe: Recipe) -> Iterator[Problem]:
     for role in ("trainer", "generator", "algorithm", "environment"):
-        name = value_at(recipe, f"{role}.name")
-        for entry in recipe.plugins.disable:
-            if name is not None and entry in (name, f"{role}:{name}"):
-                yield Problem(
-                    path="plugins.disable",
-                    found=f"{describe.toml_literal(entry)}, which {role}.name selects",
-                    expected="other plugins than those in use",
-                )
+        yield from _disabled_problems(recipe, role, value_at(recipe, f"{role}.name"), f"{role}.name selects")
 
 
 @rule("plugins.disable", "sinks.names", "observers.names")
 def _named_and_disabled(recipe: Recipe) -> Iterator[Problem]:
-    named = {"sink": recipe.sinks.names, "observer": recipe.observers.names}
-    for kind, name in [(kind, name) for kind, names in named.items() for name in names]:
-        for entry in recipe.plugins.disable:
-            if entry in (name, f"{kind}:{name}"):
-                yield Problem(
-                    path="plugins.disable",
-                    found=f"{describe.toml_literal(entry)}, which {kind}s.names asks for",
-                    expected="other plugins than those in use",
-                )
+    for kind, names in (("sink", recipe.sinks.names), ("observer", recipe.observers.names)):
+        for name in names:
+            yield from _disabled_problems(recipe, kind, name, f"{kind}s.names asks for")
+
+
+def _disabled_problems(recipe: Recipe, kind: str, name: str | None, use: str) -> Iterator[Problem]:
+    """A problem for each entry of `plugins.disable` that leaves out a plugin in use."""
+    for entry in recipe.plugins.disable:
+        if name is not None and entry in (name, f"{kind}:{name}"):
+            found = f"{describe.toml_literal(entry)}, which {use}"
+            yield Problem(path="plugins.disable", found=found, expected="other plugins than those in use")
 
 
 @rule("cluster")

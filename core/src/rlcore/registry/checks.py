@@ -105,12 +105,7 @@ def check_range(name: str, values: AnyArray, *, lower: float = -math.inf, upper:
 
 
 def check_token_arrays(
-    name: str,
-    arrays: object,
-    microbatches: Sequence[TokenBatch],
-    *,
-    lower: float = -math.inf,
-    upper: float = math.inf,
+    name: str, arrays: object, microbatches: Sequence[TokenBatch], *, lower: float = -math.inf, upper: float = math.inf
 ) -> tuple[Float32Array, ...]:
     """One float32 [T] a microbatch, finite, within the bounds, 0.0 at the first token of each sequence."""
     if not isinstance(arrays, tuple):

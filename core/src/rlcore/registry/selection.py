@@ -60,13 +60,7 @@ class _Verdict:
 
 
 def select(
-    registry: Registry,
-    role: Role,
-    name: str,
-    *,
-    device: Device,
-    needs: Mapping[str, str],
-    dtype: DtypeName | None = None,
+    registry: Registry, role: Role, name: str, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> Entry:
     """The plugin of a role. `needs` maps capabilities that the recipe needs to the reason why; `dtype` is the one that it
     computes in, where that matters.
@@ -80,12 +74,7 @@ def select(
 
 
 def passed_over(
-    registry: Registry,
-    taken: Entry,
-    *,
-    device: Device,
-    needs: Mapping[str, str],
-    dtype: DtypeName | None = None,
+    registry: Registry, taken: Entry, *, device: Device, needs: Mapping[str, str], dtype: DtypeName | None = None
 ) -> tuple[str, ...]:
     """Why "auto", which took `taken`, could take none of the plugins that are meant for the device and rank higher: a sentence
     for each. What the user has disabled is left out."""

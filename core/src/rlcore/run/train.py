@@ -32,12 +32,7 @@ from rlcore.spi import ConfigError, SinkContext, WorkerError
 
 
 def train(
-    prepared: RunPlan,
-    *,
-    resume: bool,
-    progress: Progress,
-    tokenizer: Tokenizer | None = None,
-    allow_changes: bool = False,
+    prepared: RunPlan, *, resume: bool, progress: Progress, tokenizer: Tokenizer | None = None, allow_changes: bool = False
 ) -> dict[str, object]:
     """Run a recipe to its last step and return what summary.json holds.
 

@@ -16,13 +16,7 @@ import tomli_w
 from rlcore.schema.constraints import Constraint
 from rlcore.schema.types import alternatives, constraints, is_array, is_table, is_union, item_type, plain
 
-SCALARS: Mapping[object, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a path",
-}
+SCALARS: Mapping[object, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string", Path: "a path"}
 PLURALS: Mapping[object, str] = {bool: "booleans", int: "integers", float: "numbers", str: "strings", Path: "paths"}
 
 WORDS = "rlcore.words"

@@ -7,15 +7,7 @@ from typing import Protocol
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi.arrays import (
-    Float32Array,
-    Int16Array,
-    Int32Array,
-    Int64Array,
-    UInt8Array,
-    check_array,
-    check_offsets,
-)
+from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
 from rlcore.spi.batch import RaggedTokens
 from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec

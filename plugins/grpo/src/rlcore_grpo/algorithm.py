@@ -5,16 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlcore.spi import (
-    ADVANTAGES,
-    GENERATION_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    AlgorithmContext,
-    AlgorithmNeeds,
-    LossSpec,
-    RolloutBatch,
-    TrainingBatch,
-)
+from rlcore import spi
 from rlcore_grpo.config import GrpoConfig
 from rlcore_torchkit.rl.advantages import group_advantages
 
@@ -22,33 +13,33 @@ from rlcore_torchkit.rl.advantages import group_advantages
 class Grpo:
     """Group relative policy optimisation; its variants are options of GrpoConfig."""
 
-    def __init__(self, context: AlgorithmContext, config: GrpoConfig) -> None:
+    def __init__(self, context: spi.AlgorithmContext, config: GrpoConfig) -> None:
         self.config = config.resolved(context)
         self._loss = _loss_spec(self.config)
-        self.needs = AlgorithmNeeds(
+        self.needs = spi.AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=self.config.previous_logprobs == "trainer",
-            reference_logprobs=REFERENCE_LOGPROBS in self._loss.token_columns,
+            reference_logprobs=spi.REFERENCE_LOGPROBS in self._loss.token_columns,
             entropy=self._loss.entropy != "none",
             min_samples_per_prompt=2,
             untruncated_sampling=True,
         )
 
-    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+    def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
         """One advantage a sample, the same for each of its loss tokens."""
         advantages = self._advantages(rollouts)
         batch = rollouts.batch
         per_token = np.repeat(advantages, batch.lengths)
         np.copyto(per_token, np.float32(0), where=~batch.loss_mask)
-        return TrainingBatch(
-            batch=batch.with_token_column(ADVANTAGES, per_token),
+        return spi.TrainingBatch(
+            batch=batch.with_token_column(spi.ADVANTAGES, per_token),
             loss=self._loss,
             metrics=_metrics(rollouts, advantages),
             no_signal=self._no_signal(rollouts, advantages),
             has_signal=None if self._has_other_terms else advantages != 0,
         )
 
-    def _advantages(self, rollouts: RolloutBatch) -> NDArray[np.float32]:
+    def _advantages(self, rollouts: spi.RolloutBatch) -> NDArray[np.float32]:
         """float32 [N]: 0.0 where `valid` is False."""
         advantages = np.zeros(len(rollouts.rewards), np.float32)
         advantages[rollouts.valid] = group_advantages(
@@ -60,7 +51,7 @@ class Grpo:
         )
         return advantages
 
-    def _no_signal(self, rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
+    def _no_signal(self, rollouts: spi.RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
         if not rollouts.batch.loss_mask.any():
             return "no sample has a token to train on"
         if advantages.any() or self._has_other_terms:
@@ -74,19 +65,19 @@ class Grpo:
         return bool(self.config.kl_coefficient or self.config.entropy_coefficient)
 
 
-def _loss_spec(config: GrpoConfig) -> LossSpec:
+def _loss_spec(config: GrpoConfig) -> spi.LossSpec:
     """The loss, and what it reads with these options."""
     entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
-    reference = (REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
-    return LossSpec(
+    reference = (spi.REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
+    return spi.LossSpec(
         path="rlcore_grpo.loss:grpo_loss",
         config=config,
-        token_columns=(ADVANTAGES, GENERATION_LOGPROBS, *reference),
+        token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS, *reference),
         entropy="loss" if config.entropy_coefficient else entropy,
     )
 
 
-def _metrics(rollouts: RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:
+def _metrics(rollouts: spi.RolloutBatch, advantages: NDArray[np.float32]) -> dict[str, float]:
     """`advantage_max` is the largest magnitude; `zero_advantage_groups` the share of groups without a signal."""
     groups, group_of = np.unique(rollouts.group_ids, return_inverse=True)
     largest = np.zeros(len(groups), np.float32)

@@ -18,9 +18,7 @@ class MathEnvironment:
             raise spi.ConfigError(problems)
         self._config = config
         self._verifier = Verifier(
-            num_processes=num_processes(config),
-            timeout_s=config.verification_timeout_s,
-            max_memory_mib=config.max_memory_mib,
+            num_processes=num_processes(config), timeout_s=config.verification_timeout_s, max_memory_mib=config.max_memory_mib
         )
 
     def rows(self, split: str) -> Sequence[spi.Row] | None:  # noqa: ARG002

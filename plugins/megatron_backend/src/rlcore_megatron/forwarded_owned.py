@@ -150,10 +150,7 @@ OWNED: dict[str, dict[str, str]] = {
             _LEAVE.format("buffers give their memory to the generator between steps, and NCCL would hold on to it"),
             "nccl_ub disable_symmetric_registration",
         ),
-        **_owned(
-            _LEAVE.format("weights are kept in model.dtype"),
-            "fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag",
-        ),
+        **_owned(_LEAVE.format("weights are kept in model.dtype"), "fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag"),
         **_owned(
             _SHARDED,
             "use_megatron_fsdp use_custom_fsdp outer_dp_sharding_strategy fsdp_double_buffer "

@@ -85,10 +85,7 @@ class Names:
         sources = list(_Table(family, dims).sources())
         order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family.modules))
         return cls(
-            sources={source.parameter: source for source in sources},
-            order=order,
-            tied=dims.tied,
-            num_experts=dims.num_experts,
+            sources={source.parameter: source for source in sources}, order=order, tied=dims.tied, num_experts=dims.num_experts
         )
 
     def of_model_chunk(self, model_chunk: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:

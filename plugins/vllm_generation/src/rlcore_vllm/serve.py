@@ -14,18 +14,8 @@ from typing import Any
 
 from attrs import evolve
 
+from rlcore import spi
 from rlcore.model_files import config_number
-from rlcore.spi import (
-    CheckContext,
-    ConfigError,
-    GeneratorContext,
-    ModelError,
-    Problem,
-    RankInfo,
-    RlcoreError,
-    ServeRequest,
-    WorkerError,
-)
 from rlcore_torchkit.process_group import loopback_variables
 from rlcore_vllm.check import SHORTER, check
 from rlcore_vllm.config import VllmConfig
@@ -42,7 +32,7 @@ class EngineDiedError(Exception):
     """The engine's process is gone, so the server ended."""
 
 
-def serve(request: ServeRequest, config: VllmConfig) -> None:
+def serve(request: spi.ServeRequest, config: VllmConfig) -> None:
     """Serve until the process is interrupted: with one engine, on the first `devices`, and without mirrors of its own.
 
     Besides OpenAI's routes there are vLLM's for development, through which a run updates the weights. They let everyone who
@@ -60,20 +50,20 @@ def serve(request: ServeRequest, config: VllmConfig) -> None:
     try:
         with _watched_output(last_lines):
             asyncio.run(_run(server_arguments(request, settings)))
-    except RlcoreError:
+    except spi.RlcoreError:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            problem = Problem(path="--port", found=f"{request.port}: already in use", expected="a port that is free")
-            raise ConfigError([problem]) from error
-        raise WorkerError(_end_message(error, "\n".join(last_lines))) from error
+            problem = spi.Problem(path="--port", found=f"{request.port}: already in use", expected="a port that is free")
+            raise spi.ConfigError([problem]) from error
+        raise spi.WorkerError(_end_message(error, "\n".join(last_lines))) from error
 
 
-def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings:
+def server_settings(request: spi.ServeRequest, config: VllmConfig) -> EngineSettings:
     """A run's engine, but with the model's own weights and tokenizer, and its sampling defaults."""
-    context = GeneratorContext(
+    context = spi.GeneratorContext(
         model=request.model,
-        rank_info=RankInfo(device=request.device),
+        rank_info=spi.RankInfo(device=request.device),
         seed=0,
         max_sequence_length=request.max_sequence_length or longest_sequence(request.model),
         channel="directory",
@@ -93,7 +83,7 @@ def server_settings(request: ServeRequest, config: VllmConfig) -> EngineSettings
     return evolve(settings, arguments={**settings.arguments, **changed, **config.engine})
 
 
-def server_arguments(request: ServeRequest, settings: EngineSettings) -> Namespace:
+def server_arguments(request: spi.ServeRequest, settings: EngineSettings) -> Namespace:
     """What `vllm serve` makes of its command line."""
     from rlcore_vllm.versions import import_without_torchao, server_parser
 
@@ -130,17 +120,17 @@ def _server_environment(settings: EngineSettings, config: VllmConfig) -> dict[st
     return {**variables, "VLLM_SERVER_DEV_MODE": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
-def _raise_problems(request: ServeRequest, config: VllmConfig) -> None:
+def _raise_problems(request: spi.ServeRequest, config: VllmConfig) -> None:
     """As `check` before a run, for the longest sequence that clients may ask for."""
     longest = request.max_sequence_length or config_number(request.model.path, "max_position_embeddings") or 1
-    context = CheckContext(model=request.model, device=request.device, world_size=1, max_sequence_length=longest)
+    context = spi.CheckContext(model=request.model, device=request.device, world_size=1, max_sequence_length=longest)
     problems = [
         evolve(problem, remedy=problem.remedy.replace(SHORTER, f"{MAX_LENGTH.capitalize()}."))
         for problem in check(context, config)
     ]
     if problems:
         about_model = all(Path(problem.path).is_relative_to(request.model.path) for problem in problems)
-        raise (ModelError if about_model else ConfigError)(problems)
+        raise (spi.ModelError if about_model else spi.ConfigError)(problems)
 
 
 def _end_message(error: Exception, last_lines: str) -> str:

@@ -10,15 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi import (
-    GeneratorContext,
-    RefitError,
-    RlcoreError,
-    TensorSpec,
-    WeightBucket,
-    WeightExport,
-    WorkerError,
-)
+from rlcore import spi
 from rlcore_vllm.channels import make_sender
 from rlcore_vllm.channels.channel import EngineRank, Sender
 from rlcore_vllm.config import VllmConfig
@@ -34,7 +26,7 @@ _GRACE_S = 2.0
 class Transfer:
     """Sends weights over one channel, again and again. What it needs of the replicas is `call_workers` alone."""
 
-    def __init__(self, *, channel: str, replicas: Sequence[Replica], context: GeneratorContext, config: VllmConfig) -> None:
+    def __init__(self, *, channel: str, replicas: Sequence[Replica], context: spi.GeneratorContext, config: VllmConfig) -> None:
         self._channel = channel
         self._replicas = replicas
         self._dtype = context.model.dtype
@@ -42,7 +34,7 @@ class Transfer:
         self._receivers = Receivers(replicas, config.refit_timeout_s)
         self._sender: Sender | None = None
 
-    def send(self, export: WeightExport) -> dict[str, int]:
+    def send(self, export: spi.WeightExport) -> dict[str, int]:
         """Load the export into every engine, which copies it; returns the digests that every rank of every replica has
         acknowledged.
 
@@ -57,7 +49,7 @@ class Transfer:
             claimed = self._send(sender, Manifest.of(export), buckets)
             return self._acknowledged(export.weight_version, claimed)
         except BaseException as error:
-            self._abandon(isinstance(error, WorkerError))
+            self._abandon(isinstance(error, spi.WorkerError))
             raise
         finally:
             if self._sender is not None:
@@ -69,10 +61,12 @@ class Transfer:
             self._sender.close()
             self._sender = None
 
-    def _check_dtypes(self, export: WeightExport) -> None:
+    def _check_dtypes(self, export: spi.WeightExport) -> None:
         for spec in export.specs:
             if spec.dtype != self._dtype:
-                raise RefitError(f"refit: {spec.name} is exported in {spec.dtype}; expected {self._dtype}, the engines' own")
+                raise spi.RefitError(
+                    f"refit: {spec.name} is exported in {spec.dtype}; expected {self._dtype}, the engines' own"
+                )
 
     def _connected(self, device: torch.device) -> Sender:
         """The sender, made and made known to the receivers before the first refit, and again after one that failed."""
@@ -84,7 +78,7 @@ class Transfer:
             pending.wait(self._sender.check)
         return self._sender
 
-    def _send(self, sender: Sender, manifest: Manifest, buckets: Iterable[WeightBucket]) -> dict[str, int]:
+    def _send(self, sender: Sender, manifest: Manifest, buckets: Iterable[spi.WeightBucket]) -> dict[str, int]:
         """Every bucket, loaded everywhere; returns the digests that the trainer named."""
         self._receivers.start_all("begin", manifest.to_wire()).wait()
         sender.begin(manifest)
@@ -119,7 +113,7 @@ class Transfer:
             for rank, answer in enumerate(ranks):
                 place = f"acknowledged by replica {replica.name}, rank {rank}"
                 if answer["weight_version"] != weight_version:
-                    raise RefitError(f"refit: version {answer['weight_version']} {place}; expected {weight_version}")
+                    raise spi.RefitError(f"refit: version {answer['weight_version']} {place}; expected {weight_version}")
                 held = answer["digests"]
                 differing = [name for name in claimed.keys() | held.keys() if claimed.get(name) != held.get(name)]
                 refuse(f"not as sent, {place}", differing)
@@ -127,7 +121,7 @@ class Transfer:
 
     def _abandon(self, is_worker_lost: bool) -> None:
         """Tell those that still answer that nothing more comes; the next refit connects anew."""
-        with suppress(RlcoreError):
+        with suppress(spi.RlcoreError):
             if not is_worker_lost:
                 Receivers(self._replicas, min(_ABANDON_TIMEOUT_S, self._config.refit_timeout_s)).start_all("abandon", {}).wait()
         self.close()
@@ -185,31 +179,31 @@ class Pending:
         try:
             answers = call.result()
         except Exception as error:
-            raise WorkerError(f"replica {replica.name} failed in a refit ({self._step}): {error}") from error
+            raise spi.WorkerError(f"replica {replica.name} failed in a refit ({self._step}): {error}") from error
         for rank, answer in enumerate(answers):
             if "refused" in answer:
-                raise RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
+                raise spi.RefitError(f"{answer['refused']} (replica {replica.name}, rank {rank})")
             if "failed" in answer:
-                raise RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
+                raise spi.RefitError(f"refit: {self._step} failed on replica {replica.name}, rank {rank}:\n{answer['failed']}")
 
     def _check_deadline(self, deadline: float, replicas: Any) -> None:
         if time.monotonic() > deadline:
             names = ", ".join(replica.name for replica in replicas)
-            raise WorkerError(
+            raise spi.WorkerError(
                 f"replica {names} did not answer in a refit ({self._step}) within {self._timeout_s:g} s "
                 "(generator.vllm.refit_timeout_s)"
             )
 
 
-def _first_device(buckets: Iterator[WeightBucket]) -> tuple[Iterator[WeightBucket], torch.device]:
+def _first_device(buckets: Iterator[spi.WeightBucket]) -> tuple[Iterator[spi.WeightBucket], torch.device]:
     """The buckets, none of them lost, and the device of the first one's tensors."""
     first = next(buckets, None)
     if first is None or not first.tensors:
-        raise RefitError("refit: the trainer exported no weights")
+        raise spi.RefitError("refit: the trainer exported no weights")
     return chain([first], buckets), torch.as_tensor(first.tensors[0].tensor).device
 
 
-def _checked_tensors(bucket: WeightBucket, specs: dict[str, TensorSpec]) -> list[Tensor]:
+def _checked_tensors(bucket: spi.WeightBucket, specs: dict[str, spi.TensorSpec]) -> list[Tensor]:
     """The bucket's tensors; RefitError unless each is of the shape and dtype that was announced for it."""
     tensors = []
     for named in bucket.tensors:
@@ -219,6 +213,6 @@ def _checked_tensors(bucket: WeightBucket, specs: dict[str, TensorSpec]) -> list
         spec = specs[named.name]
         if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
             found, announced = f"{list(tensor.shape)} of {tensor.dtype}", f"{list(spec.shape)} of {spec.dtype}"
-            raise RefitError(f"refit: {named.name}: found {found}; expected {announced}, as the trainer announced")
+            raise spi.RefitError(f"refit: {named.name}: found {found}; expected {announced}, as the trainer announced")
         tensors.append(tensor)
     return tensors

@@ -10,11 +10,7 @@ MAX_KL = 10.0
 
 
 def kl_penalty(
-    current: Tensor,
-    reference: Tensor,
-    *,
-    estimator: Literal["k1", "k2", "k3"],
-    gradient: Literal["expectation", "estimate"],
+    current: Tensor, reference: Tensor, *, estimator: Literal["k1", "k2", "k3"], gradient: Literal["expectation", "estimate"]
 ) -> Tensor:
     """float32 [T]: k1 = -Δ, k2 = Δ²/2 or k3 = e^Δ - 1 - Δ, Δ = reference - current (Schulman, "Approximating KL Divergence").
 

@@ -117,10 +117,7 @@ def render_demonstrations(
     limits.finish(len(rows))
     joined = _Piece.join(pieces)
     return Demonstrations(
-        tokens=joined.ragged(),
-        prompt_lengths=np.asarray(lengths, np.int64),
-        rows=joined.rows,
-        num_dropped=limits.num_over,
+        tokens=joined.ragged(), prompt_lengths=np.asarray(lengths, np.int64), rows=joined.rows, num_dropped=limits.num_over
     )
 
 

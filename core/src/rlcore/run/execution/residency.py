@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
-from attrs import define
+from attrs import define, evolve
 
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.plan.run_plan import RunPlan
@@ -20,9 +20,13 @@ def room_for_generator(prepared: RunPlan) -> SetResidencyRequest | None:
     options = prepared.recipe.residency
     if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
         return None
+    return _idle_trainer(options.offload_trainer)
+
+
+def _idle_trainer(offload: Literal["none", "state", "all"]) -> SetResidencyRequest:
+    """Where the trainer's memory is while the generator works."""
     return SetResidencyRequest(
-        weights="host" if options.offload_trainer == "all" else "device",
-        state="device" if options.offload_trainer == "none" else "host",
+        weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host"
     )
 
 
@@ -92,19 +96,17 @@ class Residency:
             refit()
             return
         with self.clock.phase("residency"):
-            self._make_room(weights="device")
+            self._make_room(evolve(_idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refit()
         with self.clock.phase("residency"):
-            self._make_room(weights="host" if self.offload_trainer == "all" else "device")
+            self._make_room(_idle_trainer(self.offload_trainer))
             if self.generator_sleeps:
                 self.generator.set_residency(RESIDENT)
         self.turn = "generation"
 
-    def _make_room(self, weights: Literal["device", "host"]) -> None:
+    def _make_room(self, request: SetResidencyRequest) -> None:
         """Even where nothing is offloaded, the trainer then gives back what its allocator holds without using it."""
         if self.trainer_moves:
-            state: Literal["device", "host"] = "device" if self.offload_trainer == "none" else "host"
-            left = self.trainer.set_residency(SetResidencyRequest(weights=weights, state=state)).device_bytes
-            self.metrics["memory/trainer_idle_gib"] = left / GIB
+            self.metrics["memory/trainer_idle_gib"] = self.trainer.set_residency(request).device_bytes / GIB

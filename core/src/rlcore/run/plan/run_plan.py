@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from rlcore import spi
 from rlcore.config.dump import dump_toml
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
@@ -14,17 +15,6 @@ from rlcore.registry.binding import build_observers
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config
-from rlcore.spi import (
-    CHANNELS,
-    DtypeName,
-    Environment,
-    GeneratorContext,
-    ModelSpec,
-    ObserverContext,
-    RankInfo,
-    Role,
-    TrainerContext,
-)
 
 
 @frozen(kw_only=True, eq=False)
@@ -33,13 +23,13 @@ class RunPlan:
 
     recipe: Recipe
     registry: Registry
-    chosen: Mapping[Role, Entry]
+    chosen: Mapping[spi.Role, Entry]
     """The plugin of each role that one plugin fills, where the recipe uses it."""
     sinks: tuple[Entry, ...]
     """The sinks that the recipe names."""
     device: Device
     algorithm: AlgorithmHandle
-    environment: Environment | None = None
+    environment: spi.Environment | None = None
     channel: str | None = None
     """How weights travel; None where nothing generates."""
     ranks_per_generator: int = 1
@@ -48,7 +38,7 @@ class RunPlan:
     """Which plugins of higher priority "auto" could not take, and why."""
 
     @property
-    def model(self) -> ModelSpec:
+    def model(self) -> spi.ModelSpec:
         """What backends learn of the model."""
         return model_spec(self.recipe, self.device)
 
@@ -66,10 +56,10 @@ class RunPlan:
     @property
     def shares_devices(self) -> bool:
         """Whether trainer and generator take turns on the same device."""
-        reach = None if self.channel is None else CHANNELS[self.channel].reach
+        reach = None if self.channel is None else spi.CHANNELS[self.channel].reach
         return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
 
-    def config(self, role: Role) -> Any:
+    def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
 
@@ -83,13 +73,13 @@ class RunPlan:
         hooks are called in other processes."""
         if self.recipe.cluster is not None:
             return self
-        context = ObserverContext(run_directory=None if run_directory is None else run_directory.absolute())
+        context = spi.ObserverContext(run_directory=None if run_directory is None else run_directory.absolute())
         built = build_observers(self.observers, context, self.observer_options)
         return evolve(self, registry=evolve(self.registry, observer_entries=built))
 
-    def trainer_context(self, rank_info: RankInfo) -> TrainerContext:
+    def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
         """What the trainer of a rank is built with."""
-        return TrainerContext(
+        return spi.TrainerContext(
             model=self.model,
             rank_info=rank_info,
             seed=self.recipe.run.seed,
@@ -101,9 +91,9 @@ class RunPlan:
             schedule=self.recipe.schedule,
         )
 
-    def generator_context(self, rank_info: RankInfo, log_directory: Path | None) -> GeneratorContext:
+    def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:
         """What the generator of a rank is built with."""
-        return GeneratorContext(
+        return spi.GeneratorContext(
             model=self.model,
             rank_info=rank_info,
             seed=self.recipe.run.seed,
@@ -115,16 +105,16 @@ class RunPlan:
         )
 
 
-def dtype_of(recipe: Recipe, device: Device) -> DtypeName:
+def dtype_of(recipe: Recipe, device: Device) -> spi.DtypeName:
     """Return the compute dtype of a section."""
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def model_spec(recipe: Recipe, device: Device) -> ModelSpec:
+def model_spec(recipe: Recipe, device: Device) -> spi.ModelSpec:
     """What backends learn of the model."""
-    return ModelSpec(
+    return spi.ModelSpec(
         path=recipe.model.path,
         revision=recipe.model.revision,
         dtype=dtype_of(recipe, device),

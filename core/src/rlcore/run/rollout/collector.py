@@ -18,15 +18,7 @@ from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.episode_starts import EpisodeStarts, PromptLimit
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.spi.arrays import (
-    AnyArray,
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    join_rows,
-    offsets_of,
-    take_rows,
-)
+from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array, Int64Array, join_rows, offsets_of, take_rows
 
 NOT_GENERATED = -1
 """The weight version of a token that the policy did not say."""
@@ -293,11 +285,7 @@ class _Collection:
             tokens=tokens,
             offsets=offsets,
             loss_mask=loss_mask,
-            token_columns={
-                spi.GENERATION_LOGPROBS: logprobs,
-                spi.WEIGHT_VERSIONS: versions,
-                **self._routed_experts(offsets),
-            },
+            token_columns={spi.GENERATION_LOGPROBS: logprobs, spi.WEIGHT_VERSIONS: versions, **self._routed_experts(offsets)},
             sequence_columns={spi.GROUP_IDS: group_ids},
         )
         return CollectedRollouts(

@@ -10,15 +10,7 @@ from attrs import frozen
 from rlcore.run.rollout.environment_results import check_reset, check_step
 from rlcore.run.rollout.episode_failure import Failure, shown
 from rlcore.run.rollout.event_loop import Abandoned, LoopThread
-from rlcore.spi import (
-    ContractError,
-    Environment,
-    ResetResult,
-    RewardError,
-    Row,
-    StepResult,
-    Turn,
-)
+from rlcore.spi import ContractError, Environment, ResetResult, RewardError, Row, StepResult, Turn
 
 MAX_CONCURRENT = 256
 """Calls in flight at once; one that waits for its place is not yet on the clock."""

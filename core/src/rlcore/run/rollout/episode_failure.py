@@ -4,28 +4,18 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from rlcore import spi
 from rlcore.registry.plugin_errors import message_of
-from rlcore.spi import (
-    ConfigError,
-    ContractError,
-    DataError,
-    ModelError,
-    PluginError,
-    RewardError,
-    RlcoreError,
-    StorageError,
-    WorkerError,
-)
 from rlcore.spi.errors import ProblemsError
 
-FINAL: tuple[type[RlcoreError], ...] = (
-    ConfigError,
-    ContractError,
-    DataError,
-    ModelError,
-    PluginError,
-    StorageError,
-    WorkerError,
+FINAL: tuple[type[spi.RlcoreError], ...] = (
+    spi.ConfigError,
+    spi.ContractError,
+    spi.DataError,
+    spi.ModelError,
+    spi.PluginError,
+    spi.StorageError,
+    spi.WorkerError,
 )
 """What is wrong with the environment, the data or the installation, and will be in the next episode too: never masked."""
 MAX_ELEMENTS = 8
@@ -48,7 +38,7 @@ class Failure:
         """Return the failure that an environment's exception stands for."""
         found = list(_members(error))
         cause = next((one for one in found if isinstance(one, (KeyboardInterrupt, *FINAL))), found[0])
-        if isinstance(cause, (RewardError, *FINAL)) and cause.__cause__ is None:
+        if isinstance(cause, (spi.RewardError, *FINAL)) and cause.__cause__ is None:
             reason = message_of(cause)
         else:
             reason = f"raised {type(cause).__name__}: {message_of(cause)}"
@@ -71,7 +61,7 @@ class Failure:
         """Whether it is one of FINAL."""
         return isinstance(self.cause, FINAL)
 
-    def final_error(self, where: str) -> RlcoreError:
+    def final_error(self, where: str) -> spi.RlcoreError:
         """Return the error that ends the run for such a failure; `where` names the call that failed."""
         kind = next(kind for kind in FINAL if isinstance(self.cause, kind))
         if not isinstance(self.cause, ProblemsError):

@@ -7,19 +7,10 @@ from typing import Protocol
 import numpy as np
 from attrs import define
 
+from rlcore import spi
 from rlcore.run.protocols import Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import WorstSamples
-from rlcore.spi import (
-    GENERATION_LOGPROBS,
-    WEIGHT_VERSIONS,
-    BoundError,
-    RefitError,
-    StorageError,
-    TokenBatch,
-    TrainStepResult,
-    capabilities,
-)
 from rlcore.spi.arrays import Float32Array, take_rows
 
 METRIC = "token_mult_prob_error"
@@ -57,21 +48,23 @@ class MismatchMonitor:
     @property
     def bounds(self) -> Mapping[str, float]:
         """What a step's first update is bounded by: nothing where the trainer cannot refuse."""
-        return {METRIC: self.end_above} if self.trainer.has(capabilities.METRIC_BOUNDS) else {}
+        return {METRIC: self.end_above} if self.trainer.has(spi.capabilities.METRIC_BOUNDS) else {}
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether a step's first update is to return its log-probabilities."""
-        return self._may_warn and self.trainer.has(capabilities.STEP_LOGPROBS)
+        return self._may_warn and self.trainer.has(spi.capabilities.STEP_LOGPROBS)
 
-    def can_compare(self, batch: TokenBatch, weight_version: int) -> bool:
+    def can_compare(self, batch: spi.TokenBatch, weight_version: int) -> bool:
         """Whether every loss token of generated samples comes from weights of that version; the first time that not, a note.
 
         A token that an algorithm added to the loss, such as a prompt's, has no generation log-probability, and one of older
         weights has theirs.
         """
-        missing = [name for name in (GENERATION_LOGPROBS, WEIGHT_VERSIONS) if name not in batch.token_columns]
-        other = 0 if missing else np.count_nonzero(batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] != weight_version))
+        missing = [name for name in (spi.GENERATION_LOGPROBS, spi.WEIGHT_VERSIONS) if name not in batch.token_columns]
+        other = (
+            0 if missing else np.count_nonzero(batch.loss_mask & (batch.token_columns[spi.WEIGHT_VERSIONS] != weight_version))
+        )
         if (missing or other) and not self.said_uncompared:
             self.said_uncompared = True
             reason = f"the training batch lacks {' and '.join(missing)}"
@@ -80,12 +73,12 @@ class MismatchMonitor:
             self.progress.note(f"generator and trainer are not compared in steps like this one: {reason}; see {DOCUMENT}")
         return not (missing or other)
 
-    def judge_refusal(self, step: int, minibatch: Minibatch, weight_version: int, error: BoundError) -> None:
+    def judge_refusal(self, step: int, minibatch: Minibatch, weight_version: int, error: spi.BoundError) -> None:
         """Judge a refused update, which changed nothing: RefitError where METRIC is the reason."""
         if METRIC in error.metrics:
             self._report(step, minibatch, error.metrics[METRIC], weight_version, None, refused=True)
 
-    def judge(self, step: int, minibatch: Minibatch, result: TrainStepResult, logprobs: Float32Array | None) -> None:
+    def judge(self, step: int, minibatch: Minibatch, result: spi.TrainStepResult, logprobs: Float32Array | None) -> None:
         """Judge an update that was made, with its log-probabilities float32 [T] where it returned them: RefitError where its
         figure is above `end_above`, as that of a trainer that cannot refuse may be; else a note where that is due."""
         found = result.metrics[METRIC]
@@ -129,10 +122,10 @@ class MismatchMonitor:
         try:
             path = self.writer.save_disagreement(step, f"{heading}.\n{remark}", worst)
             kept = f"The worst samples are in {path} and, to read, in {path.with_suffix('.txt').name}."
-        except StorageError as error:
+        except spi.StorageError as error:
             kept = f"Its worst samples could not be kept: {error}"
         message = f"{heading}. Worst token: {worst.describe_worst_token()}. {kept} {DOCUMENT} says how to find the cause."
         if ends:
             outcome = "The update was refused and changed nothing." if refused else "The step is not saved."
-            raise RefitError(f"{message} {outcome}")
+            raise spi.RefitError(f"{message} {outcome}")
         self.progress.note(f"{message} The run goes on; it is not said again while this lasts.")

@@ -15,12 +15,7 @@ from rlcore import __version__
 from rlcore.registry.discovery import DISABLE_VARIABLE
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import (
-    GeneratorContext,
-    SetResidencyRequest,
-    TrainerContext,
-    TrainerLayout,
-)
+from rlcore.spi import GeneratorContext, SetResidencyRequest, TrainerContext, TrainerLayout
 
 
 @frozen(kw_only=True)

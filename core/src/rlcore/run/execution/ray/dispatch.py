@@ -9,16 +9,7 @@ from attrs import evolve, frozen
 from rlcore.run.protocols import Responses
 from rlcore.run.train_step.microbatches import WIDTH, plan_ranks
 from rlcore.spi import ROUTED_EXPERTS, GenerateRequest, GenerateResult, RaggedTokens, RoutedExperts, TokenBatch
-from rlcore.spi.arrays import (
-    AnyArray,
-    BoolArray,
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    offsets_of,
-    put_rows,
-    take_rows,
-)
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, offsets_of, put_rows, take_rows
 
 
 @frozen(kw_only=True, eq=False)

@@ -25,14 +25,7 @@ from rlcore.registry.selection import load_chosen
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.affinity import bind_near
-from rlcore.run.execution.ray.commands import (
-    BuildCommand,
-    Built,
-    GeneratorCommand,
-    Plugins,
-    Software,
-    WorkerEnv,
-)
+from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import mark_children
