@@ -95,14 +95,14 @@ class Residency:
     def __init__(self, device: torch.device) -> None:
         self._moves = device.type == "cuda"
         self._weights, self._state, self._scratch = HostCopy(), HostCopy(), Discarded()
-        self.place = RESIDENT
+        self.last_request = RESIDENT
 
     def move(
         self, request: SetResidencyRequest, weights: Sequence[Tensor], state: Sequence[Tensor], scratch: Sequence[Tensor] = ()
     ) -> None:
         """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
         `scratch`, until `restore_scratch`."""
-        self.place = request
+        self.last_request = request
         if not self._moves:
             return
         if request.weights == "host":

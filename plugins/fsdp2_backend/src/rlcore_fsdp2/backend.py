@@ -185,7 +185,7 @@ class Fsdp2Backend:
     @contextmanager
     def _resident(self) -> Iterator[None]:
         """Everything on the device for as long as it takes to read or write it."""
-        before = self._residency.place
+        before = self._residency.last_request
         self._move(RESIDENT)
         try:
             yield

@@ -30,7 +30,7 @@ class _Item:
     """The pipeline rank that sends it."""
     expert_rank: int | None
     """The expert-parallel rank that sends it; None for what is no expert's."""
-    place: tuple[int, str] | None
+    parameter: tuple[int, str] | None
     """The number of the model chunk and the name of the parameter, on ranks that send a share of it."""
 
     @property
@@ -73,7 +73,7 @@ class Exporter:
         )
 
     def _make_items(self, names: Names) -> list[_Item]:
-        places = {
+        parameters = {
             source.parameter: (model_chunk, name)
             for model_chunk, sources in enumerate(self._sources)
             for name, source in sources.items()
@@ -92,7 +92,7 @@ class Exporter:
                     index=index,
                     stage=stages[_key(source)],
                     expert_rank=None if source.expert is None else source.expert * self._layout.expert // names.num_experts,
-                    place=places.get(source.parameter),
+                    parameter=parameters.get(source.parameter),
                 )
             )
         return items
@@ -155,8 +155,8 @@ class Exporter:
 
     def _share(self, item: _Item, size: int) -> Tensor:
         """[groups, rows, …] of the parameter, a view."""
-        assert item.place is not None
-        model_chunk, name = item.place
+        assert item.parameter is not None
+        model_chunk, name = item.parameter
         return rows_of(self._model_chunks[model_chunk].get_parameter(name).detach(), item.source, size)[item.index]
 
 

@@ -44,7 +44,7 @@ class MegatronResidency:
     @contextmanager
     def resident(self) -> Iterator[None]:
         """Everything on the device for as long as it takes to read or write it."""
-        before = self._residency.place
+        before = self._residency.last_request
         self.move(RESIDENT)
         try:
             yield

@@ -75,10 +75,10 @@ class WorkerExtension:
 
 def _describe(device: torch.device, rank: int) -> dict[str, Any]:
     """What a channel has to know to reach this rank."""
-    place: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "rank": rank, "device": device.type}
+    rank_info: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "rank": rank, "device": device.type}
     if device.type == "cuda":
-        place["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
-    return place
+        rank_info["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
+    return rank_info
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class MismatchMonitor:
     end_above: float
     warned: bool = False
     """Whether the last update lay above `warn_above`: that it goes on is not said again."""
-    said_uncompared: bool = False
+    noted_uncompared: bool = False
     """Whether a note has said that samples cannot be compared."""
 
     @property
@@ -65,8 +65,8 @@ class MismatchMonitor:
         other = (
             0 if missing else np.count_nonzero(batch.loss_mask & (batch.token_columns[spi.WEIGHT_VERSIONS] != weight_version))
         )
-        if (missing or other) and not self.said_uncompared:
-            self.said_uncompared = True
+        if (missing or other) and not self.noted_uncompared:
+            self.noted_uncompared = True
             reason = f"the training batch lacks {' and '.join(missing)}"
             if not missing:
                 reason = f"{other} loss tokens were not generated at weight version {weight_version}"
