@@ -40,7 +40,7 @@ def test_each_sample_has_the_experts_of_its_prompt_and_of_its_own_tokens(prompt_
     for prompts in np.split(order, [len(order) // 2]):
         longest = max([prompt_lengths[prompt] for prompt in prompts], default=0)
         experts = random.integers(0, 99, (len(prompts), longest, *SHAPE)).astype(np.int16)
-        routing.read(prompts, experts)
+        routing.add_prompts(prompts, experts)
         for prompt, rows in zip(prompts, experts, strict=True):
             for sample in range(prompt * num_samples, (prompt + 1) * num_samples):
                 expected |= {(sample, position): rows[position] for position in range(prompt_lengths[prompt])}
@@ -49,7 +49,7 @@ def test_each_sample_has_the_experts_of_its_prompt_and_of_its_own_tokens(prompt_
         samples = random.permutation(np.flatnonzero(step < lengths - 1))
         positions = np.repeat(prompt_lengths, num_samples)[samples] + step
         experts = random.integers(0, 99, (len(samples), *SHAPE)).astype(np.int16)
-        routing.said(samples, positions, experts)
+        routing.add_tokens(samples, positions, experts)
         expected |= dict(zip(zip(samples, positions, strict=True), experts, strict=True))
     result = routing.result(lengths)
     assert result.offsets.tolist() == [0, *np.cumsum(whole)]
