@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from rlcore.config.recipe import ModelConfig
+from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.plan.inputs import load_inputs
 from rlcore.run.plan.run_plan import RunPlan

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from rlcore.run.protocols import Responses
+from rlcore.run.protocols import CollectedRollouts, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.collector import NOT_GENERATED, CollectedRollouts, RolloutCollector
+from rlcore.run.rollout.collector import NOT_GENERATED, RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.spi import (

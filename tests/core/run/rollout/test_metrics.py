@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.run.rollout.collector import CollectedRollouts
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
 from rlcore.spi import FinishReason, RolloutBatch, TokenBatch
 from rlcore.spi.arrays import offsets_of
