@@ -12,7 +12,7 @@ from rlcore.spi.trainer import ExportWeightsRequest, LogprobsRequest
 from rlcore.spi.weights import WeightExport
 from rlcore_torchkit.hf_directory import save_hf
 
-_MAX_LISTED = 5
+MAX_LISTED = 5
 ModelT = TypeVar("ModelT")
 
 
@@ -46,5 +46,5 @@ def check_same_shapes(where: Path, theirs: Mapping[str, tuple[int, ...]], ours: 
     if different:
         shapes = {name: [list(each[name]) if name in each else "absent" for each in (theirs, ours)] for name in different}
         lines = [f"{name}: {there} there, {here} here" for name, (there, here) in shapes.items()]
-        found = listed(lines, _MAX_LISTED, "; ")
+        found = listed(lines, MAX_LISTED, "; ")
         raise CheckpointError(f"{where}: the checkpoint of another model. Shapes differ: {found}")
