@@ -203,11 +203,6 @@ def config_number(model_path: str, name: str) -> int | None:
     try:
         config = json.loads((Path(model_path).expanduser() / CONFIG_FILE).read_text(encoding="utf-8"))
         number = config.get("text_config", config).get(name)
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # a model on the Hub; what is wrong with a file is for its readers to say
-        return None
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # a model on the Hub; what is wrong with a file is for its readers to say
     return number if isinstance(number, int) and number > 0 else None
