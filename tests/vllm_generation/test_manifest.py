@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore.testing.models import make_model
-from rlcore_vllm.manifest import Manifest, checkpoint_shapes
+from rlcore_vllm.manifest import Manifest, expected_shapes
 
 FIRST, SECOND = TensorSpec(name="a", shape=(2, 3), dtype="float32"), TensorSpec(name="b", shape=(4,), dtype="bfloat16")
 MANIFEST = Manifest(weight_version=7, specs=(FIRST, SECOND), persistent=True)
@@ -38,5 +38,5 @@ def test_what_is_not_the_models_is_named(specs, message):
 def test_a_checkpoint_consists_of_what_is_in_the_models_file(architecture, tied, tmp_path):
     directory = make_model(tmp_path, architecture, tied=tied)
     saved = {name: tuple(tensor.shape) for name, tensor in load_file(directory / "model.safetensors").items()}
-    assert checkpoint_shapes(AutoConfig.from_pretrained(directory), trust_remote_code=False) == saved
+    assert expected_shapes(AutoConfig.from_pretrained(directory), trust_remote_code=False) == saved
     assert ("lm_head.weight" in saved) is not tied
