@@ -45,6 +45,18 @@ def test_every_module_says_what_it_is(trees):
     assert not silent, "\n".join(silent)
 
 
+def test_docstrings_stand_alone(trees):
+    """None goes on from the name above it, such as "Of some samples." or "That of one rank."."""
+    fragment = re.compile(r"(Of|That of|Those of|The same(?! as))\b")
+    found = [
+        f"{path}:{node.lineno}: {node.value.value}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and fragment.match(str(node.value.value))
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_files_stay_short(sources):
     long = [f"{path}: {count}" for path, text in sources.items() if (count := text.count("\n")) > MAX_LINES_OF_A_FILE]
     assert not long, "\n".join(long)

@@ -82,7 +82,7 @@ class _Conversion:
     unchecked: Unchecked
     problems: list[Problem] = field(factory=list)
     unknown_names: list[Problem] = field(factory=list)
-    """Of plugins, reported beside other problems; alone they are the selection's, which tells more of what is installed."""
+    """What is not installed, reported beside other problems. Alone they are left to the selection, which tells more."""
 
     def run(self) -> tuple[Recipe | None, list[Problem]]:
         """The Recipe, or None and its problems."""
@@ -143,7 +143,7 @@ class _Conversion:
                 yield plugin, value
 
     def _unknown_names(self, role: str, chosen: str | Sequence[str]) -> Iterator[Problem]:
-        """Of the plugins that the recipe names, those that are not installed."""
+        """A problem for each plugin that the recipe names and that is not installed."""
         known = {*self.sections.get(role, {}), *self.unchecked.get(role, ()), PluginChoice().name}
         for name in [chosen] if isinstance(chosen, str) else chosen:
             if name not in known:
@@ -233,7 +233,7 @@ class _Conversion:
             if parts.get(name) is not None:
                 whole[name] = parts[name]
             elif name in self.raw.values and not _choice_class(attribute.type):
-                whole[name] = _salvage(self.raw.values[name], table_class(attribute.type))
+                whole[name] = _partial_config(self.raw.values[name], table_class(attribute.type))
             elif attribute.default is attrs.NOTHING or name in self.raw.values:
                 whole[name] = _stand_in(_choice_class(attribute.type) or attribute.type)
         return Recipe(**whole)
@@ -248,28 +248,28 @@ def _tables_below(path: str, tp: object) -> dict[str, type]:
     return found
 
 
-def _salvage(table: object, cls: Any) -> Any:
+def _partial_config(table: object, cls: Any) -> Any:
     """A section with every key that cannot be used left out, and stand-ins for required ones, so that the rest of the recipe
     can be checked in the same pass: a wrong type would otherwise hide impossible combinations until it is corrected."""
     written = table if isinstance(table, Mapping) else {}
     kept: dict[str, Any] = {}
     for name, attribute in describe.fields(cls).items():
         if name in written:
-            kept |= _salvage_key(name, written[name], attribute.type)
+            kept |= _partial_key(name, written[name], attribute.type)
         if name not in kept and attribute.default is attrs.NOTHING:
             kept[name] = _stand_in(attribute.type)
     return cls(**kept)
 
 
-def _salvage_key(name: str, value: object, tp: Any) -> dict[str, Any]:
+def _partial_key(name: str, value: object, tp: Any) -> dict[str, Any]:
     """{name: value}, or nothing where the value is of a wrong type."""
     nested = table_class(tp)
     if nested and isinstance(value, Mapping):
-        return {name: _salvage(value, nested)}
+        return {name: _partial_config(value, nested)}
     made, problems = structure(value, tp, "")
     return {} if problems else {name: made}
 
 
 def _stand_in(tp: Any) -> Any:
     """Some value of the type, for a required key that is missing."""
-    return _salvage({}, tp) if attrs.has(tp) else tp()
+    return _partial_config({}, tp) if attrs.has(tp) else tp()

@@ -90,7 +90,7 @@ def _copied_value(name: str, value: object) -> AnyArray | float:
 
 
 def _protected(rollouts: RolloutBatch) -> RolloutBatch:
-    """The same samples; figures that the step's metrics are made of afterwards cannot be written to."""
+    """The samples with read-only arrays, where the step's metrics are computed from these afterwards."""
     columns = {**rollouts.batch.sequence_columns, GROUP_IDS: _read_only(rollouts.group_ids)}
     return RolloutBatch(
         batch=evolve(rollouts.batch, sequence_columns=columns),

@@ -164,12 +164,12 @@ def check_specs(export: WeightExport) -> None:
 
 
 def checked_export(export: WeightExport, owner: str, max_bucket_bytes: int) -> WeightExport:
-    """The same export, whose buckets raise ContractError where they do not bring exactly the specs, in their order."""
+    """An export whose buckets raise ContractError where they do not bring exactly the specs of `export`, in their order."""
     return evolve(export, buckets=_checked_buckets(export, owner, max_bucket_bytes))
 
 
 def recorded_export(export: WeightExport, digests: dict[str, int]) -> WeightExport:
-    """The same export; the digest of each tensor that is taken is written into `digests`."""
+    """An export that writes the digest of each tensor that is taken from it into `digests`."""
     return evolve(export, buckets=_recorded_buckets(export.buckets, digests))
 
 

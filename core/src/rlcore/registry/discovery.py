@@ -52,7 +52,7 @@ class Entry(_Installed):
     """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
 
     def holding(self, loaded: object) -> "Entry":
-        """The same entry with what it names, checked."""
+        """This entry with the object that it names, and what is wrong with that object."""
         provider = loaded if isinstance(loaded, Provider) else None
         return evolve(self, provider=provider, error=provider_error(loaded, self.name))
 
@@ -70,7 +70,7 @@ class ObserverEntry(_Installed):
     """Whether it is in use in every run, named by the recipe or not."""
 
     def holding(self, loaded: object) -> "ObserverEntry":
-        """The same entry with what it names, checked."""
+        """This entry with the object that it names, and what is wrong with that object."""
         error = observer_error(loaded, self.name)
         config = observer_config(loaded) if error is None else None
         return evolve(self, observer=loaded, config=config, error=error)

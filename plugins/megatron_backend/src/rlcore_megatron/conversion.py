@@ -109,7 +109,7 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def _check_shared(made: Path) -> None:
-    """That this rank sees what rank 0 does."""
+    """Raise where this rank does not see the directory that rank 0 made."""
     deadline = time.monotonic() + VISIBLE_WITHIN_S
     while not made.exists():
         if time.monotonic() > deadline:

@@ -87,7 +87,7 @@ class _Setting:
 
     @property
     def fused(self) -> bool:
-        """Whether layers are TransformerEngine's."""
+        """Whether the model's layers are those of TransformerEngine."""
         return uses_transformer_engine(self.config, self.device, self.dtype)
 
     @property

@@ -64,10 +64,10 @@ class Estimate:
     """Bytes of the fullest rank."""
 
     weights: int
-    """The policy's, and the reference's where there is one."""
+    """Bytes of the policy's weights, and of the reference's where there is one."""
     gradients: int
     optimizer: int
-    """Its moments, and float32 masters of weights in less, divided among the ranks that hold the same weights."""
+    """Bytes of the moments, and of float32 masters of narrower weights, divided among the ranks that hold the same weights."""
     activations: int
     """Bytes of the activations of the microbatches in flight."""
     logits: int
@@ -89,12 +89,12 @@ class Estimate:
 
 @frozen(kw_only=True)
 class Parameters:
-    """How many of them a rank holds."""
+    """How many parameters a rank holds."""
 
     dense: float
     """Attention, MLPs, routers, embedding and output layer: the same on all data · context ranks."""
     expert: float
-    """The same on all expert-data ranks."""
+    """The experts' MLPs: the same on all expert-data ranks."""
 
     @classmethod
     def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":

@@ -36,7 +36,7 @@ class Piece:
     offset: tuple[int, ...]
     """The offset of that tensor in the whole one."""
     first: int
-    """Its first element, of those of this rank's parameter."""
+    """Where its first element is among those of this rank's parameter."""
     replica: tuple[int, ...]
     """Zeros on one of the ranks whose models have it."""
 

@@ -38,7 +38,7 @@ class Mirrors:
         self._buckets: list[dict[str, Any]] = []
 
     def tee(self, export: WeightExport) -> WeightExport:
-        """The same export, its buckets written down as they pass. Where that fails, RefitError if mirrors are required."""
+        """An export that writes its buckets down as they pass. Where that fails, RefitError if mirrors are required."""
         if not self._config.mirrors:
             return export
         self._manifest, self._buckets = Manifest.of(export), []

@@ -121,7 +121,7 @@ def _server_environment(settings: EngineSettings, config: VllmConfig) -> dict[st
 
 
 def _raise_problems(request: spi.ServeRequest, config: VllmConfig) -> None:
-    """As `check` before a run, for the longest sequence that clients may ask for."""
+    """Raise ModelError or ConfigError with what `check` finds, for the longest sequence that clients may ask for."""
     longest = request.max_sequence_length or config_number(request.model.path, "max_position_embeddings") or 1
     context = spi.CheckContext(model=request.model, device=request.device, world_size=1, max_sequence_length=longest)
     problems = [

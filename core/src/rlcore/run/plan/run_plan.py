@@ -69,7 +69,7 @@ class RunPlan:
         return observer_options(self.recipe, self.observers)
 
     def observed(self, run_directory: Path | None) -> "RunPlan":
-        """The same with the observers of this process built, for a run or, without a directory, an evaluation. On a cluster
+        """This plan with the observers of this process built, for a run or, without a directory, an evaluation. On a cluster
         hooks are called in other processes."""
         if self.recipe.cluster is not None:
             return self

@@ -62,7 +62,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, run: RunConfig) -> "RunDirectory":
-        """That of a recipe's `[run]`; a leading ~ is the user's home, ConfigError where the user it names has none."""
+        """The directory of a recipe's `[run]`; a leading ~ is the user's home, ConfigError where that user has none."""
         try:
             return cls(path=Path(run.directory).expanduser() / run.name)
         except RuntimeError as error:

@@ -76,7 +76,7 @@ def scaled_counts(batch: TokenBatch, factor: int) -> GlobalCounts:
 
 
 def arrange(batch: TokenBatch, arrangement: Arrangement) -> tuple[TokenBatch, ...]:
-    """The same sequences in one microbatch, each in its own, in reversed order in three, or in three of unequal size, of
+    """The sequences of a batch in one microbatch, each in its own, in reversed order in three, or in three of unequal size, of
     which the first and last hold one."""
     return tuple(batch.select(indices) for indices in arranged_indices(batch, arrangement))
 

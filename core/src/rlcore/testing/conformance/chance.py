@@ -11,32 +11,32 @@ from rlcore.testing.conformance.reference import Float64Array
 
 @frozen(kw_only=True)
 class Limits:
-    """How far off a figure has to be. A right sampler is beyond them by chance as often as said."""
+    """How far off a figure has to be to count as wrong."""
 
     deviations: float
-    """Standard deviations of a normal number."""
+    """The distance of a normal number from its mean, in standard deviations."""
     deviations_of_many: float
-    """The same for the farthest off of hundreds."""
+    """The largest such distance among hundreds of normal numbers."""
     kolmogorov_smirnov: float
-    """Distance to the uniform distribution times √n."""
+    """Distance of n numbers to the uniform distribution times √n."""
 
 
 SUSPICIOUS = Limits(deviations=3.5, deviations_of_many=4.5, kolmogorov_smirnov=2.0)
-"""Once in 10³, of many once in 10⁵: then more samples are drawn."""
+"""A right sampler exceeds a limit once in 10³ times, that of many numbers once in 10⁵; then more samples are drawn."""
 CERTAIN = Limits(deviations=5.5, deviations_of_many=5.5, kolmogorov_smirnov=2.9)
-"""Once in 10⁷."""
+"""A right sampler exceeds a limit once in 10⁷ times."""
 NUM_AGAIN = 4
 """How many times as many samples decide about a suspicion."""
 
 
 def limit_of(deviations: float, variance: float) -> float:
-    """As unlikely for a count as so many standard deviations are for a normal number: many of what is rare are less so. By the
+    """The distance, in standard deviations, that is as unlikely for a count as `deviations` are for a normal number. By the
     expansion of Cornish and Fisher (1938) to the skewness, which for a Poisson count is 1/√variance."""
     return deviations + (deviations**2 - 1.0) / (6.0 * sqrt(variance))
 
 
 def distance_to_uniform(draws: Float64Array) -> float:
-    """Kolmogorov and Smirnov's, of numbers float64 [n] in [0, 1), times √n."""
+    """The distance of Kolmogorov and Smirnov of numbers float64 [n] in [0, 1), times √n."""
     places = (np.arange(len(draws)) + 0.5) / len(draws)
     return float(np.abs(np.sort(draws) - places).max() * sqrt(len(draws)))
 

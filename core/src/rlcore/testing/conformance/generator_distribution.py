@@ -44,7 +44,7 @@ CASES = {
     "cool": (SamplingParams(temperature=0.6), 5, ()),
     "top_k_top_p": (SamplingParams(temperature=1.3, top_k=30, top_p=0.95), 5, (capabilities.TOP_K, capabilities.TOP_P)),
 }
-"""With the samples of each prompt."""
+"""For each name: how tokens are sampled, how many samples each prompt has, and the capabilities that this needs."""
 
 
 @define
@@ -77,17 +77,17 @@ class Evidence:
     surprise: Excess = field(factory=Excess)
     """Log-probability plus entropy: above 0 for a sampler that is cooler than it says."""
     stages: list[Excess] = field(factory=lambda: [Excess() for _ in range(0, LONG, STAGE)])
-    """The same of STAGE tokens of each sample, and of those after them."""
+    """`surprise` of each STAGE tokens in turn: the first of every sample, those after them, and so on."""
     repeats: Excess = field(factory=Excess)
     """Tokens that the prompt or the sample holds already."""
     in_a_row: Excess = field(factory=Excess)
     """Tokens that equal the one before."""
     tails: dict[int, Excess] = field(init=False)
-    """The excess of the last tokens of the vocabulary: of 1, 2, 4 …"""
+    """The excess of the last tokens of the vocabulary, by how many they are: 1, 2, 4 …"""
     counts: Float64Array = field(init=False)
     """float64 [V]: by how many tokens of each number there are more than expected."""
     variances: Float64Array = field(init=False)
-    """float64 [V]: of the counts."""
+    """float64 [V]: the variances of `counts`."""
     ranks: list[Float64Array] = field(factory=list)
     """The randomised rank of each token in its distribution, in [0, 1), the most probable first: uniform (Rosenblatt, 1952)."""
     late_errors: list[Float64Array] = field(factory=list)
@@ -191,8 +191,8 @@ class GeneratorDistribution(GeneratorFixtures):
 
 
 def assert_tells_temperatures_apart(evidence: Evidence) -> None:
-    """In each part of a sample the evidence would show 0.9 of the temperature, which to first order is off by a ninth of the
-    variance."""
+    """Fail unless the evidence of every part of a sample would show a sampler at 0.9 of its temperature, whose surprise is off
+    by a ninth of the variance, to first order."""
     shown = min(sqrt(excess.variance) for excess in evidence.stages) / 9
     assert shown >= 5, (
         f"the model is too sure, or too unsure, of its next token: over {STAGE} tokens of each sample, a sampler at 0.9 of its "

@@ -235,7 +235,7 @@ class GeneratorFixtures(BackendFixtures):
         routed_model: ModelSpec,
         tolerance: float,
     ) -> Iterator[OpenGenerator]:
-        """As `open_generator`, of a mixture-of-experts model, of which it may be asked to report the experts used."""
+        """Opens a fresh generator of a mixture-of-experts model, which can be asked to report the experts used."""
         context = evolve(generator_context, model=routed_model, routed_experts=True)
         yield from opening(provider, config, context, tolerance)
 

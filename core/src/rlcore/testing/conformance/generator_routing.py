@@ -34,7 +34,7 @@ class GeneratorRouting(GeneratorFixtures):
         device: Device,
         tolerance: float,
     ) -> None:
-        """Of every token of prompt and response but the last, in any order; asking for them changes nothing else."""
+        """Each token of prompt and response but the last has them, in any order; asking for them changes nothing else."""
         require(provider, capabilities.ROUTED_EXPERTS)
         from safetensors.torch import load_file
 

@@ -44,7 +44,7 @@ class GeneratorSampling(GeneratorFixtures):
     def test_logprobs_are_those_of_the_distribution_sampled_from(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question, name: str
     ) -> None:
-        """For each prompt's own samples, in order, whatever the lengths of the prompts around it."""
+        """Each prompt's samples are its own and in order, whatever the lengths of the prompts around it."""
         sampling, needed = SAMPLINGS[name]
         for capability in needed:
             generator.require(capability)
@@ -72,7 +72,7 @@ class GeneratorSampling(GeneratorFixtures):
     def test_frequencies_are_those_of_the_distribution(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, reference: Reference, name: str
     ) -> None:
-        """Of first and second tokens, which don't depend on each other but through the model, nor on a neighbouring seed.
+        """First and second tokens depend on each other through the model alone, and not on a neighbouring seed.
 
         The tokens' probability integral transform, randomised within each one's probability, is uniform (Rosenblatt, 1952),
         whether they are taken in the order of their numbers or of their probabilities.

@@ -131,7 +131,7 @@ class GeneratorWeights(GeneratorFixtures):
     def test_resident_state_is_accepted_and_measured(
         self, generator: GeneratorUnderTest, weights: WeightSets, question: Question
     ) -> None:
-        """By every generator, whatever it declares; it holds the weights at the least."""
+        """Every generator accepts it, whatever it declares, and then holds the weights at the least."""
         found = generator.move("device", "device")
         least = num_bytes(weights[0])
         assert found >= least, f"device_bytes: found {found}; expected at least {least}, the size of the weights"
@@ -158,7 +158,7 @@ class GeneratorWeights(GeneratorFixtures):
     def test_refit_while_the_cache_is_away(
         self, generator: GeneratorUnderTest, reference: Reference, weights: WeightSets, question: Question
     ) -> None:
-        """As when trainer and generator take turns on a device."""
+        """A trainer and a generator that take turns on a device do this in every step."""
         generator.require(capabilities.RESIDENCY)
         generator.generate(question)
         generator.move("host", "host")

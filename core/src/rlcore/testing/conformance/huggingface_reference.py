@@ -75,7 +75,7 @@ class HuggingFacePolicy:
         return logits
 
     def gradient_norm(self, batch: TokenBatch, loss: LossSpec, temperature: float) -> float:
-        """By autograd through the loss on the whole batch, with tokens sent where its column ROUTED_EXPERTS says."""
+        """The norm by autograd through the loss on the whole batch, whose column ROUTED_EXPERTS says where tokens go."""
         import torch
 
         logprobs, entropies = [], []

@@ -36,7 +36,7 @@ class SharedStep:
     """A step of two ranks."""
 
     request: TrainStepRequest
-    """That of one rank which has all the microbatches."""
+    """The request of one rank which has all the microbatches."""
     shares: Shares
 
     def of(self, layout: TrainerLayout) -> TrainStepRequest:
@@ -68,7 +68,7 @@ class RankReport:
     logprobs: tuple[Float32Array, ...]
     """Log-probabilities of the first step's microbatches of this rank, before the step."""
     reference: tuple[Float32Array, ...] | None
-    """The same under the reference policy, after all steps."""
+    """The log-probabilities under the reference policy, after all steps."""
     steps: tuple[StepOutcome, ...]
     refusals: Mapping[str, str]
     """What the steps that have to be refused came to: the error's class, or "taken"."""

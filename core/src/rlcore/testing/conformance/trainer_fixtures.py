@@ -126,7 +126,7 @@ class Undisturbed:
 
     batch: TokenBatch
     other: TokenBatch
-    """Of the second update; the third is made of both."""
+    """The sequences of the second update; the third has those of both batches."""
     before: Values
     """The weights before the first update."""
     steps: tuple[StepOutcome, StepOutcome, StepOutcome]

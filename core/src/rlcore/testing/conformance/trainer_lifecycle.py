@@ -76,7 +76,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_step_over_a_bound_is_refused_and_leaves_the_state(
         self, provider: Provider, open_trainer: OpenTrainer, undisturbed: Undisturbed, metric: str
     ) -> None:
-        """By the figure of the whole step, a sum or a maximum over microbatches; the error names metric and value."""
+        """The figure of the whole step counts, a sum or a maximum over microbatches; the error names metric and value."""
         require(provider, capabilities.METRIC_BOUNDS)
         value = undisturbed.steps[1].result.metrics[metric]
         bounds = {TOKEN_SHARE: 2.0, LARGEST_SURPRISE: 1e6, "probe/not_reported": 0.0, metric: 0.95 * value}
@@ -115,7 +115,7 @@ class TrainerLifecycle(TrainerFixtures):
     def test_state_loaded_continues_exactly(
         self, open_trainer: OpenTrainer, undisturbed: Undisturbed, device: Device, tmp_path: Path
     ) -> None:
-        """Also into a trainer that has trained on something else."""
+        """A trainer that has trained on something else continues exactly too."""
         with open_trainer() as trainer:
             trainer.step((undisturbed.batch,), 0)
             trainer.step((undisturbed.other,), 1)
@@ -220,7 +220,7 @@ class TrainerLifecycle(TrainerFixtures):
                 np.testing.assert_array_equal(logprobs, initial, err_msg=f"after {when} the reference is another")
 
     def test_resident_state_is_accepted_and_measured(self, trainer: TrainerUnderTest, batch: TokenBatch) -> None:
-        """By every trainer, whatever it declares; it holds the weights at the least."""
+        """Every trainer accepts it, whatever it declares, and then holds the weights at the least."""
         (before,) = trainer.logprobs((batch,))
         found = trainer.handle.set_residency(ON_DEVICE).device_bytes
         least = num_bytes(trainer.weights())

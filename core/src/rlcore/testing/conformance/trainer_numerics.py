@@ -74,7 +74,7 @@ class TrainerNumerics(TrainerFixtures):
     def test_reference_equals_the_first_policy(
         self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, temperature: float
     ) -> None:
-        """In each of several microbatches, long sequences too, at the step's temperature."""
+        """They are equal in each of several microbatches, for long sequences too, at the step's temperature."""
         trainer.require(capabilities.REFERENCE_POLICY)
         policy = reference.load(trainer.weights())
         batches = batch, make_batch(reference.vocab_size, seed=4, lengths=LONG_LENGTHS)

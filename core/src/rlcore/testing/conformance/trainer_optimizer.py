@@ -25,7 +25,7 @@ SCHEDULES = {
     "linear": (ScheduleSpec(warmup_steps=2, decay="linear", min_learning_rate_ratio=0.2), (0.5, 1.0, 1.0, 0.8, 0.6, 0.4)),
     "cosine": (ScheduleSpec(warmup_steps=1, decay="cosine", min_learning_rate_ratio=0.5), (1.0, 1.0, 0.875, 0.625)),
 }
-"""With the shares of the peak in a run of as many steps as are listed."""
+"""Schedules, and the share of the peak that each step of a run has, which is as long as its list."""
 MOVES = {
     "warm-up": (ScheduleSpec(warmup_steps=2), (0.5, 1.0)),
     "linear": (ScheduleSpec(decay="linear", min_learning_rate_ratio=0.2), (1.0, 0.6)),
@@ -108,7 +108,7 @@ class TrainerOptimizer(TrainerFixtures):
     def test_first_step_is_as_long_as_the_learning_rate(
         self, open_trainer: OpenTrainer, optimizer: OptimizerSpec, batch: TokenBatch
     ) -> None:
-        """Of whatever gradient: both moments are corrected for their start, and their quotient is its sign."""
+        """The gradient's length does not matter: both moments are corrected for their start, and their quotient is its sign."""
         with open_trainer(optimizer=evolve(optimizer, weight_decay=0.0)) as trainer:
             lengths = np.abs(flat(update_of(trainer, (batch,)))) / optimizer.learning_rate
         assert lengths.max() <= 1.01, f"a weight moved by {lengths.max():.4g} learning rates; expected at most 1"

@@ -38,7 +38,7 @@ class TrainerWeights(TrainerFixtures):
         assert names == [spec.name for spec in export.specs]
 
     def test_export_in_a_narrow_dtype_is_the_rounded_weights(self, trainer: TrainerUnderTest, narrow_dtype: DtypeName) -> None:
-        """The same names, every value within the dtype's precision."""
+        """The names stay, and every value is within the dtype's precision."""
         expected = trainer.weights()
         export = trainer.handle.export_weights(export_request(0, dtype=narrow_dtype))
         assert {spec.dtype for spec in export.specs} == {narrow_dtype}

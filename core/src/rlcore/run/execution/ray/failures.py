@@ -99,7 +99,7 @@ def last_lines(log_file: Path) -> str:
 
 
 def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -> BaseException:
-    """The same error, with notes on where it comes from."""
+    """The error itself, with notes on where it comes from."""
     error.add_note(f"raised on {worker}. {remote.last_lines}")
     if not remote.is_ours:
         error.add_note(f"The worker's own traceback:\n{remote.traceback}")
