@@ -137,7 +137,14 @@ def test_a_name_on_the_hub_is_looked_up_later(name: str) -> None:
     assert model_problems(name) == []
 
 
-@pytest.mark.parametrize("path", ["./gpt2", "/models/x", "a/b/c", "~nobody-here/x", "", "with space", ".hidden"])
+def test_what_is_beside_the_process_does_not_matter_to_a_name_on_the_hub(tmp_path: Path, monkeypatch) -> None:
+    """Paths in a recipe start from its own folder, and are absolute where that has what they name."""
+    (tmp_path / "Qwen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert model_problems("Qwen/Qwen3-0.6B") == []
+
+
+@pytest.mark.parametrize("path", ["./gpt2", "/models/x", "a/b/c", "~nobody-here/x", "", "with space", ".hidden", "runs/old"])
 def test_what_can_only_be_a_path_has_to_be_there(path: str) -> None:
     assert not is_hub_name(path)
 

@@ -126,3 +126,15 @@ def test_a_missing_target_is_a_storage_error(model_directory: Callable[[str], Pa
     source = model_directory("qwen2")
     with pytest.raises(StorageError, match="missing"):
         write_hf_directory(make_export(read_tensors(source)), str(source), tmp_path / "missing", "float32")
+
+
+def test_a_model_on_the_hub_that_is_gone_at_the_end_is_a_storage_error(
+    model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.utils.cached_file", refuse)
+    tensors = read_tensors(model_directory("qwen2"))
+    with pytest.raises(StorageError, match="no connection"):
+        write_hf_directory(make_export(tensors), "acme/tiny", tmp_path, "float32")

@@ -43,10 +43,8 @@ def model_problems(path: str) -> list[Problem]:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path that does not exist can be a name on the Hub; none that begins in a folder that is there, or where runs
-    are by default."""
-    folder, slash, _ = path.partition("/")
-    return _HUB_NAME.fullmatch(path) is not None and not (slash and (folder == "runs" or Path(folder).is_dir()))
+    """Whether a path that does not exist can be a name on the Hub; none that begins where runs are by default."""
+    return _HUB_NAME.fullmatch(path) is not None and not path.startswith("runs/")
 
 
 def read_object(file: Path) -> dict[str, Any] | Problem:

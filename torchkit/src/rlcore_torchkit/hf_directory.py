@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.files import storage_errors
 from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.context import ModelSpec
-from rlcore.spi.errors import ContractError, StorageError
+from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
 from rlcore.spi.weights import ITEM_BYTES, DtypeName, TensorSpec, WeightExport
 from rlcore_torchkit.safetensors_files import model_file
@@ -145,15 +145,19 @@ def _write_index(specs: Sequence[TensorSpec], shards: dict[str, list[str]], item
 
 def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName) -> list[str]:
     """config.json with the dtype written, and copies of the companion files."""
-    config_file = model_file(ModelSpec(path=source, revision=revision), "config.json")
+    spec = ModelSpec(path=source, revision=revision)
+    try:
+        found = {name: model_file(spec, name) for name in ("config.json", *COMPANION_FILES)}
+    except ModelError as error:  # the Hub does not answer any more
+        raise StorageError(f"writing the model to {directory} failed: {'; '.join(map(str, error.problems))}") from error
+    config_file = found.pop("config.json")
     if config_file is None:
         raise StorageError(f"writing the model to {directory} failed: {source} no longer has a config.json")
     config = json.loads(config_file.read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     _write_json(directory / "config.json", config | {"dtype": dtype})
     written = ["config.json"]
-    for name in COMPANION_FILES:
-        file = model_file(ModelSpec(path=source, revision=revision), name)
+    for name, file in found.items():
         if file is not None:
             shutil.copyfile(file, directory / name)
             written.append(name)

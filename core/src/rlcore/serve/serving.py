@@ -73,7 +73,8 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
         )
     if (path / MANIFEST).is_file():
         return Target(model=None, checkpoint=require_intact(path), run=path.resolve().parent.parent)
-    if not (path / "config.json").is_file() and (path.exists() or not is_hub_name(named)):
+    is_path = path.exists() or not is_hub_name(named) or ("/" in named and path.parent.is_dir())
+    if is_path and not (path / "config.json").is_file():
         raise spi.ConfigError([_nothing_to_serve(named, path)])
     return Target(model=str(path) if path.exists() else named)
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_saved_state_is_read_back_and_nothing_temporary_remains(tmp_path: Path) 
     assert read_loop_state(saved) == state(3)
     assert find_damage(saved) is None
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_a_file_that_is_replaced_between_two_checks_is_read_again(tmp_path: Path) -> None:
+    """By a copy that keeps size and time of modification, as rsync and cp -p do."""
+    saved = save(tmp_path, 1)
+    assert find_damage(saved) is None
+    weights = saved / "trainer" / "weights"
+    before = weights.stat()
+    weights.write_bytes(bytes(before.st_size))
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "another content" in (find_damage(saved) or "")
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

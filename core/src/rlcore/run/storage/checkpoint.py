@@ -170,18 +170,18 @@ def _describe(directory: Path) -> dict[str, dict[str, object]]:
     """Size and digest of each file but the manifest. Hashing runs beside the interpreter lock, so threads help."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     stats = [path.stat() for path in paths]
-    sizes = [stat.st_size for stat in stats]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = pool.map(_sha256, paths, sizes, [stat.st_mtime_ns for stat in stats])
+        digests = pool.map(_sha256, paths, [(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats])
     return {
-        str(path.relative_to(directory)): {"bytes": size, "sha256": digest}
-        for path, size, digest in zip(paths, sizes, digests, strict=True)
+        str(path.relative_to(directory)): {"bytes": stat.st_size, "sha256": digest}
+        for path, stat, digest in zip(paths, stats, digests, strict=True)
     }
 
 
 @lru_cache(maxsize=4096)
-def _sha256(path: Path, _size: int, _modified_ns: int) -> str:
-    """The digest of a file; computed once while the file stays as it is, since a resumed run checks its checkpoint twice."""
+def _sha256(path: Path, _state: tuple[int, ...]) -> str:
+    """The digest of a file; computed once while the file stays as it is, since a resumed run checks its checkpoint twice. The
+    state has its time of change, which no copy sets back as it does the time of modification."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
