@@ -2,6 +2,7 @@
 # make test   lint and every test
 # make test-core   what the core does without torch, in an environment of its own: quick
 # make lint   formatting, types, import directions, dependencies
+# make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md and the interface's snapshot anew
 
@@ -22,7 +23,7 @@ PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-core lint mutants docs setup setup-dev clean
+.PHONY: demo test test-core lint oracle mutants docs setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -65,6 +66,9 @@ lint: setup-dev
 	$(BIN)/mypy core/src torchkit/src
 	$(BIN)/lint-imports
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
+
+oracle: setup-dev
+	RLCORE_ORACLE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/oracle
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev
