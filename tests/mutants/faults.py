@@ -103,7 +103,7 @@ FAULTS = (
         "rlcore.run.plan.inputs",
         "rows=self.train_rows,",
         "rows=self.evaluation_rows,",
-        "tests/core/run/test_train.py::test_training_and_evaluation_see_their_own_rows_alone",
+        "tests/core/run/rollout/test_sources.py::test_training_and_evaluation_see_their_own_rows_alone",
     ),
     Fault(
         "training samples at the evaluation's temperature",
