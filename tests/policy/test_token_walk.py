@@ -98,7 +98,8 @@ class Walk:
             return
         if any(self.is_sample(value) for value in (*frame.f_locals.values(), argument)):
             self.note(frame)
-        self.ended = event == "return" and (file.partition("/src/")[2], name) == LAST
+        if event == "return" and (file.partition("/src/")[2], name) == LAST:
+            self.ended = True  # and never False again: another thread may be here too
 
 
 class Read:
