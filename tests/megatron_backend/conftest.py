@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlcore_megatron import requirements
+from rlcore_megatron.cache_directory import HUB, OWN
 
 HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "fsdp2_backend"):  # imported here, by loss paths and by spawned workers
@@ -39,3 +40,12 @@ def installed(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(requirements.importlib.util, "find_spec", find_spec)
 
     return pretend
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a cache."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(OWN, raising=False)
+    monkeypatch.delenv(HUB, raising=False)
+    return tmp_path

@@ -8,16 +8,8 @@ import pytest
 from rlcore_megatron import cache_directory
 from rlcore_megatron.cache_directory import HUB, OWN, directory_problems
 
+pytestmark = pytest.mark.usefixtures("home")
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a cache."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv(OWN, raising=False)
-    monkeypatch.delenv(HUB, raising=False)
-    return tmp_path
 
 
 def found() -> tuple[str, str]:

@@ -11,11 +11,13 @@ from attrs import evolve
 from rlcore.spi import CheckContext, ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron import cache_directory, check, requirements
-from rlcore_megatron.cache_directory import HUB, OWN
+from rlcore_megatron.cache_directory import OWN
 from rlcore_megatron.config import MegatronConfig
 
 SECTION = "trainer.megatron"
 Usage = namedtuple("Usage", "total used free")
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +31,6 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         return made[architecture]
 
     return get
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a cache."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv(OWN, raising=False)
-    monkeypatch.delenv(HUB, raising=False)
-    return tmp_path
 
 
 @pytest.fixture
