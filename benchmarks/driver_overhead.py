@@ -1,4 +1,4 @@
-"""What the driver costs: a step's seconds outside the backends' calls, with fakes, from 2,048 to 65,536 rollouts.
+"""What the driver costs: a step's CPU seconds outside the backends, with fakes, from 2,048 to 65,536 rollouts.
 
     .venv/bin/python benchmarks/driver_overhead.py
 
@@ -15,15 +15,22 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
+from rlcore.run.rollout import collector
+from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.train import train
-from rlcore.spi import hookimpl
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, hookimpl
+from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
+from rlcore.testing.fakes.generator import FakeGenerator
 
 BYTES_PER_TOKEN = 4 * 4 + 1
+NUM_TOKENS = 800
+LONGEST_ANSWER = len(" again:")
 RECIPE = """
 [model]
 path = "none"
@@ -40,7 +47,6 @@ instant = true
 [rollout]
 samples_per_prompt = 32
 max_prompt_tokens = 16
-max_response_tokens = 800
 stop_token_ids = []
 [training]
 max_tokens_per_microbatch = 16384
@@ -54,21 +60,44 @@ at_end = false
 """
 
 
+class TimedGenerator(FakeGenerator):
+    """Adds up the CPU seconds that its samples take: a stream waits for the driver besides."""
+
+    seconds = 0.0
+    longest = NUM_TOKENS
+    """Tokens of a turn."""
+
+    def sample_instantly(self, request: GenerateRequest, limits: Int64Array) -> GenerateResult:
+        start = time.thread_time()
+        result = super().sample_instantly(request, np.minimum(limits, self.longest))
+        cut = np.where(limits > self.longest, FinishReason.ABORTED, result.finish_reasons).astype(np.uint8)
+        result = evolve(result, finish_reasons=cut)
+        TimedGenerator.seconds += time.thread_time() - start
+        return result
+
+
+class TimedEpisodes(EpisodeRun):
+    """Adds up the CPU seconds of episodes: all that happens from their prompts to their rewards, less the generator's."""
+
+    seconds = 0.0
+
+    def run(self, *arguments: Any) -> None:
+        start = time.process_time() - TimedGenerator.seconds
+        super().run(*arguments)
+        TimedEpisodes.seconds += time.process_time() - TimedGenerator.seconds - start
+
+
 class BackendSeconds:
-    """An observer that adds up the seconds inside the backends."""
+    """An observer that adds up the CPU seconds inside the other calls of the backends."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def _timed(self) -> Generator[None, Any, Any]:
-        start = time.perf_counter()
+        start = time.thread_time()
         result = yield
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.thread_time() - start
         return result
-
-    @hookimpl(wrapper=True)
-    def generate(self, request: Any) -> Generator[None, Any, Any]:
-        return (yield from self._timed())
 
     @hookimpl(wrapper=True)
     def train_step(self, request: Any) -> Generator[None, Any, Any]:
@@ -84,26 +113,30 @@ class BackendSeconds:
 
 
 class StepSeconds(Progress):
-    """Driver seconds of each step: its total less what the backends took."""
+    """Driver CPU seconds of each step: those of the process less what the backends took."""
 
     def __init__(self, backends: BackendSeconds) -> None:
         self.backends = backends
         self.driver: list[float] = []
-        self.rewards: list[float] = []
+        self.episodes: list[float] = []
+        self.last = time.process_time()
 
     def step(self, step: int, metrics: Any) -> None:
-        self.driver.append(metrics["time/total_s"] - self.backends.seconds)
-        self.rewards.append(metrics["time/rewards_s"])
-        self.backends.seconds = 0.0
+        now = time.process_time()
+        self.driver.append(now - self.last - self.backends.seconds - TimedGenerator.seconds)
+        self.episodes.append(TimedEpisodes.seconds)
+        self.last, self.backends.seconds, TimedGenerator.seconds, TimedEpisodes.seconds = now, 0.0, 0.0, 0.0
 
 
-def measure(num_rollouts: int, num_steps: int) -> tuple[float, float]:
-    """Median seconds of a step outside the backends, and those of them in the environment's calls."""
+def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, float]:
+    """Median CPU seconds of a step outside the backends, and those of them that its episodes take."""
+    TimedGenerator.longest = NUM_TOKENS if num_turns == 1 else NUM_TOKENS // num_turns - LONGEST_ANSWER
+    collector.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
     backends = BackendSeconds()
     registry = Registry.from_providers(
         {
             "trainer": [FAKE_TRAINER],
-            "generator": [FAKE_GENERATOR],
+            "generator": [evolve(FAKE_GENERATOR, backend=f"{__name__}:TimedGenerator")],
             "algorithm": [FAKE_ALGORITHM],
             "environment": [FAKE_ENVIRONMENT],
         },
@@ -117,10 +150,13 @@ def measure(num_rollouts: int, num_steps: int) -> tuple[float, float]:
             f"run.directory={directory}",
             f"run.num_steps={num_steps}",
             f"training.prompts_per_step={num_rollouts // 32}",
+            f"rollout.max_turns={num_turns}",
+            f"environment.fake.num_turns={num_turns}",
+            f"rollout.max_response_tokens={NUM_TOKENS}",
         ]
         prepared = prepare(recipe, overrides, registry=registry)
         train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
-    return median(progress.driver[1:]), median(progress.rewards[1:])
+    return median(progress.driver[1:]), median(progress.episodes[1:])
 
 
 def copy_floor_s(num_tokens: int) -> float:
@@ -134,16 +170,18 @@ def copy_floor_s(num_tokens: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[2048, 8192, 32_768, 65_536])
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--quick", action="store_true", help="two steps of 64 rollouts, to try the script")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rollouts, arguments.steps = [64], 2
-    print(f"{'rollouts':>10}{'driver s':>10}{'of it environment':>19}{'µs a rollout':>14}{'copy floor s':>14}")
+    print(f"{'rollouts':>10}{'driver s':>10}{'µs a rollout':>14}{'of it episodes, µs a turn':>27}{'copy floor s':>14}")
     for num_rollouts in arguments.rollouts:
-        driver, rewards = measure(num_rollouts, arguments.steps)
+        driver, episodes = measure(num_rollouts, arguments.turns, arguments.steps)
         floor = copy_floor_s(num_rollouts * 808)
-        print(f"{num_rollouts:>10}{driver:>10.3f}{rewards:>19.3f}{driver / num_rollouts * 1e6:>14.1f}{floor:>14.3f}")
+        a_rollout, a_turn = driver / num_rollouts * 1e6, episodes / num_rollouts / arguments.turns * 1e6
+        print(f"{num_rollouts:>10}{driver:>10.3f}{a_rollout:>14.1f}{a_turn:>27.1f}{floor:>14.3f}")
 
 
 if __name__ == "__main__":

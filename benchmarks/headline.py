@@ -11,7 +11,8 @@ weights, trainer `fsdp2` (or `--trainer megatron`) and generator `vllm` on the s
 795 and a tail to the limit; a sample's is drawn from its seed and forced through its token limit. Rewards are random but fixed.
 
 Every step is kept in the directory as soon as it is done, so that a machine may be lent for a few minutes at a time; each call
-starts anew, and its first step, which warms up, is left out. `--set KEY=VALUE` changes the recipe.
+starts anew, and its first step, which warms up, is left out; with `--async 1` generation runs a step ahead. `--set KEY=VALUE`
+changes the recipe.
 
 Model FLOPs of a sequence of l tokens are 2 N l + 2 L D l^2 forward, with N the weights in matrix products, L layers and
 D = heads x head dimension; training takes three times as many. Recomputed work does not count. The log-probabilities take one
@@ -67,6 +68,8 @@ class Work:
     dtype: str = "bfloat16"
     gpus: int = 8
     """0 runs in one process, without `[cluster]`."""
+    max_staleness: int = 0
+    """Steps that generation runs ahead at most."""
 
     @property
     def num_samples(self) -> int:
@@ -106,6 +109,7 @@ def recipe_of(work: Work) -> dict[str, Any]:
         "training.updates_per_step": work.num_updates,
         "training.max_tokens_per_microbatch": work.max_tokens_per_microbatch,
         "run.device": work.device,
+        "async.max_staleness": work.max_staleness,
         "evaluation.at_start": False,
         "evaluation.at_end": False,
         "checkpoint.at_end": False,
@@ -237,6 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--trainer", choices=("fsdp2", "megatron"))
     parser.add_argument("--generator", choices=("vllm", "transformers"))
+    parser.add_argument("--async", type=int, default=0, dest="max_staleness", help="steps that generation runs ahead at most")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the recipe")
     parser.add_argument("--quick", action="store_true", help="a tiny shape on a CPU, to try the script")
     parser.add_argument("--limit", type=float, default=560.0, help="seconds that the call takes at most; done steps are kept")
@@ -247,7 +252,7 @@ def parse() -> argparse.Namespace:
 
 
 def chosen_work(arguments: argparse.Namespace) -> Work:
-    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator")
+    names = ("shape", "gpus", "num_prompts", "device", "trainer", "generator", "max_staleness")
     given: Mapping[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     work = evolve(QUICK if arguments.quick else Work(), **given)
     return evolve(work, dtype="float32" if work.device == "cpu" else "bfloat16")

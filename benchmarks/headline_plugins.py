@@ -1,8 +1,11 @@
 """What benchmarks/headline.py installs beside the plugins: generators that force each sample's length, and an environment that
 reports the work of attention."""
 
-from collections.abc import Callable
+import hashlib
+import tempfile
+from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,21 +13,68 @@ from attrs import evolve, frozen
 from letters_environment import LettersConfig, LettersEnvironment
 from response_lengths import lengths_of
 
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Provider, ResetResult, Row, StepResult, Turn
+from rlcore.spi import (
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Provider,
+    ResetResult,
+    Row,
+    SampleFeed,
+    StepResult,
+    Turn,
+)
+from rlcore.spi.arrays import Int32Array, Int64Array
 
 MEAN_TOKENS = 795
 """Of the published figures that the headline is compared with."""
+CUT = Path(tempfile.gettempdir()) / "rlcore-headline-cut"
 LIMIT = 3946
 """Most tokens of a response there; with another limit, all lengths shrink or grow with it."""
 
 
-def with_lengths(generate: Callable[[GenerateRequest], GenerateResult], request: GenerateRequest) -> GenerateResult:
-    """Generate with lengths of a long tail in place of one limit for all: each sample's follows from its seed. Each counts as a
-    finished answer."""
-    limit = int(request.max_tokens.max())
-    lengths = lengths_of(request.seeds, mean=MEAN_TOKENS * limit / LIMIT, limit=limit)
-    result = generate(evolve(request, max_tokens=lengths.astype(np.int32)))
-    return evolve(result, finish_reasons=np.full_like(result.finish_reasons, FinishReason.STOP))
+class FeedWithLengths:
+    """A stream's feed, with lengths of a long tail in place of one limit for all: each sample's follows from its seed. Each
+    counts as a finished answer, unless the stream's end cuts it: it then has the rest of its length in the next stream, on
+    whichever generator of the machine."""
+
+    def __init__(self, feed: SampleFeed) -> None:
+        self._feed = feed
+        self.end = feed.end
+        self._taken: list[tuple[Int32Array, int]] = []
+        """The prompt and the length of each sample."""
+        CUT.mkdir(exist_ok=True)
+
+    def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
+        taken = self._feed.take(wait=wait)
+        return None if taken is None else [self._with_lengths(request) for request in taken]
+
+    def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
+        is_cut = result.finish_reasons == FinishReason.ABORTED
+        for row in np.flatnonzero(is_cut).tolist():
+            prompt, length = self._taken[int(samples[row])]
+            said = result.tokens[result.offsets[row] : result.offsets[row + 1]]
+            _file_of(np.concatenate([prompt, said])).write_text(str(length - len(said)))
+        reasons = np.where(is_cut, result.finish_reasons, FinishReason.STOP).astype(np.uint8)
+        self._feed.deliver(samples, evolve(result, finish_reasons=reasons))
+
+    def _with_lengths(self, request: GenerateRequest) -> GenerateRequest:
+        limit = int(request.max_tokens.max(initial=1))
+        lengths = lengths_of(request.seeds, mean=MEAN_TOKENS * limit / LIMIT, limit=limit).astype(np.int32)
+        for number in range(request.prompts.num_sequences):
+            prompt = request.prompts.sequence(number)
+            rest = _file_of(prompt)
+            if request.num_samples == 1 and rest.exists():
+                lengths[number] = int(rest.read_text())
+                rest.unlink()
+            samples = slice(number * request.num_samples, (number + 1) * request.num_samples)
+            self._taken += [(prompt, length) for length in lengths[samples].tolist()]
+        return evolve(request, max_tokens=np.minimum(lengths, request.max_tokens))
+
+
+def _file_of(tokens: Int32Array) -> Path:
+    """Where the rest of the length of a sample that said these tokens is kept."""
+    return CUT / hashlib.sha256(tokens.tobytes()).hexdigest()
 
 
 @frozen(kw_only=True)

@@ -1,8 +1,9 @@
 """The generator `transformers` with lengths drawn for each sample."""
 
-from headline_plugins import with_lengths
+from attrs import evolve
+from headline_plugins import FeedWithLengths
 
-from rlcore.spi import GenerateRequest, GenerateResult, hookimpl
+from rlcore.spi import StreamRequest, StreamResult, hookimpl
 from rlcore_transformers.backend import TransformersBackend
 
 
@@ -10,5 +11,5 @@ class Headline(TransformersBackend):
     """Generator `headline_transformers`."""
 
     @hookimpl
-    def generate(self, request: GenerateRequest) -> GenerateResult:
-        return with_lengths(super().generate, request)
+    def stream(self, request: StreamRequest) -> StreamResult:
+        return super().stream(evolve(request, feed=FeedWithLengths(request.feed)))

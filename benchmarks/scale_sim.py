@@ -12,7 +12,7 @@ the workers take to make up their answers, and to decode them, is left out, and 
 `--object-store` sends the parts through its store on this machine, and measures what one call of an actor costs the driver.
 
 Seconds are CPU seconds of the driver's process, which other work on the machine does not change much: it does one thing at a
-time, so that on a machine of its own they pass on the clock, of which `wall` is what was seen. `rewards` contains the fake
+time, so that on a machine of its own they pass on the clock, of which `wall` is what was seen. `generation` contains the fake
 environment's own code, which `environment` shows: the same calls without a driver. `system` is the kernel's share of the CPU
 seconds: above all memory that is new to the process. `--keep-memory` tells the C library to keep what is freed for the next
 step, in large pages. Each row runs in a process of its own. Memory is the process's peak above what it held before the first
@@ -36,6 +36,7 @@ import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -50,9 +51,11 @@ import rlcore.run.train as driver
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolTrainer
+from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, RefitCommand, Responses
 from rlcore.run.report.progress import Progress
+from rlcore.run.rollout import turns
 from rlcore.spi import (
     MISMATCH_METRICS,
     EnvironmentContext,
@@ -127,9 +130,9 @@ class Workers:
 
     @contextmanager
     def work(self, phase: str) -> Iterator[None]:
-        start = clocks()
+        start = clocks(of_thread=True)
         yield
-        taken = clocks() - start
+        taken = clocks(of_thread=True) - start
         self.clocks += taken
         self.seconds[phase] = self.seconds.get(phase, 0.0) + taken[0]
 
@@ -151,12 +154,30 @@ class LocalCalls:
             replies = [pickled(getattr(self, name)(*given)) for given in arguments]
         return [unpickled(*reply) for reply in replies]
 
-    def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], **_: Any) -> list[Any]:
-        """One answer of each of some ranks."""
-        sent = [pickled(given) for given in arguments.values()]
-        with self.time.work("generation"):
-            replies = [pickled(getattr(self, name)(*unpickled(*given))) for given in sent]
-        return [unpickled(*reply) for reply in replies]
+    @contextmanager
+    def streaming(self, num_ranks: int) -> Iterator[None]:
+        self.answers = {rank: Queue() for rank in range(num_ranks)}
+        yield
+
+    def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = "") -> list[Any]:
+        """A stream's calls: each request is answered at once, all its samples together."""
+        if name == "stream_collect":
+            (rank,) = arguments
+            return [unpickled(*self.answers[rank].get())]
+        if name == "stream_end":
+            for rank in arguments:
+                self.answers[rank].put(pickled(Collected(parts=[], has_ended=True)))
+        if name == "stream_add":
+            for rank, given in arguments.items():
+                sent = pickled(given)
+                with self.time.work("generation"):
+                    (requests,) = unpickled(*sent)
+                    parts = [(numbers, self.generate(request)) for numbers, request in requests]
+                    self.answers[rank].put(pickled(Collected(parts=parts, has_ended=False)))
+        return [None] * len(arguments)
+
+    def require_progress(self, name: str, rank: int, since: float) -> None:
+        """Workers that answer at once are never late."""
 
     def train_step(self, request: TrainStepRequest, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
@@ -225,10 +246,10 @@ class StepSeconds(Progress):
         self.workers.clocks[:], self.last = 0.0, now
 
 
-def clocks() -> NDArray[np.float64]:
-    """CPU seconds of this process, those of them in the kernel, and the time."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return np.array([time.process_time(), usage.ru_stime, time.perf_counter()])
+def clocks(*, of_thread: bool = False) -> NDArray[np.float64]:
+    """CPU seconds of this process or thread, those of them in the kernel, and the time."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD if of_thread else resource.RUSAGE_SELF)
+    return np.array([time.thread_time() if of_thread else time.process_time(), usage.ru_stime, time.perf_counter()])
 
 
 def environment_seconds(num_rollouts: int, num_tokens: float) -> float:
@@ -290,8 +311,9 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         keys = {"run.directory": directory, "run.num_steps": num_steps, "training.prompts_per_step": num_rollouts // GROUP}
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
-        clock = SimpleNamespace(perf_counter=time.process_time)
-        with patch.object(timing, "time", clock), patch.object(driver, "execution", execution):
+        clock = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
+        clocked = patch.object(timing, "time", clock), patch.object(turns, "time", clock)
+        with clocked[0], clocked[1], patch.object(driver, "execution", execution):
             driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps
     peak_mib = (peak_bytes() - progress.base_bytes) / MIB

@@ -6,6 +6,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,29 @@ settings.load_profile("rlcore")
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 # A shell without job control has what it starts in the background ignore Ctrl-C, and everything that this starts too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LONGEST = (
+    "system",
+    "oracle",
+    "vllm_generation",
+    "conformance",
+    "core/run/execution/ray",
+    "mutants",
+    "fsdp2_backend",
+    "megatron_backend",
+)
+"""Folders whose files take up to minutes each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: one that is started last would keep a single process busy at the end."""
+    folders = [Path(__file__).parent / folder for folder in LONGEST]
+
+    @cache
+    def place(file: Path) -> int:
+        return next((number for number, folder in enumerate(folders) if file.is_relative_to(folder)), len(folders))
+
+    items.sort(key=lambda item: place(item.path))
 
 
 @pytest.fixture

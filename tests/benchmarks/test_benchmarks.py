@@ -159,7 +159,7 @@ def test_trainer_curves(script: Script, tmp_path: Path) -> None:
     ],
 )
 def test_without_a_gpu_a_script_for_one_says_so(script: Script, arguments: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit, match="found no CUDA device; expected one"):
+    with pytest.raises(SystemExit, match="no CUDA device"):
         script(*arguments)
 
 
@@ -168,5 +168,5 @@ def test_memory_by_phase_needs_the_drivers_tool_on_a_gpu(script: Script, monkeyp
     monkeypatch.setattr("rlcore.gpu.detect_device", lambda: "cuda")
     with pytest.raises(SystemExit, match="found no nvidia-smi"):
         script("phase_memory.py", "memory.json", "train", "recipe.toml")
-    with pytest.raises(SystemExit, match="expected FILE and a command of rlcore"):
+    with pytest.raises(SystemExit, match="FILE and a command"):
         script("phase_memory.py")

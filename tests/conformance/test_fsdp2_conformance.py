@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from attrs import evolve
 
 from rlcore.testing import TrainerConformance
 from rlcore.testing.conformance.fixtures import tiny_model
+from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
 from rlcore_fsdp2.provider import PROVIDER
 
 
@@ -24,6 +26,14 @@ class TestFsdp2MixtureOfExperts(Fsdp2Conformance):
     @pytest.fixture
     def model(self, tmp_path_factory):
         return tiny_model(tmp_path_factory, seed=0, architecture="qwen3_moe", tied=False)
+
+
+class TestFsdp2Bfloat16(TrainerNumerics):
+    """As a trainer that has no float32 would pass."""
+
+    @pytest.fixture
+    def provider(self):
+        return evolve(PROVIDER, dtypes={"bfloat16"})
 
 
 @pytest.mark.gpu

@@ -35,7 +35,7 @@ def test_links_lead_somewhere(document):
 
 
 def test_the_table_of_what_to_change_names_paths_that_exist():
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Where to change what\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/design.md").read_text().partition("\n## Where to change what\n")[2].partition("\n## ")[0]
     paths = re.findall(r"`([^`]+)`", section)
     assert "core/src/rlcore/config/recipe.py" in paths
     assert not [path for path in paths if not (ROOT / path).exists()]

@@ -96,7 +96,7 @@ def heads_that_do_not_divide_are_refused(place: Place) -> None:
     packed = PackedSequences.from_offsets(np.array([0, 8]), CPU)
     context = ContextPart.of(packed, place.group)
     states = [torch.zeros(1, 3, context.size, 8)] * 3
-    with pytest.raises(ContractError, match=f"found 3 query heads; expected a multiple of .* the {place.num_ranks} context"):
+    with pytest.raises(ContractError, match=f"3 query heads; .* {place.num_ranks} context"):
         context_attention(nn.Identity(), *states, None, context=context, packed=packed)
 
 

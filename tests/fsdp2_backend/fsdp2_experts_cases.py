@@ -169,5 +169,5 @@ def parameters_keep_names_and_global_shapes(place: Place) -> None:
 
 @CASES.add
 def experts_that_do_not_divide_are_refused(place: Place) -> None:
-    with pytest.raises(ContractError, match=f"found 7 experts; expected a multiple of {place.num_ranks} ranks"):
+    with pytest.raises(ContractError, match=f"7 experts; .* {place.num_ranks} ranks"):
         divide_experts(make_block(num_experts=7), experts_mesh(place))

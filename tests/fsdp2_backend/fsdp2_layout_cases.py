@@ -254,16 +254,16 @@ class GradientsSeen:
 
     def __init__(self, backend: Fsdp2Backend) -> None:
         self.tensors: dict[str, Tensor] = {}
-        update, model = backend._update, backend._policy
+        update, model = backend.update, backend.policy
 
         def see(gradients: Any, norm: float, schedule_step: int) -> float:
             self.tensors = {
-                name: whole(parameter.grad, torch.float32, backend._device).clone().cpu()
+                name: whole(parameter.grad, torch.float32, backend.device).clone().cpu()
                 for name, parameter in model.named_parameters()
             }
             return update(gradients, norm, schedule_step)
 
-        backend._update = see
+        backend.update = see
 
 
 def assert_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], bounds: Bounds = FLOAT32) -> None:

@@ -13,6 +13,7 @@ PRELOADED += [
     "fsdp2_load_cases",
     "fsdp2_replay_cases",
     "fsdp2_two_rank_cases",
+    "rlcore_megatron",
     "megatron_checkpoint_cases",
     "megatron_layout_cases",
     "megatron_replay_cases",

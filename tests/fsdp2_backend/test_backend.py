@@ -57,7 +57,7 @@ def test_a_step_over_a_bound_is_refused_and_the_state_kept(dtype, backend):
     requests = [step_request([batch], batch.counts(), version) for version in range(2)]
     for one in (trainer, untouched):
         one.train_step(requests[0])
-    with pytest.raises(BoundError, match="weight version 1: the metric entropy is [0-9.]+, above 0.5") as raised:
+    with pytest.raises(BoundError, match="version 1: .* entropy is [0-9.]+, above 0.5") as raised:
         trainer.train_step(evolve(requests[1], bounds={"entropy": 0.5, "longest": 1e3, "absent": 0.0}))
     assert_same(exported(trainer, 1), exported(untouched, 1), tolerance=0.0)
     results = [one.train_step(requests[1]) for one in (trainer, untouched)]

@@ -65,7 +65,7 @@ def test_existing_process_group_of_another_size_is_refused_and_kept(model_direct
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ContractError, match="found rank 0 of 1; expected rank 1 of 2"):
+        with pytest.raises(ContractError, match="rank 0 of 1; .* rank 1 of 2"):
             make_backend(model_directory(), rank=1, world_size=2, rendezvous="file:///nowhere")
         assert dist.is_initialized(), "it is not ours to destroy"
     finally:

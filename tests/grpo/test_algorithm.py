@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.schema.structure import structure
 from rlcore.spi import (
     ADVANTAGES,
+    EPISODE_IDS,
     GENERATION_LOGPROBS,
     GROUP_IDS,
     REFERENCE_LOGPROBS,
@@ -20,6 +22,7 @@ from rlcore.spi import (
     AlgorithmNeeds,
     RolloutBatch,
     TokenBatch,
+    TurnRewards,
 )
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.config import GrpoConfig
@@ -77,6 +80,7 @@ def test_previous_logprobs_are_needed_where_the_generators_do_not_stand_for_them
         entropy=True,
         min_samples_per_prompt=2,
         untruncated_sampling=True,
+        corrects_staleness=True,
     )
     assert grpo.needs == expected
     assert grpo.config.previous_logprobs == {"auto": "generation" if exact else "trainer"}.get(previous, previous)
@@ -106,6 +110,22 @@ def test_each_loss_token_gets_its_samples_advantage_and_other_columns_stay():
     assert set(training.batch.token_columns) == {ADVANTAGES, GENERATION_LOGPROBS, WEIGHT_VERSIONS}
     assert set(training.batch.sequence_columns) == {"anything", GROUP_IDS}
     assert ADVANTAGES not in rollouts.batch.token_columns
+
+
+def test_each_turn_gets_its_own_advantage_where_the_recipe_says_so():
+    """Here the first turn tells the samples apart and the second does not; a masked sample is in neither's baseline."""
+    rollouts = make_rollouts([1, 0, 5], [0, 0, 0], valid=[True, True, False])
+    turn_of = np.tile(np.array([-1, 0, -1, 1, 1], np.int32), 3)
+    batch = evolve(rollouts.batch, loss_mask=(turn_of >= 0) & np.repeat(rollouts.valid, 5))
+    turns = TurnRewards(rewards=np.array([1, 0, 0, 0, 4, 1], np.float32), offsets=np.array([0, 2, 4, 6]), turn_of=turn_of)
+    rollouts = evolve(rollouts, batch=batch, turns=turns)
+    training = make_grpo(GrpoConfig(advantage_per="turn", advantage_normalisation="none")).build_batch(rollouts)
+    found = training.batch.token_columns[ADVANTAGES].reshape(3, 5)
+    np.testing.assert_allclose(found, [[0, 0.5, 0, 0, 0], [0, -0.5, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert training.has_signal.tolist() == [True, True, False]
+    assert training.no_signal is None
+    whole = make_grpo(GrpoConfig(advantage_normalisation="none")).build_batch(rollouts).batch.token_columns[ADVANTAGES]
+    np.testing.assert_allclose(whole.reshape(3, 5), [[0, 0.5, 0, 0.5, 0.5], [0, -0.5, 0, -0.5, -0.5], [0, 0, 0, 0, 0]])
 
 
 def test_invalid_samples_get_no_advantage_and_do_not_touch_their_group():
@@ -180,3 +200,15 @@ def test_options_out_of_range_are_refused(wrong):
 
 def test_what_never_clips_or_truncates_can_be_said():
     assert structure({"clip_high": math.inf, "importance_maximum": math.inf}, GrpoConfig, "algorithm.grpo")[1] == []
+
+
+def test_an_episode_of_several_sequences_counts_once_in_its_group():
+    """Rewards 1, 0, 0, of which the first episode has two sequences: the advantages are those of three samples."""
+    alone = make_grpo().build_batch(make_rollouts([1, 0, 0], [0, 0, 0]))
+    rollouts = make_rollouts([1, 1, 0, 0], [0, 0, 0, 0])
+    columns = {**rollouts.batch.sequence_columns, EPISODE_IDS: np.array([0, 0, 1, 2], np.int32)}
+    several = make_grpo().build_batch(evolve(rollouts, batch=evolve(rollouts.batch, sequence_columns=columns)))
+    expected = alone.batch.token_columns[ADVANTAGES].reshape(3, -1)
+    found = several.batch.token_columns[ADVANTAGES].reshape(4, -1)
+    np.testing.assert_array_equal(found, expected[[0, 0, 1, 2]])
+    assert several.has_signal.tolist() == [True] * 4

@@ -124,7 +124,7 @@ def test_an_endless_expression_is_wrong_counted_and_holds_up_no_other(math_runne
 
 
 def test_a_reference_that_is_no_answer_is_an_error(shared):
-    with pytest.raises(DataError, match=r"found the reference answer 'none ####' \(answer\); expected a number, LaTeX"):
+    with pytest.raises(DataError, match=r"'none ####' \(answer\)"):
         asyncio.run(shared.step("none ####", turn("5")))
 
 
@@ -179,7 +179,7 @@ def test_a_machine_that_kills_what_judges_gives_no_reward(monkeypatch):
         return "killed"
 
     monkeypatch.setattr(Verifier, "judge", killed)
-    with pytest.raises(RewardError, match=r"killed from outside, again and again: look whether .* memory"):
+    with pytest.raises(RewardError, match="killed from outside"):
         asyncio.run(made.step("1", turn("1")))
 
 

@@ -19,7 +19,7 @@ def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ImportError('no grammar')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     broken = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
-    with pytest.raises(PluginError, match=r"(?s)worker 5\.0 1024\) does not start: .*ImportError: no grammar"):
+    with pytest.raises(PluginError, match=r"(?s)worker 5\.0 1024\) .*ImportError: no grammar"):
         asyncio.run(broken.judge("1", "1", require_boxed=False))
     monkeypatch.delenv("PYTHONPATH")
     assert asyncio.run(broken.judge("1", "1", require_boxed=False)) == "right"

@@ -1,13 +1,17 @@
 """What the Megatron trainer's tests import: their helpers, and the reference that the other trainer is compared with."""
 
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlcore.testing.models import make_model
 from rlcore_megatron import requirements
 from rlcore_megatron.cache_directory import HUB, OWN
+from rlcore_megatron.layout import ParallelLayout
 
 HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "fsdp2_backend"):  # imported here, by loss paths and by spawned workers
@@ -49,3 +53,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(OWN, raising=False)
     monkeypatch.delenv(HUB, raising=False)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small mixture of experts."""
+    return make_model(tmp_path_factory.mktemp("experts") / "model", "qwen3_moe", hidden_size=16)
+
+
+@pytest.fixture
+def model(directory: Path) -> Iterator[Any]:
+    """It as Megatron builds it on one rank, `Opened`, without weights."""
+    from megatron_weights_cases import opened
+
+    with opened(directory, ParallelLayout()) as model:
+        yield model

@@ -153,29 +153,29 @@ class GradientsSeen:
 
     def __init__(self, backend: MegatronBackend) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        update = backend._update
+        update = backend.update
 
         def see(*arguments: Any) -> float:
             with cuda_or_cpu():
                 self.tensors = gradients(backend)
             return update(*arguments)
 
-        backend._update = see
+        backend.update = see
 
 
 def gradients(backend: MegatronBackend) -> dict[str, torch.Tensor]:
     """Exported as weights are: each parameter is lent its gradient for as long as that takes."""
-    for model in backend._models:
+    for model in backend.models:
         for buffer in (*model.buffers, *model.expert_parallel_buffers):
             for bucket in buffer.buckets:
                 gather_reduced(bucket, buffer.data_parallel_group)
     lent: Mapping[Any, torch.Tensor] = {
-        parameter: parameter.data for model in unwrapped(backend._models) for parameter in model.parameters()
+        parameter: parameter.data for model in unwrapped(backend.models) for parameter in model.parameters()
     }
     for parameter in lent:
         parameter.data = parameter.main_grad.to(parameter.dtype)
     try:
-        return exported(backend, backend._weight_version)
+        return exported(backend, backend.weight_version)
     finally:
         for parameter, data in lent.items():
             parameter.data = data

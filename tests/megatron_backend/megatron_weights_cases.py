@@ -251,9 +251,9 @@ def write_as_megatron(folder: Path, model: Opened, prefix: str = "") -> None:
 def queued(model: Opened) -> dict[str, Tensor]:
     """As on a GPU, where all collectives of a bucket are queued at once on a stream of their own."""
     exporter = Exporter(model.parts, model.hf, model.layout, model.groups)
-    exporter._stream = mock.MagicMock()
+    exporter.stream = mock.MagicMock()
     found = exported(exporter)
-    assert exporter._stream.record_event.call_count > 1
+    assert exporter.stream.record_event.call_count > 1
     return found
 
 

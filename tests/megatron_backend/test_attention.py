@@ -54,7 +54,7 @@ def test_each_sequence_attends_to_itself_and_not_to_what_follows(scale, packed):
     "change", [{"attn_mask_type": AttnMaskType.padding}, {"attention_type": "cross"}, {"attention_dropout": 0.1}], ids=str
 )
 def test_any_other_attention_is_refused(change):
-    with pytest.raises(ContractError, match="layer 3: found .* expected causal self-attention without dropout"):
+    with pytest.raises(ContractError, match="layer 3: .* causal self-attention"):
         make_attention(**change)
 
 

@@ -191,7 +191,7 @@ def test_incomplete_and_damaged_checkpoints_are_refused(trained: MegatronBackend
     tensors.unlink()
     refused(trained, saved, "__0_0.distcp: found no such file")
     tensors.write_bytes(bytes(len(content)))
-    with pytest.raises(CheckpointError, match="a tensor cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         trained.load_state(LoadStateRequest(directory=saved))
     tensors.write_bytes(content)
     (saved / "state" / "metadata.json").unlink()

@@ -43,11 +43,11 @@ def test_a_whole_checkpoint_is_described(state: Path) -> None:
 
 def test_pickle_that_names_anything_else_is_refused_before_it_runs(state: Path, tmp_path: Path) -> None:
     (state / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "made")))
-    with pytest.raises(CheckpointError, match="it names .*, which no checkpoint needs"):
+    with pytest.raises(CheckpointError, match="no checkpoint needs"):
         read_metadata(state)
     assert not (tmp_path / "made").exists()
     (state / ".metadata").write_bytes(pickle.dumps([1, 2]))
-    with pytest.raises(CheckpointError, match="found a list; expected torch's Metadata"):
+    with pytest.raises(CheckpointError, match="a list; .* Metadata"):
         read_metadata(state)
 
 
@@ -55,13 +55,11 @@ def test_files_that_are_missing_or_short_are_named(state: Path) -> None:
     tensors, described = next(state.glob("*.distcp")), (state / ".metadata").read_bytes()
     content = tensors.read_bytes()
     (state / "common.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"common.pt: found no such file; expected at least 1"):
+    with pytest.raises(CheckpointError, match="common.pt: found no such file"):
         read_metadata(state)
     (state / "common.pt").write_text("{}")
     tensors.write_bytes(content[:-1])
-    with pytest.raises(
-        CheckpointError, match=f"{tensors.name}: found {len(content) - 1} bytes; expected at least {len(content)}"
-    ):
+    with pytest.raises(CheckpointError, match=f"{tensors.name}: .* {len(content) - 1} bytes; .* {len(content)}"):
         read_metadata(state)
     tensors.write_bytes(content)
     for damaged in (b"", described[:-20], b"no pickle"):
@@ -89,7 +87,7 @@ def test_the_same_names_and_shapes_are_right(state: Path) -> None:
     ],
 )
 def test_another_models_are_told_apart(wanted: dict[str, Any], text: str, state: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"the checkpoint of another model. Shapes differ: {text}"):
+    with pytest.raises(CheckpointError, match=f"Shapes differ: {text}"):
         check_shapes(state, read_metadata(state), wanted, ["moments."])
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,22 +11,15 @@ from unittest import mock
 
 import pytest
 import torch
-from megatron_weights_cases import Opened, assert_equal, in_files, opened
+from megatron_weights_cases import Opened, assert_equal, in_files
 
 from rlcore.spi import ConfigError, ModelSpec, StorageError
-from rlcore.testing.models import make_model
 from rlcore_megatron import conversion, distributed_weights
 from rlcore_megatron.cache_directory import OWN
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.initial import load_initial
-from rlcore_megatron.layout import ParallelLayout
 
 CONVERTING = MegatronConfig(conversion_cache=True)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("conversion") / "model", "qwen3_moe", hidden_size=16)
 
 
 @pytest.fixture
@@ -34,12 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where copies are kept; not made yet."""
     monkeypatch.setenv(OWN, str(tmp_path / "kept"))
     return tmp_path / "kept"
-
-
-@pytest.fixture
-def model(directory: Path) -> Iterator[Opened]:
-    with opened(directory, ParallelLayout()) as model:
-        yield model
 
 
 def load(model: Opened, config: MegatronConfig = CONVERTING) -> None:

@@ -1,17 +1,27 @@
 """What asks for CUDA by name gets the CPU inside, and everything is as it was outside."""
 
 import threading
+from types import FunctionType
 
 import pytest
 import torch
+from megatron.core.fusions.fused_bias_geglu import geglu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from rlcore.gpu import has_gpu
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 
 
 def attributes() -> list[object]:
     names = ("current_device", "synchronize", "Stream", "Event", "current_stream", "get_rng_state", "manual_seed")
     return [*(getattr(torch.cuda, name) for name in names), *vars(DistributedOptimizer).values()]
+
+
+@pytest.mark.skipif(has_gpu(), reason="on a GPU fused functions are compiled")
+def test_without_a_gpu_fused_functions_stay_as_they_are() -> None:
+    assert isinstance(geglu, FunctionType)
+    assert geglu.__module__ == "megatron.core.fusions.fused_bias_geglu"
+    assert geglu.__code__.co_name == "geglu"  # and not that of what torch.compile returns
 
 
 def test_tensors_for_cuda_are_made_on_the_cpu_and_stay_there() -> None:

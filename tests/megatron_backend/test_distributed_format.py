@@ -55,7 +55,7 @@ def test_content_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> No
     write(tmp_path / "state", halves(torch.randn(6, 4)))
     (file,) = (tmp_path / "state").glob("*.distcp")
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(CheckpointError, match="a tensor cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         read(tmp_path / "state", halves(torch.zeros(6, 4)))
 
 

@@ -1,6 +1,5 @@
 """Checkpoints of Megatron's format as weights: of another model, and incomplete; test_initial reads those of Megatron-LM."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,6 @@ from rlcore.spi import CheckpointError, ModelError
 from rlcore.testing.models import make_model
 from rlcore_megatron import distributed_weights
 from rlcore_megatron.layout import ParallelLayout
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("initial") / "model", "qwen3_moe", hidden_size=16)
-
-
-@pytest.fixture
-def model(directory: Path) -> Iterator[Opened]:
-    with opened(directory, ParallelLayout()) as model:
-        yield model
 
 
 def test_what_is_written_is_read_again(directory: Path, model: Opened, tmp_path: Path) -> None:

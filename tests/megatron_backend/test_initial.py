@@ -1,27 +1,13 @@
 """Where the initial weights of a run come from."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megatron_weights_cases import Opened, assert_equal, in_files, opened, write_as_megatron
+from megatron_weights_cases import Opened, assert_equal, in_files, write_as_megatron
 
-from rlcore.testing.models import make_model
 from rlcore_megatron.cache_directory import OWN
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.initial import load_initial
-from rlcore_megatron.layout import ParallelLayout
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("initial") / "model", "qwen3_moe", hidden_size=16)
-
-
-@pytest.fixture
-def model(directory: Path) -> Iterator[Opened]:
-    with opened(directory, ParallelLayout()) as model:
-        yield model
 
 
 def load(model: Opened, config: MegatronConfig) -> None:

@@ -97,7 +97,7 @@ def backend(model: Path) -> Iterator[MakeBackend]:
 def held(trainer: MegatronBackend) -> dict[str, Tensor]:
     """Masters and moments, in float32 on the host."""
     found = {}
-    for shard in shards_of(trainer._models, trainer._optimizer):
+    for shard in shards_of(trainer.models, trainer.optimizer):
         for name in (MASTER, *MOMENTS):
             found[f"{name} of {shard.pieces[0].name}"] = read(shard, name).detach().cpu().clone()
     return found
@@ -111,7 +111,7 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], mo
 
 def masters(trainer: MegatronBackend) -> Tensor:
     """All of them, end to end."""
-    shards = shards_of(trainer._models, trainer._optimizer)
+    shards = shards_of(trainer.models, trainer.optimizer)
     return torch.cat([read(shard, MASTER).detach().cpu() for shard in shards])
 
 
@@ -120,7 +120,7 @@ def masters(trainer: MegatronBackend) -> Tensor:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_steps_are_those_of_float32_and_take_the_room_that_is_said(kind: str, backend: MakeBackend) -> None:
     plain, other = backend("plain"), backend(kind)
-    weights, before = num_bytes(other._residency._weights()), masters(plain)
+    weights, before = num_bytes(other.residency.weights()), masters(plain)
     for version in range(SAVE_AFTER + 1):
         step(plain, version)
         step(other, version)
@@ -178,15 +178,15 @@ def test_a_checkpoint_of_one_is_resumed_by_another(source: str, target: str, bac
 @pytest.mark.parametrize("kind", ["bfloat16 moments", "float16 masters"])
 def test_a_step_in_parts_is_the_engines_whole_step_and_takes_less_memory(kind: str, backend: MakeBackend) -> None:
     whole, parts = backend(kind), backend(kind)
-    for one in optimizers_of(whole._optimizer):
+    for one in optimizers_of(whole.optimizer):
         del one.step
-    for one in optimizers_of(parts._optimizer):
+    for one in optimizers_of(parts.optimizer):
         del one.step
-    step_in_parts(parts._optimizer, PART)
-    assert all("step" not in vars(one) for one in optimizers_of(backend("plain")._optimizer)), "float32 is not copied"
+    step_in_parts(parts.optimizer, PART)
+    assert all("step" not in vars(one) for one in optimizers_of(backend("plain").optimizer)), "float32 is not copied"
     copies, peaks = 8 if kind == "bfloat16 moments" else 4, []
     for trainer in (whole, parts):
-        trainer._update = measured(trainer._update, found := [])
+        trainer.update = measured(trainer.update, found := [])
         for version in range(3):
             step(trainer, version)
         peaks.append(found[-1])

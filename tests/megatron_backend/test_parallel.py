@@ -31,7 +31,7 @@ def test_trainers_of_one_layout_share_the_groups() -> None:
 
 def test_groups_of_another_layout_are_refused_and_those_there_stay() -> None:
     join()
-    with pytest.raises(ContractError, match="megatron: found groups of .*; expected .*virtual_pipeline=2.*Close the other"):
+    with pytest.raises(ContractError, match="groups of .*; expected .*virtual_pipeline=2"):
         join(ParallelLayout(virtual_pipeline=2))
     assert parallel_state.is_initialized()
     parallel.leave()

@@ -40,7 +40,7 @@ def backend(models: Path) -> Iterator[MakeBackend]:
 
     def make(architecture: str = "qwen3", **options: Any) -> MegatronBackend:
         trainer = make_backend(models / architecture, optimizer=SPEC, needs_reference=True, **options)
-        trainer._residency._residency._moves = True
+        trainer.residency.residency.moves = True
         made.append(trainer)
         return trainer
 
@@ -56,13 +56,13 @@ def move(trainer: MegatronBackend, request: SetResidencyRequest) -> int:
 def test_bytes_are_those_of_weights_reference_gradients_and_optimizer(backend: MakeBackend) -> None:
     trainer = backend()
     num_weights = sum(tensor.numel() for tensor in exported(trainer).values())
-    gradients = num_bytes(trainer._residency._gradients())
+    gradients = num_bytes(trainer.residency.gradient_buffers())
     weights = move(trainer, STATE_ON_HOST)
     padded = 1.1  # Megatron's buffers leave gaps, so that parts start at round addresses
     assert 2 * 4 * num_weights <= weights <= 2 * 4 * num_weights * padded
     assert 4 * num_weights <= gradients <= 4 * num_weights * padded
     assert move(trainer, ON_DEVICE) == weights, "float32 masters are views of the weights"
-    assert num_bytes(trainer._residency._gradients()) == 0, "they are made for the next step"
+    assert num_bytes(trainer.residency.gradient_buffers()) == 0, "they are made for the next step"
     step(trainer, 0)
     moments = move(trainer, ON_DEVICE) - weights
     assert 2 * 4 * num_weights <= moments <= 2 * 4 * num_weights * padded
@@ -81,15 +81,15 @@ def test_masters_of_bfloat16_weights_are_state(backend: MakeBackend) -> None:
 
 def test_copies_of_gradients_are_freed_though_everything_stays(backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = backend(dtype="bfloat16", config=MegatronConfig(ddp={"grad_reduce_in_fp32": False}))
-    masters = [master for group in trainer._optimizer.param_groups for master in group["params"]]
-    copies, update = [], trainer._update
+    masters = [master for group in trainer.optimizer.param_groups for master in group["params"]]
+    copies, update = [], trainer.update
 
     def watched(*arguments: Any) -> float:
         rate = update(*arguments)
         copies.extend(master.grad.dtype for master in masters)
         return rate
 
-    monkeypatch.setattr(trainer, "_update", watched)
+    monkeypatch.setattr(trainer, "update", watched)
     for version in range(2):
         result = step(trainer, version)
         assert all(master.grad is None for master in masters)
@@ -113,7 +113,7 @@ def test_state_moved_and_saved_on_the_host_goes_on_unchanged(
             move(moved, ON_DEVICE)
     save(moved, tmp_path / "saved")
     load(moved, tmp_path / "saved")
-    assert num_bytes(moved._residency._weights()) == 0, "it goes back to where it was"
+    assert num_bytes(moved.residency.weights()) == 0, "it goes back to where it was"
     move(moved, STATE_ON_HOST)
     batch = make_batch()
     for model in ("policy", "reference"):

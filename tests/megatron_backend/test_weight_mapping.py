@@ -105,13 +105,13 @@ def test_what_megatrons_layers_cannot_hold(models: Path, key: str, value: object
 def test_the_next_bucket_is_fetched_while_one_is_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none after it."""
     started: list[int] = []
-    start = Exporter._start
+    start = Exporter.start_fetch
 
     def counted(self: Exporter, items: Any, dtype: torch.dtype) -> Any:
         started.append(len(items))
         return start(self, items, dtype)
 
-    monkeypatch.setattr(Exporter, "_start", counted)
+    monkeypatch.setattr(Exporter, "start_fetch", counted)
     with opened(models / "qwen3", ONE) as model:
         model.load()
         request = ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1 << 12)

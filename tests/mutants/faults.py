@@ -101,8 +101,8 @@ FAULTS = (
     Fault(
         "the policy trains on the held-out rows",
         "rlcore.run.plan.inputs",
-        "rows=self.train_rows,",
-        "rows=self.evaluation_rows,",
+        'train_rows = rows_of(prepared, "train")',
+        'train_rows = rows_of(prepared, "evaluation")',
         "tests/core/run/rollout/test_sources.py::test_training_and_evaluation_see_their_own_rows_alone",
     ),
     Fault(
@@ -115,29 +115,29 @@ FAULTS = (
     Fault(
         "every step draws the same samples",
         "rlcore.run.rollout.sources",
-        "return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step), self._following(step))",
-        "return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS), self._following(step))",
+        "draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),",
+        "draws=Draws((self._seed, Stream.ROLLOUTS), len(indices), self._collector.samples_per_prompt),",
         "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "every step takes the same prompts",
         "rlcore.run.rollout.sources",
-        "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]",
-        "rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(0)]]",
+        "indices = self._kept[self._stream.indices(step)]",
+        "indices = self._kept[self._stream.indices(0)]",
         "tests/core/run/rollout/test_sources.py::test_no_two_steps_draw_alike",
     ),
     Fault(
         "groups are dealt out sample by sample",
         "rlcore.run.rollout.collector",
-        "group_ids = np.repeat(np.arange(len(self.starts.rows), dtype=np.int32), self.c.samples_per_prompt)",
-        "group_ids = np.sort(np.random.default_rng(0).integers(0, len(self.starts.rows), len(offsets) - 1).astype(np.int32))",
+        "sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},",
+        "sequence_columns={spi.GROUP_IDS: np.sort(np.arange(len(valid), dtype=np.int32) % 7 % len(groups))},",
         WITH_KL,
     ),
     Fault(
         "a sample gets its neighbour's reward",
         "rlcore.run.rollout.collector",
-        "rewards=np.where(self.valid, self.rewards, 0.0).astype(np.float32),",
-        "rewards=np.roll(np.where(self.valid, self.rewards, 0.0), 1).astype(np.float32),",
+        "rewards=np.where(valid, rewards, 0.0).astype(np.float32),",
+        "rewards=np.roll(np.where(valid, rewards, 0.0), 1).astype(np.float32),",
         WITH_KL,
     ),
     Fault(

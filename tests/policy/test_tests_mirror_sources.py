@@ -18,8 +18,17 @@ FOLDERS = {
 """Folders whose modules are tested as one."""
 
 THROUGH = {
+    "core/registry/test_generator_handle.py": "core/registry/sample_checks",
+    "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
+    "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
+    "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_run core/run/rollout/session_sampler",
+    "core/run/rollout/test_episode_run.py": "core/run/rollout/turns",
+    "core/sessions/test_served_model.py": "core/sessions/continuation core/sessions/record",
+    "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
+    "system/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
+    "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",
 }

@@ -25,10 +25,15 @@ class Liar:
     """Of every other token that weight version 2 samples, reports a log-probability that is too high by 1."""
 
     @hookimpl(wrapper=True)
-    def generate(self, request):
-        result = yield
-        wrong = (np.arange(len(result.tokens)) % 2 == 0) & (result.weight_versions == 2) & (result.logprobs < -1)
-        return evolve(result, logprobs=result.logprobs + wrong.astype(np.float32))
+    def stream(self, request):
+        deliver = request.feed.deliver
+
+        def lie(samples, result):
+            wrong = (np.arange(len(result.tokens)) % 2 == 0) & (result.weight_versions == 2) & (result.logprobs < -1)
+            deliver(samples, evolve(result, logprobs=result.logprobs + wrong.astype(np.float32)))
+
+        request.feed.deliver = lie
+        return (yield)
 
 OBSERVER = Liar()
 '''

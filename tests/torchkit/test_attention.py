@@ -21,6 +21,8 @@ from rlcore_torchkit.attention import (
     register_packed_attention,
 )
 
+from .largest_tensor import LargestTensor
+
 LENGTHS = {
     "mixed": [5, 17, 1, 60, 3, 17, 2],
     "equal": [12, 12, 12],
@@ -131,27 +133,14 @@ def test_no_mask_is_built(packed_model: Callable, pack: Callable, monkeypatch: p
 
 def test_memory_is_linear_in_the_pack(pack: Callable) -> None:
     """The largest tensor that attention makes is no more than a few times its input."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in torch.utils._pytree.tree_leaves(result):
-                if isinstance(tensor, Tensor):
-                    largest = max(largest, tensor.numel())
-            return result
-
     _, offsets = pack([500, 30, 30, 1, 400, 3])
     packed = PackedSequences.from_offsets(offsets, "cpu")
     query = torch.randn(1, 4, packed.num_tokens, 8, requires_grad=True)
     key, value = torch.randn(2, 1, 2, packed.num_tokens, 8)
-    with Watch():
+    with LargestTensor() as largest:
         output, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packed=packed)
         output.sum().backward()
-    assert largest <= 1.5 * query.numel()
+    assert largest.numel <= 1.5 * query.numel()
 
 
 def test_autocast_and_checkpointing_change_nothing_but_rounding(packed_model: Callable, pack: Callable) -> None:

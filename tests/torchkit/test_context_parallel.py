@@ -95,5 +95,5 @@ def test_one_rank_attends_to_its_tokens_and_not_to_the_padding(multiple: int) ->
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "num_ranks"), [(3, 3, 2), (4, 3, 2), (8, 2, 3)])
 def test_heads_that_ranks_cannot_share_are_refused(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
     check_heads(12, 4, 3)
-    with pytest.raises(ContractError, match=f"found {num_heads} query heads; expected a multiple of the {num_kv_heads} key"):
+    with pytest.raises(ContractError, match=f"{num_heads} query heads; .* {num_kv_heads} key"):
         check_heads(num_heads, num_kv_heads, num_ranks)

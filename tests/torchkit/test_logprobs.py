@@ -16,6 +16,8 @@ from rlcore.spi import ContractError
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.logprobs import packed_logprobs, patch_head, token_logprobs
 
+from .largest_tensor import LargestTensor
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -126,24 +128,12 @@ def test_the_weight_gradient_is_accumulated_in_float32(device: str) -> None:
 
 
 def test_no_tensor_of_the_whole_microbatch() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in torch.utils._pytree.tree_leaves(result):
-                largest = max(largest, tensor.numel() if isinstance(tensor, Tensor) else 0)
-            return result
-
     hidden, weight, targets = inputs(512, 600, 8, 0)
     hidden.requires_grad_()
-    with Watch():
+    with LargestTensor() as largest:
         logprobs, entropy = token_logprobs(hidden, weight, targets, temperature=0.5, chunk_tokens=16, entropy="loss")
         (logprobs.sum() + entropy.sum()).backward()
-    assert largest == 16 * 600
+    assert largest.numel == 16 * 600
 
 
 def test_wrong_input_is_refused() -> None:

@@ -52,5 +52,5 @@ def test_a_loss_cannot_reach_the_drivers_data(batch):
 
 
 def test_a_column_that_is_missing_is_named(batch):
-    with pytest.raises(ContractError, match=r"found token columns \['advantages', 'unread'\]; expected \['values'\] too"):
+    with pytest.raises(ContractError, match=r"\['advantages', 'unread'\]; .* \['values'\]"):
         move(batch, CPU, ("advantages", "values"))

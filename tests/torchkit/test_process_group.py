@@ -41,7 +41,7 @@ def test_a_group_that_was_there_stays(others: dist.ProcessGroup) -> None:
 
 @pytest.mark.usefixtures("others")
 def test_a_group_of_another_size_is_refused() -> None:
-    with pytest.raises(ContractError, match="found rank 0 of 1; expected rank 1 of 2, or none yet"):
+    with pytest.raises(ContractError, match="rank 0 of 1; .* rank 1 of 2"):
         process_group.join(RankInfo(rank=1, world_size=2, rendezvous="env://"), 60.0)
 
 
@@ -98,5 +98,5 @@ def test_ranks_of_one_machine_connect_by_its_loopback(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("rendezvous", ["tcp://127.0.0.1", "tcp://:29500"])
 def test_an_address_without_a_port_or_host_is_refused(rendezvous: str) -> None:
-    with pytest.raises(ContractError, match="expected an address such as tcp://host:port"):
+    with pytest.raises(ContractError, match="tcp://host:port"):
         process_group.join(RankInfo(world_size=2, rendezvous=rendezvous), 60.0)

@@ -28,7 +28,7 @@ def test_a_request_names_the_version_held():
 
 
 def test_gradients_of_a_step_that_failed_midway_let_no_other_hook_run():
-    with pytest.raises(ContractError, match="export_weights: an earlier train_step failed between microbatches"):
+    with pytest.raises(ContractError, match="export_weights: .* train_step failed"):
         check_state("export_weights", 3, 3, failed_midway=True)
 
 
@@ -56,7 +56,7 @@ def test_gradients_are_looked_through_only_where_their_norm_is_not_finite():
 def test_a_metric_above_its_bound_is_refused_and_reported():
     bounds = {"kl": 0.5, "entropy": 3.0, "absent": 0.0}
     check_bounds(stats(kl=0.5, entropy=-9.0, unbound=1e9), bounds, 2)
-    with pytest.raises(BoundError, match=r"weight version 2: the metric kl is 0.75, above 0.5; ") as raised:
+    with pytest.raises(BoundError, match="version 2: .* kl is 0.75, above 0.5; ") as raised:
         check_bounds(stats(kl=0.75, entropy=1.0), bounds, 2)
     assert raised.value.metrics == {"kl": 0.75}
     with pytest.raises(BoundError) as raised:

@@ -14,6 +14,8 @@ from rlcore.spi import ContractError
 from rlcore.testing.ranks import launch
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
+from .largest_tensor import LargestTensor
+
 NUM_RANKS = 2
 NUM_ROWS, NUM_COLUMNS, WIDTH = 37, 50, 12
 SHARES = {"even": (25, 25), "uneven": (33, 17)}
@@ -65,26 +67,14 @@ def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | 
 
 def check_largest(rank: int) -> None:
     """No tensor of all rows and this rank's columns, in the forward or the backward pass."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in torch.utils._pytree.tree_leaves(result):
-                largest = max(largest, tensor.numel() if isinstance(tensor, Tensor) else 0)
-            return result
-
     hidden, weight = torch.randn(512, 8, requires_grad=True), torch.randn(600, 8)
     targets = torch.randint(1200, (512,), generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"first": 600 * rank, "group": dist.group.WORLD, "chunk_tokens": 16, "entropy": "loss"}
-    with Watch():
+    with LargestTensor() as largest:
         logprobs, entropies = vocabulary_parallel_logprobs(hidden, weight, targets, temperature=0.5, **options)
         assert entropies is not None
         (logprobs.sum() + entropies.sum()).backward()
-    assert largest == 16 * 600
+    assert largest.numel == 16 * 600
 
 
 def run(rank: int, root: Path) -> None:

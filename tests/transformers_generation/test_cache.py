@@ -82,3 +82,15 @@ def test_a_new_token_sees_all_that_its_place_holds_and_nothing_else(dtype, toler
             keys, values = (torch.cat([states[layer][n][rows], new[slot][None]]) for n, new in ((1, key), (2, value)))
             error = (found[slot].double() - attended(query[slot], keys, values)).abs().max()
             assert error < tolerance
+
+
+def test_what_it_holds_moves_into_a_larger_one():
+    small, large = make_cache(2, 10), make_cache(5, LENGTH_STEP + 1)
+    for pool in (small.keys, small.values):
+        for layer in pool:
+            layer.copy_(torch.randn(layer.shape))
+    large.take(small, 2, 10)
+    for mine, theirs in zip((*large.keys, *large.values), (*small.keys, *small.values), strict=True):
+        torch.testing.assert_close(mine[:2, :, :10], theirs[:2, :, :10])
+        assert not mine[2:].any()
+        assert not mine[:, :, 10:].any()

@@ -51,17 +51,9 @@ def test_each_sample_has_the_experts_of_its_prompt_and_of_its_own_tokens(prompt_
         experts = random.integers(0, 99, (len(samples), *SHAPE)).astype(np.int16)
         routing.add_tokens(samples, positions, experts)
         expected |= dict(zip(zip(samples, positions, strict=True), experts, strict=True))
-    result = routing.result(lengths)
-    assert result.offsets.tolist() == [0, *np.cumsum(whole)]
-    assert (result.experts.shape, result.experts.dtype) == ((whole.sum(), *SHAPE), np.int16)
-    found = np.split(result.experts, result.offsets[1:-1])
     nothing = np.full(SHAPE, -1)
     for sample in range(count):
+        found = routing.result(sample, int(lengths[sample]))
+        assert (found.shape, found.dtype) == ((whole[sample], *SHAPE), np.int16)
         for position in range(whole[sample]):
-            np.testing.assert_array_equal(found[sample][position], expected.get((sample, position), nothing))
-
-
-def test_a_request_without_prompts_has_no_experts():
-    result = Routing(make_request([], 2), np.zeros(0, np.int64), SHAPE).result(np.zeros(0, np.int64))
-    assert result.offsets.tolist() == [0]
-    assert result.experts.shape == (0, *SHAPE)
+            np.testing.assert_array_equal(found[position], expected.get((sample, position), nothing))

@@ -53,7 +53,7 @@ def test_an_engine_that_does_not_start_says_why(false_vllm, make_replica):
     assert message.startswith("vllm-0 ended while it started with exit code 1: the model's weights and activations leave no")
     assert message.endswith("ValueError: No available memory for the cache blocks. Try increasing it.")
     assert "Raise generator.vllm.gpu_memory_utilization" in message
-    with pytest.raises(WorkerError, match="vllm-0: there is no engine: it could not be started"):
+    with pytest.raises(WorkerError, match="vllm-0: there is no engine"):
         replica.begin_update().result(10)
 
 
@@ -67,7 +67,7 @@ def test_an_engine_that_takes_too_long_to_start_is_ended(false_vllm, make_replic
     monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT))
     false_vllm("import time; print('still here', flush=True); time.sleep(60)")
     replica = make_replica(start_timeout_s=0.2)
-    with pytest.raises(WorkerError, match=r"was not ready within 0.2 s and was ended; .* raise generator.vllm.start_timeout_s"):
+    with pytest.raises(WorkerError, match="within 0.2 s .* generator.vllm.start_timeout_s"):
         replica.start()
     assert [process.poll() for process in started] == [-signal.SIGKILL]
 

@@ -5,17 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_vllm.dealing import deal
+from rlcore_vllm.dealing import deal, work_of
 
 from .conftest import request_of
 
 
-@given(lengths=st.lists(st.integers(1, 20), max_size=12), num_samples=st.integers(1, 9), num_engines=st.integers(1, 5))
-def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(lengths, num_samples, num_engines):
+@given(
+    lengths=st.lists(st.integers(1, 20), max_size=12),
+    num_samples=st.integers(0, 9),
+    busy=st.lists(st.integers(0, 99), min_size=1, max_size=5),
+)
+def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(lengths, num_samples, busy):
     request = request_of(lengths, num_samples)
     limits = np.arange(1, len(request.seeds) + 1, dtype=np.int32)
-    parts = deal(request, limits, num_engines)
-    assert len(parts) == num_engines
+    parts = deal(request, limits, busy)
+    assert len(parts) == len(busy)
     numbers = np.concatenate([part.numbers for part in parts])
     assert sorted(numbers.tolist()) == list(range(len(request.seeds)))
     for part in parts:
@@ -27,7 +31,7 @@ def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(
 
 
 def test_samples_of_a_prompt_stay_together_where_there_are_enough_prompts():
-    parts = deal(request_of([3] * 16, 8), np.full(128, 8, np.int32), 2)
+    parts = deal(request_of([3] * 16, 8), np.full(128, 8, np.int32), [0, 0])
     assert [part.prompts.num_sequences for part in parts] == [8, 8]
 
 
@@ -36,5 +40,17 @@ def test_engines_get_equal_work(num_prompts):
     random = np.random.default_rng(0)
     request = request_of(random.integers(1, 60, num_prompts).tolist(), 8)
     limits = random.integers(1, 200, len(request.seeds), dtype=np.int32)
-    work = [int(part.limits.sum()) for part in deal(request, limits, 2)]
+    work = [int(part.limits.sum()) for part in deal(request, limits, [0, 0])]
     assert max(work) < 1.35 * min(work)
+
+
+def test_an_engine_with_work_under_way_gets_less():
+    request = request_of([4] * 12, 2)
+    limits = np.full(24, 8, np.int32)
+    assert [len(part.numbers) for part in deal(request, limits, [0, 10_000, 0])] == [12, 0, 12]
+    behind = int(work_of(request, limits)[:4].sum())
+    assert [len(part.numbers) for part in deal(request, limits, [behind, 0])] == [10, 14]
+
+
+def test_work_is_that_of_prompt_and_response():
+    assert work_of(request_of([4, 1], 2), np.array([8, 2, 3, 4])).tolist() == [12, 6, 4, 5]

@@ -120,5 +120,5 @@ def test_straight_loading_is_complete_or_refused():
     assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
     loader.begin()
     loader.load([item for item in weights.items() if item[0] != "second.weight"], stable=False)
-    with pytest.raises(RefitError, match=r"1 tensor\(s\) of vLLM's model got no weights: second.weight"):
+    with pytest.raises(RefitError, match=r"1 tensor\(s\) .* second.weight"):
         loader.finish()

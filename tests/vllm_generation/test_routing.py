@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.spi import CheckContext, ContractError, FinishReason, GenerateRequest, ModelSpec, RaggedTokens, SamplingParams
 from rlcore.testing.models import make_model
+from rlcore_torchkit.generation import join_samples
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.engine import _Sample
-from rlcore_vllm.routing import join_experts, reported_experts
-from rlcore_vllm.sampling import FinishedSample, join_samples
+from rlcore_vllm.routing import reported_experts, require_experts
 
 NUM_LAYERS, TOP_K, DENSE_LAYER = 3, 2, 1
 
@@ -55,31 +56,23 @@ def finished(number, prompt_length, num_tokens, reason=FinishReason.LENGTH):
     return sample.finish()
 
 
-def test_samples_are_joined_in_order():
+def test_experts_of_samples_are_joined_in_order():
+    """Those of a sample that vLLM said nothing of are unknown."""
     samples = [finished(2, 3, 4), finished(0, 5, 2), finished(1, 2, 0, FinishReason.ABORTED)]
     routed = join_samples(samples, routed_experts=True).routed_experts
     assert routed.offsets.tolist() == [0, 7, 9, 16]
     np.testing.assert_array_equal(routed.experts[:7], samples[1].routed_experts)
     assert (routed.experts[7:9] == -1).all()
     np.testing.assert_array_equal(routed.experts[9:], samples[0].routed_experts)
-    assert join_samples([], routed_experts=True).routed_experts.offsets.tolist() == [0]
-
-
-def test_nothing_is_reported_unless_asked_for():
-    sample = FinishedSample(
-        number=0,
-        tokens=np.ones(1, np.int32),
-        logprobs=np.zeros(1, np.float32),
-        weight_versions=np.zeros(1, np.int32),
-        finish_reason=FinishReason.STOP,
-    )
-    assert join_samples([sample]).routed_experts is None
 
 
 @pytest.mark.parametrize("silent", [np.zeros((4, 0, 0), np.int16), np.full((4, NUM_LAYERS, TOP_K), -1, np.int16)])
 def test_a_kernel_that_hides_its_choice_is_noticed(silent):
+    """In samples that ended; of one that was cut before it began nothing is known."""
+    told, cut = finished(0, 3, 2), evolve(finished(2, 3, 1, FinishReason.ABORTED), routed_experts=silent)
+    require_experts([told, cut])
     with pytest.raises(ContractError, match="no experts for sample 1.*moe_backend"):
-        join_experts([(reported_experts(chunks(3, 2)[1], 5), FinishReason.STOP), (silent, FinishReason.STOP)])
+        require_experts([told, evolve(finished(1, 3, 1, FinishReason.STOP), routed_experts=silent), cut])
 
 
 def test_engines_are_asked():
@@ -92,7 +85,7 @@ def test_engines_are_asked():
         weight_version=0,
         routed_experts=True,
     )
-    assert all(part.routed_experts for part in deal(request, request.max_tokens, 2))
+    assert all(part.routed_experts for part in deal(request, request.max_tokens, [0, 0]))
 
 
 def test_what_keeps_vllm_from_reporting_is_found_before(tmp_path):

@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from rlcore.spi import (
-    FinishReason,
-    SamplingParams,
-)
-from rlcore_vllm.sampling import (
-    FinishedSample,
-    engine_sampling,
-    engine_seeds,
-    finish_reason,
-    join_samples,
-)
+from rlcore.spi import FinishReason, SamplingParams
+from rlcore_vllm.sampling import engine_sampling, engine_seeds, finish_reason
 
 
 def test_seeds_differ_in_all_their_bits():
@@ -40,25 +31,6 @@ def test_seeds_differ_in_all_their_bits():
 )
 def test_only_a_stop_is_a_finished_answer(reason, num_tokens, expected):
     assert finish_reason(reason, num_tokens, 8) is expected
-
-
-def test_samples_come_back_in_their_order():
-    samples = [
-        FinishedSample(
-            number=number,
-            tokens=np.full(length, number, np.int32),
-            logprobs=np.full(length, -number, np.float32),
-            weight_versions=np.full(length, 4, np.int32),
-            finish_reason=FinishReason.LENGTH if length else FinishReason.ABORTED,
-        )
-        for number, length in ((2, 1), (0, 3), (1, 0))
-    ]
-    result = join_samples(samples)
-    assert result.tokens.tolist() == [0, 0, 0, 2]
-    assert result.logprobs.tolist() == [0.0, 0.0, 0.0, -2.0]
-    assert result.offsets.tolist() == [0, 3, 3, 4]
-    assert result.finish_reasons.tolist() == [FinishReason.LENGTH, FinishReason.ABORTED, FinishReason.LENGTH]
-    assert len(join_samples([]).offsets) == 1
 
 
 def test_low_temperatures_are_taken_as_they_are():

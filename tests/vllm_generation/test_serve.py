@@ -313,8 +313,8 @@ def played(monkeypatch: pytest.MonkeyPatch, models: list[Path]) -> Callable[[Cal
     """Serves with a coroutine function in place of vLLM's."""
 
     def run(server: Callable[[], Awaitable[None]]) -> None:
-        monkeypatch.setattr(serve_module, "_run", lambda arguments: server())
-        monkeypatch.setattr(serve_module, "_server_environment", lambda settings, config: {})
+        monkeypatch.setattr(serve_module, "run_server", lambda arguments: server())
+        monkeypatch.setattr(serve_module, "server_environment", lambda settings, config: {})
         serve(request(models[0], max_sequence_length=64), VllmConfig())
 
     return run
@@ -344,7 +344,7 @@ def test_any_other_end_shows_what_was_printed_last(played: Any) -> None:
         os.write(1, b"the last words\n")
         raise RuntimeError("something else")
 
-    with pytest.raises(WorkerError, match=r"RuntimeError: something else(?s:.*)the last words"):
+    with pytest.raises(WorkerError, match="RuntimeError: something else(?s:.*)last words"):
         played(fail)
 
     async def find_the_port_taken() -> None:
@@ -381,4 +381,4 @@ def test_a_server_whose_engine_died_ends_with_an_error(monkeypatch: pytest.Monke
     monkeypatch.setattr("rlcore_vllm.versions.server_entry", lambda: entry)
     expected = pytest.raises(serve_module.EngineDiedError) if died else contextlib.nullcontext()
     with expected:
-        asyncio.run(serve_module._run(Namespace()))
+        asyncio.run(serve_module.run_server(Namespace()))

@@ -13,15 +13,15 @@ class Replica:
 
     def __init__(self, name, answer):
         self.name = name
-        self._answer = answer
+        self.answer = answer
 
     def call_workers(self, method, kwargs):
         assert method == "rlcore_refit"
         future = Future()
-        if isinstance(self._answer, Exception):
-            future.set_exception(self._answer)
-        elif self._answer is not None:
-            future.set_result(self._answer)
+        if isinstance(self.answer, Exception):
+            future.set_exception(self.answer)
+        elif self.answer is not None:
+            future.set_result(self.answer)
         return future
 
 
@@ -38,11 +38,11 @@ GOOD = Replica("good", [{}, {}])
     ],
 )
 def test_the_first_replica_that_fails_is_named(bad, error, message, monkeypatch):
-    monkeypatch.setattr("rlcore_vllm.transfer._GRACE_S", 0.0)
+    monkeypatch.setattr("rlcore_vllm.transfer.GRACE_S", 0.0)
     with pytest.raises(error, match=message):
         Receivers([GOOD, bad], 0.1).start_all("bucket", {}).wait()
     with pytest.raises(error, match=message):
-        Receivers([bad, Replica("silent", None)] if bad._answer is not None else [bad], 0.1).start_all("bucket", {}).wait()
+        Receivers([bad, Replica("silent", None)] if bad.answer is not None else [bad], 0.1).start_all("bucket", {}).wait()
 
 
 def test_a_channel_that_broke_is_noticed_while_waiting():

@@ -102,7 +102,7 @@ def test_constants_are_imported_where_they_are_installed(monkeypatch, tmp_path):
 
 def test_allocators_outlive_their_engine(monkeypatch):
     kept = []
-    monkeypatch.setattr(versions, "_allocators", kept)
+    monkeypatch.setattr(versions, "kept_allocators", kept)
     versions.keep_allocators()  # nothing has made one
     assert kept == []
     instance = SimpleNamespace(allocator_and_pools={"weights": ("pool", "allocator"), "kv_cache": ("pool", "another")})
@@ -162,6 +162,39 @@ def test_ranks_on_a_cpu_sleep_between_looks_for_a_message(monkeypatch):
     reader = SimpleNamespace(is_reader=True, last_read=time.monotonic(), busy_loop_s=3600.0)
     shm_broadcast.SpinCondition.wait(reader)
     assert slept == [1e-4]
+
+
+@pytest.mark.parametrize("variable", [("GOMP_CPU_AFFINITY", "4 5"), ("OMP_PLACES", "{4,5}")])
+def test_ranks_on_a_cpu_are_forked_and_keep_to_their_cores(variable, monkeypatch):
+    executor = pytest.importorskip("vllm.v1.executor.multiproc_executor")
+    calls = []
+    monkeypatch.setattr(executor, "rlcore_begin", None, raising=False)  # to be as it was afterwards
+    monkeypatch.delattr(executor, "rlcore_begin")
+    monkeypatch.setattr(executor, "get_mp_context", executor.get_mp_context)
+    monkeypatch.setattr(executor.WorkerProc, "worker_main", staticmethod(lambda **arguments: calls.append(arguments)))
+    monkeypatch.setattr(versions.os, "sched_setaffinity", lambda _, cores: calls.append(cores))
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv(*variable)
+    for _ in range(2):
+        versions.fork_ranks()
+    assert executor.get_mp_context().get_start_method() == "fork"
+    executor.WorkerProc.worker_main(rank=1)
+    assert calls == [[4, 5], 2, {"rank": 1}]
+
+
+def test_kernels_are_replaced_once(monkeypatch):
+    dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher")
+    calls = []
+    monkeypatch.setattr(dispatcher, "rlcore_register", None, raising=False)  # to be as it was afterwards
+    monkeypatch.delattr(dispatcher, "rlcore_register")
+    monkeypatch.setattr(dispatcher, "register_kernels", lambda kernels: calls.append(set(kernels)))
+    monkeypatch.setattr(dispatcher, "_registry", {"one": None})
+    for _ in range(2):
+        versions.replace_kernels_once()
+    for kernels in ({"one": abs}, {"one": abs, "other": abs}):
+        dispatcher.register_kernels(kernels)
+    assert calls == [{"one", "other"}]
 
 
 def test_the_sampler_is_not_compiled():

@@ -32,11 +32,11 @@ class FaultyWorkerExtension(WorkerExtension):
         return dict(zip(parameters, tensor_digests(parameters.values()), strict=True))
 
     def refit_test_is_direct(self):
-        return self.weight_transfer_engine._loader.is_direct
+        return self.weight_transfer_engine.loader.is_direct
 
     def refit_test_load_layerwise(self, layerwise):
         """From now on go through vLLM's layerwise reload, or straight into the parameters again."""
-        self.weight_transfer_engine._loader.is_direct = not layerwise
+        self.weight_transfer_engine.loader.is_direct = not layerwise
 
 
 def _read(file):

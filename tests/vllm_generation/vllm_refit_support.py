@@ -104,7 +104,7 @@ def sample(replica, version):
         weight_version=version,
     )
     finished = []
-    replica.generate(deal(request, request.max_tokens, 1)[0], finished.extend).result()
+    replica.generate(deal(request, request.max_tokens, [0])[0], finished.extend).result()
     return [(PROMPTS.sequence(each.number).tolist(), each.tokens.tolist(), each.logprobs) for each in finished]
 
 

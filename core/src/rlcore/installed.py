@@ -15,6 +15,7 @@ FILE = "entry_points.txt"
 GROUPS = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, ARCHITECTURE_GROUP)
 """Every group of rlcore's."""
 CORE_ENTRY_POINTS = (
+    EntryPoint("agent", "rlcore.agents.provider:AGENT", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("curve", "rlcore.run.report.plots:CURVE", ENTRY_POINT_GROUPS["sink"]),
     EntryPoint("tensorboard", "rlcore.run.report.tensorboard:TENSORBOARD", ENTRY_POINT_GROUPS["sink"]),
 )

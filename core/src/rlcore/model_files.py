@@ -31,7 +31,11 @@ def model_problems(path: str) -> list[Problem]:
     if not directory.exists():
         if is_hub_name(path):
             return []
-        return [_problem(path, "no such directory", "a model directory, or a name on the Hub", similar_path(directory))]
+        is_path = (
+            f"In a recipe, a name on the Hub is read as a path where its first part is a folder, as {directory.parent} is."
+        )
+        remedy = similar_path(directory) or is_path
+        return [_problem(path, "no such directory", "a model directory, or a name on the Hub", remedy)]
     if not directory.is_dir():
         return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
     return [

@@ -25,6 +25,7 @@ from rlcore.config.recipe import (
     RunConfig,
     TrainingConfig,
 )
+from rlcore.schema.describe import key_of
 from rlcore.spi import ConfigError, Problem
 
 texts = st.text(min_size=1, max_size=20).filter(str.strip)
@@ -113,10 +114,10 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
     assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
         if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster", "sinks", "observers"):
-            assert f"[{section.name}]" in lines
+            assert f"[{key_of(section)}]" in lines
             for field in attrs.fields(section.type):
                 written = any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines)
-                assert written or f"[{section.name}.{field.name}]" in lines, field.name
+                assert written or f"[{key_of(section)}.{field.name}]" in lines, field.name
 
 
 def test_a_dump_of_a_dump_is_the_same(load, sections, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_none_is_left_out_of_the_tables_of_an_array(load, sections, tmp_path: Pa
 
 def test_none_in_an_array_is_an_error(load) -> None:
     recipe = attrs.evolve(load(), trainer=PluginChoice(options={"odd": {"sizes": (1, None)}}))
-    with pytest.raises(ValueError, match=r"^trainer\.odd\.sizes: found None, which TOML cannot say"):
+    with pytest.raises(ValueError, match=r"^trainer\.odd\.sizes: found None"):
         dump_toml(recipe)
 
 

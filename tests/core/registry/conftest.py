@@ -38,6 +38,9 @@ from rlcore.spi import (
     tensor_digest,
 )
 
+ALL = capabilities.KNOWN - {capabilities.AGENT}
+"""Every capability but the one that gives an environment other methods."""
+
 
 @frozen(kw_only=True)
 class FakeConfig:
@@ -152,7 +155,7 @@ def backends(monkeypatch) -> ModuleType:
 @pytest.fixture
 def make_provider() -> Callable[..., Provider]:
     def make(name: str = "fake", **options: Any) -> Provider:
-        defaults = {"spi": (2, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": capabilities.KNOWN}
+        defaults = {"spi": (2, 0), "config": FakeConfig, "backend": "fake_backends:Trainer", "capabilities": ALL}
         return Provider(name=name, **{**defaults, **options})
 
     return make
@@ -162,7 +165,7 @@ def make_provider() -> Callable[..., Provider]:
 def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
     """A handle on a FakeTrainer some of whose hooks are replaced: make_trainer(train_step=lambda self, request: ...)."""
 
-    def make(observers=(), declared=capabilities.KNOWN, **hooks: Callable[..., Any]) -> TrainerHandle:
+    def make(observers=(), declared=ALL, **hooks: Callable[..., Any]) -> TrainerHandle:
         backends.Trainer = _with_hooks(FakeTrainer, hooks)
         (entry,) = Registry.from_providers({"trainer": [make_provider(capabilities=declared)]}).of("trainer")
         return build_trainer(entry, TRAINER_CONTEXT, FakeConfig(), observing(*observers))
@@ -174,9 +177,7 @@ def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
 def make_generator(backends, make_provider) -> Callable[..., GeneratorHandle]:
     """A handle on a FakeGenerator some of whose hooks are replaced."""
 
-    def make(
-        observers=(), declared=capabilities.KNOWN, max_sequence_length: int = 16, **hooks: Callable[..., Any]
-    ) -> GeneratorHandle:
+    def make(observers=(), declared=ALL, max_sequence_length: int = 16, **hooks: Callable[..., Any]) -> GeneratorHandle:
         backends.Generator = _with_hooks(FakeGenerator, hooks)
         provider = make_provider(backend="fake_backends:Generator", capabilities=declared)
         (entry,) = Registry.from_providers({"generator": [provider]}).of("generator")

@@ -129,7 +129,7 @@ def test_what_must_not_be_returned_names_plugin_and_function(make_algorithm, ret
 
 
 def test_tokens_that_come_to_it_beyond_the_vocabulary_are_not_its_mistake(make_algorithm):
-    with pytest.raises(DataError, match="the samples hold the token 3; expected tokens below 3") as raised:
+    with pytest.raises(DataError, match="token 3; .* below 3") as raised:
         make_algorithm(vocab_size=3).build_batch(ROLLOUTS)
     assert LABEL not in str(raised.value)
 
@@ -142,7 +142,7 @@ def test_what_it_raises_passes_with_a_note(make_algorithm):
 
 
 def test_one_that_would_end_the_process_is_an_error(make_algorithm):
-    with pytest.raises(PluginError, match=r"raised in build_batch of .*: found SystemExit\(0\) in .*, which ends the process"):
+    with pytest.raises(PluginError, match=r"build_batch of .*SystemExit\(0\)"):
         make_algorithm(lambda rollouts: sys.exit(0)).build_batch(ROLLOUTS)
 
 

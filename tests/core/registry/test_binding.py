@@ -13,6 +13,7 @@ from rlcore.registry.binding import (
     build_environment,
     build_generator,
     build_trainer,
+    engine_tool_parser,
     import_object,
     max_concurrent,
     require_module,
@@ -382,9 +383,7 @@ def test_a_constructor_takes_context_and_config(entry, backends):
             raise AssertionError("called")
 
     backends.Trainer = Backend
-    with pytest.raises(
-        PluginError, match=r"trainer 'fake' \(in-process 0\): Backend takes \(config\); expected \(context, config\)"
-    ):
+    with pytest.raises(PluginError, match=r"trainer 'fake' .*: Backend .*\(config\).*\(context, config\)"):
         build_trainer(entry, CONTEXT, backends.Config())
 
 
@@ -394,7 +393,7 @@ def test_a_constructor_does_not_end_the_process(entry, backends):
             sys.exit(0)
 
     backends.Trainer = Backend
-    with pytest.raises(PluginError, match=r"raised while building trainer 'fake' .*: found SystemExit\(0\)"):
+    with pytest.raises(PluginError, match=r"building trainer 'fake' .*SystemExit\(0\)"):
         build_trainer(entry, CONTEXT, backends.Config())
 
 
@@ -413,7 +412,7 @@ def test_nor_does_an_import(entry, tmp_path, monkeypatch, raised):
 )
 def test_a_backend_module_that_is_not_there_is_known_before_it_is_imported(make_provider, path, missing):
     (entry,) = Registry.from_providers({"trainer": [make_provider(backend=path)]}).of("trainer")
-    with pytest.raises(PluginError, match=f"cannot be imported from '{path}': no module named '{missing}'"):
+    with pytest.raises(PluginError, match=f"'{path}': no module named '{missing}'"):
         require_module(entry)
 
 
@@ -426,12 +425,12 @@ def test_a_backend_module_that_is_there_is_not_imported(make_provider, tmp_path,
 
 
 def test_the_config_must_be_the_providers(entry, backends):
-    with pytest.raises(ContractError, match="config is a dict; expected FakeConfig"):
+    with pytest.raises(ContractError, match="dict.*FakeConfig"):
         build_trainer(entry, CONTEXT, {})
 
 
 def test_an_entry_is_built_in_its_own_role_only(entry, backends):
-    with pytest.raises(ContractError, match="cannot be built as a generator"):
+    with pytest.raises(ContractError, match="as a generator"):
         build_generator(entry, GENERATOR_CONTEXT, backends.Config())
 
 
@@ -522,6 +521,32 @@ def test_an_environment_with_wrong_methods_is_refused_with_all_of_them(plain_ent
     ]
 
 
+class GoodAgents:
+    def __init__(self, context, config):
+        pass
+
+    async def run(self, row, seed, session):
+        return None
+
+    def rows(self, split):
+        return None
+
+
+def test_an_agent_environment_has_another_method(make_provider, backends):
+    context, config = EnvironmentContext(seed=0), backends.Config()
+
+    def build(cls, *declared):
+        provider = make_provider(capabilities=set(declared), backend=f"{__name__}:{cls.__name__}")
+        (entry,) = Registry.from_providers({"environment": [provider]}).of("environment")
+        return build_environment(entry, context, config)
+
+    assert isinstance(build(GoodAgents, "agent"), GoodAgents)
+    with pytest.raises(PluginError, match=r"reset: missing"):
+        build(GoodAgents)
+    with pytest.raises(PluginError, match=r"run: missing"):
+        build(GoodEnvironment, "agent")
+
+
 @pytest.mark.parametrize("said", [None, 1, 64])
 def test_an_environments_provider_bounds_its_calls(make_provider, said):
     provider = make_provider(max_concurrent=lambda config: said and config * said)
@@ -534,8 +559,20 @@ def test_an_environments_provider_bounds_its_calls(make_provider, said):
 @pytest.mark.parametrize("said", [0, -1, 2.0, True, "2"])
 def test_a_bound_that_is_no_number_of_calls_is_refused(make_provider, said):
     entry = Registry.from_providers({"environment": [make_provider(max_concurrent=lambda config: said)]}).of("environment")[0]
-    with pytest.raises(PluginError, match=r"environment 'fake' .*: max_concurrent returned .*; expected a number of calls"):
+    with pytest.raises(PluginError, match="environment 'fake' .*max_concurrent"):
         max_concurrent(entry, None)
+
+
+def test_a_generators_provider_brings_parsers_of_tools_calls(make_provider, tmp_path, monkeypatch):
+    (tmp_path / "parsing.py").write_text(
+        "def parser(name, model):\n    return {'own': lambda text, tools: (model, [])}.get(name)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    providers = make_provider(tool_parser="parsing:parser"), make_provider()
+    entry, plain = (Registry.from_providers({"generator": [one]}).of("generator")[0] for one in providers)
+    assert engine_tool_parser(entry, MODEL, "own")("", ()) == (MODEL, [])
+    assert engine_tool_parser(entry, MODEL, "another") is None
+    assert engine_tool_parser(plain, MODEL, "own") is None
 
 
 CHECK_CONTEXT = CheckContext(model=MODEL, device="cpu", world_size=1, max_sequence_length=8)
@@ -560,9 +597,7 @@ def test_a_providers_check_reports_its_problems(entry, entry_with_check):
 
 @pytest.mark.parametrize("returned", [["wrong"], None, PROBLEM, "wrong", 3])
 def test_a_check_that_returns_something_else_is_refused(entry_with_check, returned):
-    with pytest.raises(
-        PluginError, match=r"trainer 'fake' .*: check 'fake_checks:check' returned .*expected a sequence of Prob"
-    ):
+    with pytest.raises(PluginError, match=r"trainer 'fake' .*: check 'fake_checks:check' returned "):
         run_check(entry_with_check(lambda context, config: returned), CHECK_CONTEXT, None)
 
 

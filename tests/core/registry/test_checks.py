@@ -94,7 +94,7 @@ def test_torch_dtypes_are_understood(make_trainer):
 def test_a_bucket_over_the_limit_is_refused_unless_it_is_one_tensor(make_trainer):
     small = attrs.evolve(REQUEST, max_bucket_bytes=7)
     assert read(make_trainer, export_of([bucket(named("a", A)), bucket(named("b", B))]), small) == ["a", "b"]
-    with pytest.raises(ContractError, match="a bucket of 16 bytes; expected at most 7"):
+    with pytest.raises(ContractError, match="16 bytes.*at most 7"):
         read(make_trainer, export_of([bucket(named("a", A), named("b", B))]), small)
 
 

@@ -235,9 +235,7 @@ def test_an_observer_is_in_use_only_where_it_is_named_or_global(installer):
 def test_two_global_observers_of_one_name_are_an_error(installer):
     installer.add("acme-watch", {"rlcore.global_observers": {"watch": "acme_watch:WATCH"}}, acme_watch=OBSERVER)
     installer.add("other-watch", {"rlcore.global_observers": {"watch": "acme_watch:WATCH"}})
-    with pytest.raises(
-        PluginError, match="observer 'watch' is a duplicate name: acme-watch 1.0 and other-watch 1.0 provide it"
-    ):
+    with pytest.raises(PluginError, match=r"observer 'watch' .*acme-watch 1\.0 and other-watch 1\.0"):
         discover().observers(())
     assert len(discover(disable=["other-watch"]).observers(())) == 1
 
@@ -310,7 +308,7 @@ def test_an_observer_whose_import_panics_is_its_own_error(installer):
 
 def test_an_observer_that_is_none_is_an_error(installer):
     installer.add("acme-watch", {"rlcore.observers": {"watch": "acme_no_watch:WATCH"}}, acme_no_watch="WATCH = None\n")
-    with pytest.raises(PluginError, match="names None; expected an object with hooks"):
+    with pytest.raises(PluginError, match="names None"):
         discover().observers(["watch"])
 
 

@@ -88,12 +88,12 @@ def test_after_a_refit_it_generates(make_ready):
 
 
 def test_nothing_is_generated_before_a_refit(make_generator):
-    with pytest.raises(ContractError, match="generate without an accepted refit; it holds no weights that count"):
+    with pytest.raises(ContractError, match="accepted refit"):
         make_generator().generate(generate_request())
 
 
 def test_another_version_than_the_one_held_is_refused(make_ready):
-    with pytest.raises(ContractError, match="generate at weight version 4; it holds 3"):
+    with pytest.raises(ContractError, match="generate at weight version 4; .* 3"):
         make_ready().generate(generate_request(version=4))
 
 
@@ -185,7 +185,7 @@ def test_the_sequence_limit_ends_a_sample_before_its_own(make_ready):
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_the_call(make_ready):
-    with pytest.raises(ContractError, match="a prompt has 16 tokens; expected fewer than max_sequence_length = 16"):
+    with pytest.raises(ContractError, match="16 tokens.*max_sequence_length = 16"):
         make_ready().generate(generate_request((2,), prompts=(tuple(range(16)),)))
 
 
@@ -255,7 +255,7 @@ def test_a_refit_that_did_not_happen_is_an_error_and_nothing_is_generated(make_g
         generator.refit(refit_request())
     assert text in str(raised.value)
     assert "generator 'fake' (in-process 0): refit returned what it must not" in str(raised.value)
-    with pytest.raises(ContractError, match="generate without an accepted refit"):
+    with pytest.raises(ContractError, match="accepted refit"):
         generator.generate(generate_request())
 
 
@@ -274,7 +274,7 @@ def test_a_failed_refit_takes_the_old_weights_away_and_the_next_good_one_heals(m
         generator.refit(refit_request(version=4))
     assert raised.value.__notes__ == [f"raised in refit of {good.label}"]
     for version in (3, 4):
-        with pytest.raises(ContractError, match="generate without an accepted refit"):
+        with pytest.raises(ContractError, match="accepted refit"):
             generator.generate(generate_request(version=version))
     generator.refit(refit_request(version=4))
     assert generator.generate(generate_request(version=4)).weight_versions.tolist() == [4] * 5
@@ -283,7 +283,7 @@ def test_a_failed_refit_takes_the_old_weights_away_and_the_next_good_one_heals(m
 def test_an_export_of_another_version_is_refused_before_the_call(make_ready):
     generator = make_ready()
     request = attrs.evolve(refit_request(version=4), weight_version=5)
-    with pytest.raises(ContractError, match="the export has weight version 4, the request 5"):
+    with pytest.raises(ContractError, match="version 4, the request 5"):
         generator.refit(request)
     assert generator.weight_version == 3
 
@@ -293,18 +293,18 @@ def test_many_wrong_tensors_are_listed_briefly(make_generator):
     generator = make_generator(
         refit=lambda self, request: RefitResult(weight_version=3, digests=dict.fromkeys(taking_all(request), 0))
     )
-    with pytest.raises(RefitError, match=r"layer\.1, layer\.2, layer\.3, layer\.4, layer\.5 and 2 more held with other values"):
+    with pytest.raises(RefitError, match=r"layer\.1, .* layer\.5 and 2 more"):
         generator.refit(refit_request(weights=weights))
 
 
 def test_residency_of_weights_and_cache(make_ready):
     generator = make_ready()
     generator.set_residency(SetResidencyRequest(weights="device", state="host"))
-    with pytest.raises(ContractError, match="generate needs on the device: state"):
+    with pytest.raises(ContractError, match="generate needs .*: state"):
         generator.generate(generate_request())
     generator.refit(refit_request(version=4))
     generator.set_residency(SetResidencyRequest(weights="host", state="host"))
-    with pytest.raises(ContractError, match="refit needs on the device: weights"):
+    with pytest.raises(ContractError, match="refit needs .*: weights"):
         generator.refit(refit_request(version=5))
 
 
@@ -349,7 +349,7 @@ def test_versions_of_a_refit_in_flight_are_accepted_if_they_never_fall(make_gene
     assert generator.weight_version == 4
     held["versions"] = [4, 4, 4, 3, 4]
     generator.refit(refit_request())
-    with pytest.raises(ContractError, match="found 4 before 3 in sample 1; expected versions that never fall"):
+    with pytest.raises(ContractError, match="4 before 3 in sample 1"):
         generator.generate(generate_request())
 
 
@@ -396,7 +396,7 @@ def test_what_is_not_declared_is_refused(make_generator, capability):
     }
     generator = held["generator"] = make_generator(declared=capabilities.KNOWN - {capability}, generate=generate)
     generator.refit(refit_request())
-    with pytest.raises(ContractError, match=f"needs the capability '{capability}', which it does not declare"):
+    with pytest.raises(ContractError, match=f"'{capability}'"):
         calls[capability](generator)
 
 
@@ -404,7 +404,7 @@ def test_discarded_weights_do_not_count(make_ready):
     generator = make_ready()
     generator.set_residency(SetResidencyRequest(weights="host", state="host", discard_weights=True))
     generator.set_residency(SetResidencyRequest(weights="device", state="device"))
-    with pytest.raises(ContractError, match="generate without an accepted refit"):
+    with pytest.raises(ContractError, match="accepted refit"):
         generator.generate(generate_request())
 
 

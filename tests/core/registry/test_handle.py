@@ -45,16 +45,16 @@ def test_nothing_is_legal_after_close(make, tmp_path):
         lambda: handle.load_state(LoadStateRequest(directory=tmp_path)),
     ]
     for call in calls:
-        with pytest.raises(ContractError, match="after close; build the backend anew"):
+        with pytest.raises(ContractError, match="after close"):
             call()
 
 
 @pytest.mark.parametrize("returned", [None, SetResidencyResult(device_bytes=-1), SetResidencyResult(device_bytes=1.5)])
 def test_a_wrong_residency_result_fails_the_backend(make, returned):
     handle = make(set_residency=lambda self, request: returned)
-    with pytest.raises(ContractError, match="set_residency returned what it must not"):
+    with pytest.raises(ContractError, match="set_residency returned"):
         handle.set_residency(ON_HOST)
-    with pytest.raises(ContractError, match=r"'fake' \(in-process 0\): .* after it failed in set_residency; only close"):
+    with pytest.raises(ContractError, match=r"'fake' \(in-process 0\): .* failed in set_residency"):
         handle.set_residency(ON_HOST)
 
 

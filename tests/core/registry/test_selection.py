@@ -46,7 +46,7 @@ def test_a_dtype_that_a_plugin_does_not_have_is_refused(make_provider):
     registry = registry_of(make_provider("numpy", priority=30, dtypes={"float32", "float16"}), make_provider("low"))
     assert chosen(registry, dtype="float16") == "numpy"
     assert chosen(registry, dtype="bfloat16") == "low"
-    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
+    with pytest.raises(PluginError, match=r"bfloat16 \(model.dtype\), only in float16, float32"):
         select(registry, "trainer", "numpy", device="cpu", needs={}, dtype="bfloat16")
     taken = select(registry, "trainer", "auto", device="cpu", needs={}, dtype="bfloat16")
     (told,) = passed_over(registry, taken, device="cpu", needs={}, dtype="bfloat16")
@@ -62,7 +62,7 @@ def test_several_ranks_are_asked_of_those_alone_that_declare_them(make_provider)
         make_provider("several", priority=20, capabilities={capabilities.MULTI_RANK}),
     )
     assert chosen(registry, needs=needs) == "several"
-    with pytest.raises(PluginError, match="lacks the capability 'multi_rank' \\(\\[cluster\\] has 2 ranks\\)"):
+    with pytest.raises(PluginError, match=r"'multi_rank' \(\[cluster\] has 2 ranks\)"):
         select(registry, "trainer", "single", device="cpu", needs=needs)
 
 
@@ -288,7 +288,7 @@ def test_a_worker_with_other_packages_refuses(installer, change, text):
 
 
 def test_a_worker_in_which_the_plugin_is_broken_says_so(with_broken):
-    with pytest.raises(PluginError, match="in this worker it is broken: import failed"):
+    with pytest.raises(PluginError, match="broken: import failed"):
         load_chosen(ChosenPlugin(role="trainer", name="broken", distribution="acme-broken", version="1.0"))
 
 

@@ -74,7 +74,7 @@ def test_a_wrong_step_result_is_refused_and_fails_the_trainer(make_trainer, batc
         trainer.train_step(step_request(batch))
     assert str(raised.value) == f"trainer 'fake' (in-process 0): train_step returned what it must not: {raised.value.__cause__}"
     assert text in str(raised.value)
-    with pytest.raises(ContractError, match="get_logprobs after it failed in train_step; only close is legal now"):
+    with pytest.raises(ContractError, match="get_logprobs after .* train_step"):
         trainer.get_logprobs(logprobs_request(batch))
 
 
@@ -182,11 +182,11 @@ def test_every_capability_that_a_request_lacks_is_named(make_trainer, batch):
 def test_versions_are_followed_through_steps(make_trainer, batch):
     trainer = make_trainer()
     trainer.train_step(step_request(batch, version=0))
-    with pytest.raises(ContractError, match="train_step at weight version 0; it holds 1"):
+    with pytest.raises(ContractError, match="train_step at weight version 0; .* 1"):
         trainer.train_step(step_request(batch, version=0))
-    with pytest.raises(ContractError, match="get_logprobs at weight version 2; it holds 1"):
+    with pytest.raises(ContractError, match="get_logprobs at weight version 2; .* 1"):
         trainer.get_logprobs(logprobs_request(batch, version=2))
-    with pytest.raises(ContractError, match="export_weights at weight version 0; it holds 1"):
+    with pytest.raises(ContractError, match="export_weights at weight version 0; .* 1"):
         trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=99))
     assert trainer.train_step(step_request(batch, version=1)).weight_version == 2
 
@@ -224,7 +224,7 @@ def test_bounds_need_the_capability(make_trainer, batch):
 def test_bounds_that_the_trainer_ignores_fail_it(make_trainer, batch):
     trainer = make_trainer()
     trainer.train_step(step_request(batch, bounds={"kl": 0.1, "absent": 0.0}))
-    with pytest.raises(ContractError, match=r"metrics\['kl'\]: found 0.1, above its bound 0.05; expected the step refused"):
+    with pytest.raises(ContractError, match=r"metrics\['kl'\]: found 0.1, above .* 0.05"):
         trainer.train_step(step_request(batch, version=1, bounds={"kl": 0.05}))
     assert not trainer.is_usable
 
@@ -317,7 +317,7 @@ def test_calls_that_need_an_undeclared_capability_are_refused(make_trainer, batc
         capabilities.RESIDENCY: lambda: trainer.set_residency(SetResidencyRequest(weights="host", state="device")),
     }
     for capability, call in calls.items():
-        with pytest.raises(ContractError, match=f"needs the capability '{capability}', which it does not declare"):
+        with pytest.raises(ContractError, match=f"'{capability}'"):
             call()
     with pytest.raises(ContractError, match="'entropy'"):
         trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, entropy="metric")))
@@ -332,15 +332,15 @@ def residency(weights, state):
 def test_what_is_on_the_host_cannot_be_used(make_trainer, batch):
     trainer = make_trainer()
     trainer.set_residency(residency("device", "host"))
-    with pytest.raises(ContractError, match="train_step needs on the device: state; call set_residency first"):
+    with pytest.raises(ContractError, match="train_step needs .*: state; call set_residency"):
         trainer.train_step(step_request(batch))
     assert trainer.get_logprobs(logprobs_request(batch)).weight_version == 0
     trainer.set_residency(residency("host", "host"))
-    with pytest.raises(ContractError, match="train_step needs on the device: weights and state;"):
+    with pytest.raises(ContractError, match="train_step needs .*: weights and state;"):
         trainer.train_step(step_request(batch))
-    with pytest.raises(ContractError, match="get_logprobs needs on the device: weights"):
+    with pytest.raises(ContractError, match="get_logprobs needs .*: weights"):
         trainer.get_logprobs(logprobs_request(batch))
-    with pytest.raises(ContractError, match="export_weights needs on the device: weights"):
+    with pytest.raises(ContractError, match="export_weights needs .*: weights"):
         trainer.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=99))
     trainer.set_residency(residency("device", "device"))
     assert trainer.train_step(step_request(batch)).weight_version == 1

@@ -122,7 +122,7 @@ class CtrlCInTheFirstMove(FakeGenerator):
 
 
 def test_a_second_ctrl_c_in_a_move_saves_nothing_through_a_failed_backend(run: Run, registry_with: Stands) -> None:
-    with pytest.raises(InterruptedRun, match=r"stopped at once, in the middle of step 1; .*--resume continues"):
+    with pytest.raises(InterruptedRun, match="step 1; .*--resume"):
         run(*ON_ONE_GPU, registry=registry_with(generator=CtrlCInTheFirstMove))
 
 
@@ -137,5 +137,5 @@ class StepInterrupted(FakeTrainer):
 
 
 def test_after_an_interrupt_inside_a_hook_nothing_is_saved_through_it(run: Run, registry_with: Stands) -> None:
-    with pytest.raises(InterruptedRun, match=r"state of trainer or generator is not known; nothing was saved\. --resume"):
+    with pytest.raises(InterruptedRun, match=r"nothing was saved\. --resume"):
         run("checkpoint.every_n_steps=0", registry=registry_with(trainer=StepInterrupted))

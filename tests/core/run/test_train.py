@@ -120,7 +120,9 @@ def test_a_killed_run_resumes_to_the_metrics_of_an_undisturbed_one(run: Run, tmp
     assert read_metrics(tmp_path / "runs" / "killed") == read_metrics(tmp_path / "runs" / "whole")
 
 
-@pytest.mark.parametrize(("phase", "occurrence"), [("generation", 3), ("rewards", 4), ("train", 3), ("train", 4), ("refit", 3)])
+@pytest.mark.parametrize(
+    ("phase", "occurrence"), [("generation", 3), ("generation", 4), ("train", 3), ("train", 4), ("refit", 3)]
+)
 def test_ctrl_c_saves_a_checkpoint_and_the_run_resumes_exactly(run: Run, tmp_path: Path, phase: str, occurrence: int) -> None:
     run("run.name=whole")
     with pytest.raises(InterruptedRun, match="--resume"):
@@ -150,7 +152,7 @@ def test_an_environment_that_interrupts_ends_a_run_as_ctrl_c_does(
 
 
 def test_a_second_ctrl_c_ends_at_once_and_saves_nothing_half_done(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(InterruptedRun, match="at once, in the middle of step 3"):
+    with pytest.raises(InterruptedRun, match="middle of step 3"):
         run(progress=PressesCtrlC("train", 5, times=2))
     run(resume=True)
     run("run.name=whole")

@@ -12,6 +12,7 @@ from attrs import evolve
 from click.testing import CliRunner, Result
 
 import rlcore.run.plan.sections
+import rlcore.serve.serving
 from rlcore.cli.main import cli
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
@@ -131,6 +132,9 @@ Serve = Callable[..., Result]
 def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
     """Runs `rlcore serve` with the fakes and these generators besides."""
     SERVED.clear()
+    monkeypatch.setattr(
+        rlcore.serve.serving, "serve_generator", lambda request, recipe, registry, entry: SERVED.append((request, entry.name))
+    )
 
     def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = (server("little", 1), server("large", 2))) -> Result:
         monkeypatch.setattr(rlcore.run.plan.sections, "discover", lambda disabled: registry(*generators))
@@ -217,15 +221,21 @@ def test_the_only_one_that_serves_does_so_on_a_device_it_is_not_meant_for(serve:
     assert serve(run, "run.device=cpu", generators=(elsewhere, evolve(elsewhere, name="another"))).exit_code == 3
 
 
-def test_without_a_generator_that_serves_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
+def test_a_generator_without_a_server_of_its_own_is_served_by_the_core(serve: Serve, run: Path) -> None:
     broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
-    result = serve(run, generators=(broken,))
+    for result in (serve(run, generators=(broken,)), serve(run, "--generator", "fake")):
+        assert result.exit_code == 0, result.stderr
+        assert "with fake 0 of in-process" in result.stderr
+    assert [name for _, name in SERVED] == ["fake", "fake"]
+    assert SERVED[0][0].chat_template == "{{ messages }}"
+
+
+def test_without_a_usable_generator_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
+    broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
+    result = serve(run, "generator.name=broken", generators=(broken,))
     assert result.exit_code == 3
-    assert "fake (in-process 0, priority 0): it generates for runs and has no server" in result.stderr
-    assert "broken (in-process 0, priority 9): its library is missing" in result.stderr
-    named = serve(run, "--generator", "fake")
-    assert named.exit_code == 3
-    assert "generator 'fake' is not usable: it generates for runs and has no server" in named.stderr
+    assert "broken" in result.stderr
+    assert "its library is missing" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,3 +46,22 @@ def test_records_refuse_arrays_of_the_wrong_shape_dtype_or_range(record, changes
     (name,) = changes
     name = "group_ids" if name == "batch" else name
     assert name in str(raised.value)
+
+
+def test_sequences_are_counted_by_episode():
+    assert TWO_ROLLOUTS.first_sequences.tolist() == TWO_ROLLOUTS.episode_of.tolist() == [0, 1]
+    columns = {"group_ids": np.array([0, 0, 0, 1], np.int32), "episode_ids": np.array([3, 3, 5, 6], np.int32)}
+    rollouts = RolloutBatch(
+        batch=evolve(BATCH.select(np.zeros(4, np.int64)), sequence_columns=columns),
+        rewards=np.zeros(4, np.float32),
+        valid=np.ones(4, np.bool_),
+        finish_reasons=np.zeros(4, np.uint8),
+    )
+    assert rollouts.first_sequences.tolist() == [0, 2, 3]
+    assert rollouts.episode_of.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("column", [np.zeros(2, np.int64), np.array([1, 0], np.int32)])
+def test_episodes_are_numbered_in_order(column):
+    with pytest.raises(ContractError, match="episode_ids"):
+        evolve(TWO_ROLLOUTS, batch=evolve(TWO, sequence_columns={**TWO.sequence_columns, "episode_ids": column}))

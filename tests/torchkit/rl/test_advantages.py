@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.advantages import group_advantages
+from rlcore_torchkit.rl.advantages import group_advantages, turn_advantages
 
 BASELINES = ("group_mean", "leave_one_out")
 NORMALISATIONS = ("std", "none")
@@ -130,3 +130,48 @@ def test_small_differences_over_a_large_level_are_not_cancelled():
 
 def test_no_samples_give_no_advantages():
     assert advantages([]).shape == (0,)
+
+
+def turns(episodes, group_ids, baseline="group_mean", normalisation="std"):
+    """The advantages of each turn of episodes, which are lists of rewards."""
+    num_turns = np.asarray([len(rewards) for rewards in episodes], np.int64)
+    rewards = np.asarray([reward for rewards in episodes for reward in rewards], np.float32)
+    ids = np.asarray(group_ids, np.int32)
+    return turn_advantages(rewards, num_turns, ids, baseline=baseline, normalisation=normalisation, epsilon=EPSILON)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.lists(st.lists(st.integers(-4, 4), min_size=1, max_size=4), min_size=1, max_size=5), min_size=1, max_size=4),
+    options,
+)
+def test_turns_are_compared_by_what_was_earned_from_there_on(groups, chosen):
+    """In plain Python floats: the reward-to-go Σ_{l≥k} r_l of each turn, among the turns k of its group."""
+    expected = []
+    for group in groups:
+        to_go = [[math.fsum(episode[k:]) for k in range(len(episode))] for episode in group]
+        for episode in to_go:
+            for k, value in enumerate(episode):
+                cell = [other[k] for other in to_go if len(other) > k]
+                place = sum(len(other) > k for other in to_go[: to_go.index(episode)])
+                assert cell[place] == value
+                expected.append(reference_of_group(cell, *chosen)[place] if len(cell) > 1 else 0.0)
+    found = turns(
+        [episode for group in groups for episode in group], np.repeat(range(len(groups)), list(map(len, groups))), *chosen
+    )
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_with_one_turn_each_turns_are_episodes():
+    rewards, ids = [1.0, 0.0, 0.5, 3.0, 1.0], [0, 0, 0, 2, 2]
+    np.testing.assert_array_equal(turns([[reward] for reward in rewards], ids), advantages(rewards, ids))
+
+
+def test_rewards_that_cancel_are_no_difference():
+    assert not turns([[0.1, 0.2, -0.3], [0.3, -0.3, 0.0], [0.0, 0.0, 0.0]], [0, 0, 0])[[0, 3, 6]].any()
+
+
+def test_an_episode_without_turns_and_none_at_all():
+    assert turns([[], [1.0], [0.0]], [0, 0, 0]).tolist() == advantages([1.0, 0.0]).tolist()
+    assert turns([], []).shape == (0,)

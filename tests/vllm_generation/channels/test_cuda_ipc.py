@@ -9,5 +9,5 @@ from .channel_support import CONFIG, CPU, here
 
 
 def test_it_needs_a_trainer_on_a_gpu():
-    with pytest.raises(RefitError, match="needs a trainer on CUDA; found its weights on the CPU"):
+    with pytest.raises(RefitError, match="trainer on CUDA; .* CPU"):
         cuda_ipc.Sender(CONFIG, CPU).connect([here()])

@@ -58,5 +58,5 @@ def test_shared_memory_is_used_for_files_where_it_holds_them_twice(free, expecte
 
 def test_a_file_that_the_receiver_does_not_see(tmp_path):
     receiver = directory.Receiver(CPU, 0, {})
-    with pytest.raises(RefitError, match=r"not to be seen here. Set generator\.vllm\.refit_directory"):
+    with pytest.raises(RefitError, match=r"generator\.vllm\.refit_directory"):
         receiver.receive({"file": str(tmp_path / "elsewhere.safetensors")}, [])

@@ -9,12 +9,12 @@ from .channel_support import CONFIG, CPU, here
 
 
 def test_it_needs_a_trainer_on_a_gpu():
-    with pytest.raises(RefitError, match="needs a trainer on CUDA; found its weights on the CPU"):
+    with pytest.raises(RefitError, match="trainer on CUDA; .* CPU"):
         nccl.Sender(CONFIG, CPU).connect([here()])
 
 
 def test_nccl_needs_a_device_for_each_rank():
     places = [here(uuid="A"), here(rank=1, uuid="B"), here(replica=1, uuid="B")]
     with pytest.raises(RefitError, match="B has several"):
-        nccl._refuse_shared_devices("C", places)
-    nccl._refuse_shared_devices("C", places[:2])
+        nccl.refuse_shared_devices("C", places)
+    nccl.refuse_shared_devices("C", places[:2])

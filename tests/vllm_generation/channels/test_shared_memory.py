@@ -24,11 +24,11 @@ def test_shared_memory_copies_once_and_keeps_its_segments():
     sender.put(1, tensors_of(1))
     assert_same(first.tensors, tensors)
     assert not first.stable
-    places = [segment.buffer.data_ptr() for segment in sender._segments]
+    places = [segment.buffer.data_ptr() for segment in sender.segments]
     again = receiver.receive(sender.put(2, tensors_of(2)), specs_of(tensors))
     assert_same(first.tensors, tensors_of(2))
     assert again.tensors[0].data_ptr() == first.tensors[0].data_ptr()
-    assert [segment.buffer.data_ptr() for segment in sender._segments] == places
+    assert [segment.buffer.data_ptr() for segment in sender.segments] == places
     sender.close()
     assert_same(again.tensors, tensors_of(2))
 
@@ -65,5 +65,5 @@ def test_shared_memory_leaves_nothing_behind_however_it_ends(tmp_path):
 
 
 def test_shared_memory_stays_on_one_machine():
-    with pytest.raises(RefitError, match="reaches no other machine .found an engine on elsewhere."):
+    with pytest.raises(RefitError, match="an engine on elsewhere"):
         shared_memory.Sender(CONFIG, CPU).connect([here(), here(replica=1, host="elsewhere")])

@@ -68,12 +68,11 @@ class PackedSequences:
             raise ContractError("offsets: found no sequence; expected at least one")
         lengths = np.diff(host)
         positions = np.arange(host[-1], dtype=np.int64) - np.repeat(host[:-1], lengths)
-        place = torch.device(device)
         return cls(
             offsets=host,
-            device=place,
-            cu_seqlens=torch.from_numpy(host.astype(np.int32)).to(place),
-            position_ids=torch.from_numpy(positions).to(place)[None],
+            device=torch.device(device),
+            cu_seqlens=torch.from_numpy(host.astype(np.int32)).to(device),
+            position_ids=torch.from_numpy(positions).to(device)[None],
             max_length=int(lengths.max()),
         )
 

@@ -93,7 +93,7 @@ class Residency:
     """Where weights and optimizer state are. On CPU both places are one and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
-        self._moves = device.type == "cuda"
+        self.moves = device.type == "cuda"
         self._weights, self._state, self._scratch = HostCopy(), HostCopy(), Discarded()
         self.last_request = RESIDENT
 
@@ -103,7 +103,7 @@ class Residency:
         """Free before filling, so that the two never need room at once; in any case what the allocator holds unused, and
         `scratch`, until `restore_scratch`."""
         self.last_request = request
-        if not self._moves:
+        if not self.moves:
             return
         if request.weights == "host":
             self._weights.offload(weights)

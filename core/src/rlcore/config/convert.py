@@ -104,7 +104,7 @@ class _Conversion:
         self.problems.extend(find_problems(whole, self._broken()))
         self.problems.extend(self._unheeded_evaluation(whole))
         self.problems += self.unknown_names if self.problems else []
-        return (None if self.problems else Recipe(**parts)), self.problems
+        return (None if self.problems else _recipe(parts)), self.problems
 
     def _section(self, name: str, cls: Any) -> Any:
         value, problems = structure(self.raw.values[name], cls, name)
@@ -236,7 +236,12 @@ class _Conversion:
                 whole[name] = _partial_config(self.raw.values[name], table_class(attribute.type))
             elif attribute.default is attrs.NOTHING or name in self.raw.values:
                 whole[name] = _stand_in(_choice_class(attribute.type) or attribute.type)
-        return Recipe(**whole)
+        return _recipe(whole)
+
+
+def _recipe(parts: Mapping[str, Any]) -> Recipe:
+    """The recipe with these parts, by key."""
+    return Recipe(**{describe.fields(Recipe)[key].name: part for key, part in parts.items()})
 
 
 def _tables_below(path: str, tp: object) -> dict[str, type]:

@@ -8,7 +8,7 @@ import attrs
 
 from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, SinksConfig
 from rlcore.config.recipe import Recipe
-from rlcore.schema.describe import toml_key, toml_literal
+from rlcore.schema.describe import key_of, toml_key, toml_literal
 
 
 def dump_toml(recipe: Recipe, chosen: Mapping[str, str] | None = None, observers: Collection[str] = ()) -> str:
@@ -33,13 +33,13 @@ def _table(value: Any, chosen: Mapping[str, str]) -> dict[str, Any]:
     for attribute in attrs.fields(type(value)):
         if not attribute.init:
             continue
-        item = getattr(value, attribute.name)
+        key, item = key_of(attribute), getattr(value, attribute.name)
         if isinstance(item, PluginChoice | NamedPluginChoice):
-            table[attribute.name] = _choice(item, chosen.get(attribute.name))
+            table[key] = _choice(item, chosen.get(key))
         elif item is not None or attribute.default is None:
-            table[attribute.name] = _plain(item)
+            table[key] = _plain(item)
         else:
-            raise ValueError(f"{attribute.name} is None, which TOML cannot say, and its default is {attribute.default!r}")
+            raise ValueError(f"{key} is None, which TOML cannot say, and its default is {attribute.default!r}")
     return table
 
 

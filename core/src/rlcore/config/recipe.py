@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.cluster import ClusterConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
@@ -112,17 +113,41 @@ class RolloutConfig:
     """Tokens that end a response; None is those of the model's generation_config.json and tokenizer."""
     max_turns: Positive = 1
     """Most turns of an episode."""
+    history: Literal["refuse", "as_seen", "segment"] = "refuse"
+    """What becomes of a chat of several turns whose template would change what the policy has read or said, as some take out
+    earlier thoughts. "refuse" is an error. "as_seen" keeps everything as the policy saw it, and takes from the template
+    only what it puts behind the turn. "segment", with agents alone, begins another sequence, with the chat as the template
+    writes it now."""
+    max_turn_tokens: Positive | None = None
+    """Most tokens of one turn of the policy; None is whatever `max_response_tokens` leaves. An episode goes on after a
+    turn that this cut off."""
+    on_truncation: Literal["train", "mask"] = "train"
+    """Train on samples that a limit of tokens or turns cut off, by the reward that they got, or mask them out of the training
+    step. `truncated_fraction` counts them in either case."""
+    tool_parser: Text = "auto"
+    """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), or a parser
+    that the generator brings, such as "qwen3_coder". "auto" takes the one of the first two that the chat template shows."""
+    refill_equal_rewards: bool = False
+    """Replace a group whose rewards are all equal, from which a comparison within groups learns nothing, by the next prompt's
+    (dynamic sampling, arXiv:2503.14476)."""
+    max_refill_ratio: Annotated[float, above(0)] = 4.0
+    """With it, the most groups that a step may replace, in relation to training.prompts_per_step; beyond it the run ends."""
     replay_routing: bool = False
     """Whether, for mixture-of-experts models, the generator reports which experts each token went to, and the trainer sends it
     to the same ones."""
     environment_timeout_s: Seconds = 60.0
     """Most seconds for one call of the environment."""
+    environment_concurrency: Positive | None = None
+    """Most calls of the environment at once; None is as many as it can work on, at most 256."""
+    episode_timeout_s: Seconds | None = None
+    """Most seconds for an episode, from when the step's samples are first asked for, so that waiting for other samples counts.
+    One that takes longer is masked, and counted as `environment/timed_out` and `environment/failed`; None is no bound."""
     on_environment_error: Literal["error", "mask"] = "error"
     """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
     solved, and counted as `evaluation/failed`."""
     max_failed_fraction: Share = 0.5
-    """With "mask", the largest share of the samples of a step, or of an evaluation, that may fail; above it the run ends and
-    says why they did."""
+    """With "mask" or `episode_timeout_s`, the largest share of the samples of a step, or of an evaluation, that may fail;
+    above it the run ends and says why they did."""
 
     @property
     def truncates(self) -> bool:
@@ -235,6 +260,7 @@ class Recipe:
     trainer: PluginChoice = field(factory=PluginChoice)
     generator: PluginChoice = field(factory=PluginChoice)
     rollout: RolloutConfig = field(factory=RolloutConfig)
+    async_: AsyncConfig = field(factory=AsyncConfig)
     training: TrainingConfig = field(factory=TrainingConfig)
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     schedule: ScheduleSpec = field(factory=ScheduleSpec)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
 from rlcore.spi import Problem
@@ -48,7 +49,8 @@ def value_at(recipe: Recipe, key: str) -> Any:
     """The value of a dotted key; None where a table on the way is None."""
     value: Any = recipe
     for part in key.split("."):
-        value = None if value is None else getattr(value, part)
+        section: Any = type(value)
+        value = None if value is None else getattr(value, describe.fields(section)[part].name)
     return value
 
 
@@ -81,17 +83,25 @@ def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@rule("rollout.max_failed_fraction", "rollout.on_environment_error")
+@rule("rollout.max_failed_fraction", "rollout.on_environment_error", "rollout.episode_timeout_s")
 def _bound_on_nothing(recipe: Recipe) -> Iterator[Problem]:
     rollout = recipe.rollout
     bounded = rollout.max_failed_fraction != RolloutConfig().max_failed_fraction and 0 <= rollout.max_failed_fraction <= 1
-    if rollout.on_environment_error == "error" and bounded:
+    if rollout.on_environment_error == "error" and rollout.episode_timeout_s is None and bounded:
         yield Problem(
             path="rollout.max_failed_fraction",
             found=f'{rollout.max_failed_fraction}, with on_environment_error = "error"',
             expected="no such key: the first failure ends the run",
             remedy='Set rollout.on_environment_error to "mask".',
         )
+
+
+@rule("rollout.max_turn_tokens", "rollout.max_response_tokens")
+def _turn_within_response(recipe: Recipe) -> Iterator[Problem]:
+    rollout = recipe.rollout
+    if rollout.max_turn_tokens is not None and rollout.max_turn_tokens > rollout.max_response_tokens:
+        expected = f"at most rollout.max_response_tokens, which is {rollout.max_response_tokens}"
+        yield Problem(path="rollout.max_turn_tokens", found=str(rollout.max_turn_tokens), expected=expected)
 
 
 @rule("rollout.top_k", "rollout.samples_per_prompt")
@@ -213,6 +223,47 @@ def _overlap_with_nothing(recipe: Recipe) -> Iterator[Problem]:
             found='"error", without a [data.evaluation]',
             expected="a held-out set, whose prompts might be trained on",
             remedy="Write [data.evaluation], or leave the key out.",
+        )
+
+
+@rule("async")
+def _nothing_is_stale(recipe: Recipe) -> Iterator[Problem]:
+    """Keys of [async] that do nothing, or contradict each other."""
+    config = recipe.async_
+    if config.extra_prompts and config.on_stale == "wait":
+        yield Problem(
+            path="async.extra_prompts",
+            found=f'{config.extra_prompts}, with on_stale = "wait"',
+            expected="0: a step that waits for all of its samples needs no others",
+            remedy='Set async.on_stale to "drop" or "rescore".',
+        )
+    if config.max_staleness or config.extra_prompts:
+        return
+    for key in ("on_stale", "partial_rollouts"):
+        if getattr(config, key) != getattr(AsyncConfig(), key):
+            yield Problem(
+                path=f"async.{key}",
+                found=f'"{getattr(config, key)}", with max_staleness = 0, where no sample outlives its step',
+                expected="the default",
+                remedy="Raise async.max_staleness, or leave the key out.",
+            )
+
+
+@rule("rollout.refill_equal_rewards", "rollout.max_refill_ratio", "rollout.samples_per_prompt")
+def _refills(recipe: Recipe) -> Iterator[Problem]:
+    rollout = recipe.rollout
+    if rollout.refill_equal_rewards and rollout.samples_per_prompt == 1:
+        yield Problem(
+            path="rollout.refill_equal_rewards",
+            found="true, with samples_per_prompt = 1",
+            expected="groups of several samples: the rewards of one are always equal",
+        )
+    if not rollout.refill_equal_rewards and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
+        yield Problem(
+            path="rollout.max_refill_ratio",
+            found=f"{rollout.max_refill_ratio:g}, without refill_equal_rewards",
+            expected="the default: no group is replaced",
+            remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
         )
 
 

@@ -97,6 +97,7 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
         rewards=_read_only(rollouts.rewards),
         valid=_read_only(rollouts.valid),
         finish_reasons=_read_only(rollouts.finish_reasons),
+        turns=rollouts.turns,
     )
 
 

@@ -30,15 +30,17 @@ from rlcore.registry.hooks import (
 )
 from rlcore.registry.plugin_errors import attributed, is_outside, listing_error
 from rlcore.registry.trainer_handle import TrainerHandle
+from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
-from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, TrainerContext
-from rlcore.spi.environment import Environment
+from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, ModelSpec, TrainerContext
+from rlcore.spi.environment import AgentEnvironment, Environment
 from rlcore.spi.errors import ContractError, PluginError, Problem
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.observer import ObserverContext
 from rlcore.spi.provider import Provider, Role
 from rlcore.spi.sink import Sink, SinkContext
+from rlcore.spi.tools import ParseToolCalls
 from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 
 STATE_METHODS = ("save_state", "load_state")
@@ -123,8 +125,8 @@ def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> 
         raise PluginError(f"{entry.label} does not fit its role: {error}") from error
 
 
-def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment:
-    """Build an environment, a plain object whose methods are called directly."""
+def build_environment(entry: Entry, context: EnvironmentContext, config: object) -> Environment | AgentEnvironment:
+    """Build an environment, a plain object whose methods are called directly; an AgentEnvironment by its capability."""
     return cast("Environment", _build(entry, "environment", context, config))
 
 
@@ -162,6 +164,18 @@ def max_concurrent(entry: Entry, config: object) -> int | None:
             f"{entry.label}: max_concurrent returned {found!r:.60}; expected a number of calls, at least 1, or None"
         )
     return found
+
+
+def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCalls | None:
+    """The parser of tools' calls that a generator's provider has under a name; None where it has none of it."""
+    path = _provider(entry).tool_parser
+    if path is None:
+        return None
+    with attributed("raised by tool_parser of", entry.label):
+        found = import_object(entry, path)(name, model)
+    if found is not None and not callable(found):
+        raise PluginError(f"{entry.label}: tool_parser returned {found!r:.60}; expected a function of text and tools, or None")
+    return cast("ParseToolCalls | None", found)
 
 
 def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem, ...]:
@@ -212,7 +226,7 @@ def _build(entry: Entry, role: Role, context: object, config: object) -> object:
         raise PluginError(f"{entry.label}: backend {provider.backend!r} is a {type(cls).__name__}; expected a class")
     if entry.role != role:
         raise ContractError(f"{entry.label} cannot be built as a {role}")
-    _require_fit(entry, [f"{cls.__name__}.{problem}" for problem in _class_problems(cls, role)])
+    _require_fit(entry, [f"{cls.__name__}.{problem}" for problem in _class_problems(cls, role, provider)])
     if not isinstance(config, provider.config):
         raise ContractError(f"{entry.label}: config is a {type(config).__name__}; expected {provider.config.__name__}")
     _require_arguments(entry, cls.__name__, cls)
@@ -231,10 +245,12 @@ def _provider(entry: Entry) -> Provider:
     return entry.provider
 
 
-def _class_problems(cls: type, role: Role) -> Iterator[str]:
+def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
     """What is wrong with a plugin's class, before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
+    elif role == "environment" and capabilities.AGENT in provider.capabilities:
+        yield from method_problems(cls, AgentEnvironment, ("run", "rows"))
     else:
         yield from method_problems(cls, *_METHODS[role])
     if role == "algorithm" and any(hasattr(cls, name) for name in STATE_METHODS):

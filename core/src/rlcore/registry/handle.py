@@ -5,8 +5,9 @@
 | train_step | device | device | |
 | get_logprobs, export_weights | device | any | |
 | refit | device | any | |
-| generate | device | device | the last refit was accepted |
-| set_residency, save_state, load_state | any | any | |
+| generate, stream | device | device | the last refit was accepted |
+| set_residency | any | any | a generator's: nothing is generated meanwhile |
+| save_state, load_state | any | any | |
 | close | any | any | legal in a failed backend too, and again |
 
 A failed backend allows only close. It fails when train_step, set_residency or load_state raises (its state is then unknown)
@@ -44,6 +45,7 @@ _NEEDS: dict[str, tuple[bool, bool]] = {
     "get_logprobs": (True, False),
     "export_weights": (True, False),
     "generate": (True, True),
+    "stream": (True, True),
     "refit": (True, False),
 }
 """Whether weights, and other state, must be on the device."""

@@ -106,7 +106,8 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
     for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):
             yield f"{name} is {_kind(value)}; expected a function {form}"
-    for field, path in (("backend", provider.backend), ("check", provider.check), ("serve", provider.serve)):
+    for field in ("backend", "check", "serve", "tool_parser"):
+        path = getattr(provider, field)
         if path is None and field != "backend":
             continue
         if not isinstance(path, str) or not _PATH.fullmatch(path):

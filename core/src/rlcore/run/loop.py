@@ -24,10 +24,11 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
-from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource
+from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
+from rlcore.run.train_step.rescoring import rescored
 from rlcore.spi.arrays import Int64Array
 
 ResultT = TypeVar("ResultT")
@@ -40,7 +41,7 @@ class Loop:
     recipe: Recipe
     algorithm: AlgorithmHandle
     trainer: TrainerGroup
-    source: RolloutSource | DemonstrationSource
+    source: Source
     refitter: Refitter | None
     """None where no generator runs."""
     residency: Residency | None
@@ -77,10 +78,13 @@ class Loop:
         while position.step < recipe.run.num_steps:
             self.clock.begin_step()
             samples = self._sample(position.step + 1)
+            if samples is None:
+                continue  # interrupted, which ended the part that it was deferred in
             # From the first update to the metrics' line all belongs to one step: an interrupt waits for its end.
             with self.guard.deferred():
                 position.unlogged = self._update(position.step + 1, samples)
                 position.step, position.step_version = position.step + 1, position.weight_version
+                self.source.trained()
                 position.algorithm_state = self.algorithm.save_state()
                 self._end_step(position.unlogged)
 
@@ -89,7 +93,8 @@ class Loop:
         if self.residency is not None and self.residency.offload_trainer != "none":
             self._to_training()
         with self.guard.deferred(), self.clock.phase("checkpoint"):
-            self.saver.save(self.position, prune=prune)
+            self.source.pause()
+            self.saver.save(self.position, self.source.state(), prune=prune)
         self.position.saved_step = self.position.step
 
     def _end_step(self, metrics: dict[str, float]) -> None:
@@ -106,13 +111,23 @@ class Loop:
     def _is_due(self, every: int, otherwise: bool) -> bool:
         return otherwise or (every > 0 and self.position.step % every == 0)
 
-    def _sample(self, step: int) -> spi.RolloutBatch:
+    def _sample(self, step: int) -> spi.RolloutBatch | None:
+        """A step's samples; None where an interrupt came first. Samples that later steps can train on are not to be lost: an
+        interrupt then waits until the generator has given back what it has."""
+        sample = partial(self.source.sample, step, self.position.weight_version)
         if self.algorithm.needs.source != "rollouts":
-            return self.source.sample(step, self.position.weight_version)
-        return self._generating(lambda: self.source.sample(step, self.position.weight_version))
+            return sample()
+        if not self.recipe.async_.max_staleness:
+            return self._generating(sample)
+        with self.guard.deferred():
+            return self._generating(lambda: sample(may_go_on=lambda: not self.guard.pressed))
 
     def _update(self, step: int, samples: spi.RolloutBatch) -> dict[str, float]:
         """Train on the samples; the step's metrics."""
+        if isinstance(samples, CollectedRollouts) and samples.oldest_version:
+            self._to_training()
+            with self.clock.phase("logprobs"):
+                samples = rescored(samples, self.trainer)
         training = self.algorithm.build_batch(samples)
         self._to_training()
         results = self._train(training, step)
@@ -224,6 +239,8 @@ class Loop:
         """Wake the generator and sync its weights. Interrupts are deferred: half-moved memory cannot be saved."""
         if self.refitter is None:
             return
+        if self.refitter.version != self.position.weight_version:
+            self.source.make_way()
         refit = partial(self.refitter.refit, self.position.weight_version)
         with self.guard.deferred():
             if self.residency is None:
@@ -245,6 +262,7 @@ class Loop:
         if self.evaluator is None:
             return {}
         evaluator, version = self.evaluator, self.position.weight_version
+        self.source.pause()
         self._refit()
         start = time.perf_counter()
         metrics = self._generating(lambda: evaluator.evaluate(version))

@@ -49,8 +49,18 @@ class CollectedRollouts(spi.RolloutBatch):
     """[N]: the text of all turns of the policy."""
     num_generated: Int64Array
     """int64 [N]: tokens that the policy generated."""
+    failed: BoolArray
+    """bool [N]: whether the environment failed, or the episode took too long."""
+    timed_out: BoolArray
+    """bool [N]: whether the episode took too long."""
+    truncated: BoolArray
+    """bool [N]: whether a limit of tokens or turns cut it off."""
     environment_metrics: Mapping[str, float] = field(factory=dict)
     """Means over the turns that report them, of valid episodes."""
+    schedule_metrics: Mapping[str, float] = field(factory=dict)
+    """How old the samples are, and what became of others, where steps overlap."""
+    oldest_version: int = 0
+    """Tokens of older weights are to get the trainer's log-probabilities in place of the generator's."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -117,11 +127,33 @@ class TrainerGroup(Group, Protocol):
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
 
 
+class ResponseFeed(Protocol):
+    """Where the requests of a group's stream come from and its samples go: rlcore.spi.SampleFeed, but for their texts."""
+
+    def take(self, *, wait: bool) -> Sequence[spi.GenerateRequest] | None:
+        """Requests that came since the last call; None once the stream is to end. Samples are numbered in the order of being
+        taken, and one thread calls it at a time."""
+
+    def deliver(self, samples: Int64Array, responses: Responses) -> None:
+        """Hand out samples that have ended, int64 [M], of any requests: each once, or not at all where the stream fails. From
+        any thread, and from several at once; it is quick and never raises. A sample of a request that had not begun at the
+        stream's end is ABORTED, without tokens and without experts."""
+
+    def end(self) -> None:
+        """End the stream: `take` returns None from now on."""
+
+
 class GeneratorGroup(Group, Protocol):
     """All generators of a run, as the loop sees them."""
 
     def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses, on whichever generators there are."""
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        """Generate what a feed brings until it ends; the generators hold `weight_version` when it begins. Requests join while
+        others run where the generator is `continuous`, and are otherwise generated one after another.
+
+        WorkerError where a worker dies or hangs: the feed then has not got all that was taken."""
 
 
 class WeightRoute(Protocol):
@@ -137,6 +169,8 @@ class RefitCommand:
 
     export: spi.ExportWeightsRequest
     channel: str
+    may_alias: bool = True
+    """Whether the generator may keep the trainer's own tensors: only where it does not generate while the trainer steps."""
 
 
 @frozen(kw_only=True, eq=False)

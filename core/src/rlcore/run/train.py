@@ -27,7 +27,7 @@ from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
-from rlcore.run.storage.saver import RunSaver
+from rlcore.run.storage.saver import RunSaver, read_rollouts
 from rlcore.spi import ConfigError, SinkContext, WorkerError
 
 
@@ -136,11 +136,13 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
+    source = inputs.source(prepared, generator, run.clock, progress)
+    source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
     loop = Loop(
         recipe=recipe,
         algorithm=algorithm,
         trainer=backends.trainer,
-        source=inputs.source(recipe, generator, run.clock, progress),
+        source=source,
         refitter=Refitter.of(prepared, backends, run.clock, progress),
         residency=Residency.of(prepared, backends, run.clock),
         evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
@@ -153,5 +155,8 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     )
     run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
     progress.started(directory.path, position.step, recipe.run.num_steps)
-    run_to_end(loop)
+    try:
+        run_to_end(loop)
+    finally:
+        source.close()
     return finish(loop, time.perf_counter() - run.start)

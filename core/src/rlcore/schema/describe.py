@@ -25,9 +25,14 @@ WORDS = "rlcore.words"
 
 @functools.cache
 def fields(cls: type) -> Mapping[str, "attrs.Attribute[Any]"]:
-    """The fields that a recipe may set, by name, with their types resolved."""
+    """The fields that a recipe may set, by their keys, with their types resolved."""
     attrs.resolve_types(cls)
-    return {attribute.name: attribute for attribute in attrs.fields(cls) if attribute.init}
+    return {key_of(attribute): attribute for attribute in attrs.fields(cls) if attribute.init}
+
+
+def key_of(attribute: "attrs.Attribute[Any]") -> str:
+    """A field's key in a recipe: its name, without the underscore behind a word of Python's own (`async_`)."""
+    return attribute.name.rstrip("_")
 
 
 def default_of(attribute: "attrs.Attribute[Any]") -> Any:
@@ -50,7 +55,7 @@ def docs(cls: type) -> Mapping[str, str]:
             match statement, following:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = " ".join(text.split())
-    return {name: found.get(name, "") for name in fields(cls)}
+    return {key: found.get(attribute.name, "") for key, attribute in fields(cls).items()}
 
 
 def expectation(tp: object) -> str:

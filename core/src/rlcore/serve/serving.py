@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import similar_path
+from rlcore.serve.generator_server import serve_generator
+from rlcore.sessions.server import bound
 
 RECIPE = "recipe.toml"
 ORIGIN = "exported-from.sha256"
@@ -82,9 +83,9 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
 def prepare_serving(
     target: Target, overrides: Sequence[str], generator: str | None, *, registry: Registry | None = None
 ) -> Serving:
-    """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given, else the
-    recipe's own if it serves, else the only one, or the one of the highest priority. `registry` stands in for the installed
-    plugins, in tests."""
+    """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given. Else, of
+    those with a server of their own, the recipe's, the only one, or the one of the highest priority; where there is none, the
+    recipe's generator, behind the core's server. `registry` stands in for the installed plugins, in tests."""
     raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
     recipe, registry = convert_recipe(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
@@ -92,34 +93,17 @@ def prepare_serving(
     configured = recipe.generator.name
     if generator is None and any(entry.name == configured and _serves(entry) for entry in registry.of("generator")):
         generator = configured
-    name = generator or _only_usable(able, device) or AUTO
-    entry = select(able, "generator", name, device=device, needs={})
+    if generator is None and any(row.usable for row in explain(able, "generator", device)):
+        entry = select(able, "generator", _only_usable(able, device) or AUTO, device=device, needs={})
+    else:
+        entry = select(registry, "generator", generator or configured, device=device, needs={})
     return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)
 
 
 def check_address(host: str, port: int) -> None:
     """ConfigError where nothing can listen there, found out before anything is loaded."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise spi.ConfigError(
-            [spi.Problem(path="--host", found=f"{host} ({error})", expected="an address of this machine, or 0.0.0.0 for all")]
-        ) from error
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise spi.ConfigError(
-                [
-                    spi.Problem(
-                        path="--port",
-                        found=f"{port} on {host}: {(error.strerror or str(error)).lower()}",
-                        expected="a port that is free",
-                        remedy="Choose another one, or end what listens there.",
-                    )
-                ]
-            ) from error
+    with bound(host, port):
+        pass
 
 
 def served_model(serving: Serving, note: Note) -> str:
@@ -142,7 +126,6 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
     """Serve until the process is interrupted."""
     provider = serving.generator.provider
     assert provider is not None
-    assert provider.serve is not None
     spec = spi.ModelSpec(
         path=model,
         revision=serving.recipe.model.revision if serving.target.run is None else None,
@@ -160,6 +143,9 @@ def serve(serving: Serving, model: str, *, host: str, port: int, name: str | Non
     )
     if provider.reads_model and (problems := model_problems(model)):
         raise spi.ModelError(problems)
+    if provider.serve is None:
+        serve_generator(request, serving.recipe, serving.registry, serving.generator)
+        return
     function = import_object(serving.generator, provider.serve)
     with attributed("raised in serve of", serving.generator.label):
         function(request, plugin_config(serving.recipe, serving.generator))
@@ -236,9 +222,7 @@ def _those_that_serve(registry: Registry) -> Registry:
     entries = []
     for entry in registry.entries:
         if entry.role == "generator" and entry.provider is not None and entry.provider.serve is None:
-            entry = evolve(
-                entry, provider=evolve(entry.provider, unavailable=lambda: "it generates for runs and has no server")
-            )
+            entry = evolve(entry, provider=evolve(entry.provider, unavailable=lambda: "it has no server of its own"))
         entries.append(entry)
     return evolve(registry, entries=tuple(entries))
 

@@ -6,8 +6,8 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from attrs import field, frozen
 
-from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, UInt8Array, check_array
-from rlcore.spi.batch import GROUP_IDS, TokenBatch
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
+from rlcore.spi.batch import EPISODE_IDS, GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
 
@@ -29,6 +29,26 @@ class AlgorithmNeeds:
     untruncated_sampling: bool = False
     """The loss compares the generator's log-probabilities with the trainer's, in ratios or weights, so that both have to be of
     one distribution: a recipe that truncates sampling is refused, unless it accepts the bias."""
+    corrects_staleness: bool = False
+    """The loss weighs or clips each token by the ratio to the probability that it was sampled with, so that samples of older
+    weights can be trained on; without it a recipe with async.max_staleness above 0 is refused."""
+
+
+@frozen(kw_only=True, eq=False)
+class TurnRewards:
+    """What each of the K turns of N episodes earned; those of an episode are adjacent and in order."""
+
+    rewards: Float32Array
+    """float32 [K], finite."""
+    offsets: Int64Array
+    """int64 [N+1]: episode n has the turns offsets[n] to offsets[n+1] - 1."""
+    turn_of: Int32Array
+    """int32 [T]: which of its episode's turns, from 0, a token was generated in; -1 where it was not generated."""
+
+    def __attrs_post_init__(self) -> None:
+        check_array("turns.rewards", self.rewards, np.float32)
+        check_offsets("turns.offsets", self.offsets, len(self.rewards), allow_empty=True)
+        check_array("turns.turn_of", self.turn_of, np.int32)
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,16 +66,46 @@ class RolloutBatch:
     and not enter its group's statistics. Its loss_mask is already False everywhere."""
     finish_reasons: UInt8Array
     """uint8 [N]: FinishReason of the last turn."""
+    turns: TurnRewards | None = None
+    """What each turn earned; None where every episode has one turn."""
+    weight_version: int = 0
+    """Version of the weights that the first update finds. A token is of the policy that it trains where the column
+    `weight_versions` has this number, and of an older one where it has a lower one."""
 
     @property
     def group_ids(self) -> Int32Array:
         """int32 [N]: index of the prompt within the step, non-decreasing; the batch's sequence column."""
         return self.batch.sequence_columns[GROUP_IDS]
 
+    @property
+    def first_sequences(self) -> Int64Array:
+        """int64 [E]: the first sequence of each of E episodes; every sequence where the batch has no `episode_ids`."""
+        return np.flatnonzero(self._begins)
+
+    @property
+    def episode_of(self) -> Int64Array:
+        """int64 [N]: the episode of each sequence, counted from 0 without gaps."""
+        return np.cumsum(self._begins) - 1
+
+    @property
+    def _begins(self) -> BoolArray:
+        """bool [N]: whether a sequence is its episode's first."""
+        episodes = self.batch.sequence_columns.get(EPISODE_IDS)
+        if episodes is None:
+            return np.ones(self.batch.num_sequences, np.bool_)
+        begins: BoolArray = np.diff(episodes, prepend=episodes[:1] - 1) != 0
+        return begins
+
     def __attrs_post_init__(self) -> None:
         num_sequences = self.batch.num_sequences
         check_array("rewards", self.rewards, np.float32, num_sequences)
         check_array("group_ids", self.batch.sequence_columns.get(GROUP_IDS), np.int32, num_sequences)
+        if EPISODE_IDS in self.batch.sequence_columns:
+            episode_ids = self.batch.sequence_columns[EPISODE_IDS]
+            check_array("episode_ids", episode_ids, np.int32, num_sequences)
+            if (np.diff(episode_ids) < 0).any():
+                worst = int((np.diff(episode_ids) < 0).argmax()) + 1
+                raise ContractError(f"episode_ids: sequence {worst} is of an earlier episode than the one before")
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
         if not np.isfinite(self.rewards).all():

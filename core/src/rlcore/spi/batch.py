@@ -28,6 +28,9 @@ in layers without experts, and where no generator routed the token: the trainer 
 
 GROUP_IDS = "group_ids"
 """int32 [N], a sequence column: index of the prompt within the step; sequences of one group share a minibatch."""
+EPISODE_IDS = "episode_ids"
+"""int32 [N], a sequence column: index of the episode within the step, non-decreasing, where one may have several sequences. All
+of them have its reward; an episode counts once in its group's statistics. Without it each sequence is an episode."""
 
 
 @frozen(kw_only=True, eq=False)

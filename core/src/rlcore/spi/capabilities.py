@@ -36,17 +36,23 @@ PER_SAMPLE_SEEDS = "per_sample_seeds"
 """A sample depends on its prompt, seed and weights alone, not on the batch around it (same device, same dtype)."""
 EXACT_LOGPROBS = "exact_logprobs"
 """The sampled log-probabilities equal a plain forward pass in float32 within 1e-4, so nothing need recompute them."""
+SAMPLING = frozenset({TOP_K, TOP_P, STOP_STRINGS, PER_SAMPLE_SEEDS, EXACT_LOGPROBS})
+"""What a generator declares that samples in every way that a recipe may ask for, and exactly."""
 
 STREAMING = "streaming"
 """GenerateRequest.on_finished: each sample is handed out as soon as it ends."""
+CONTINUOUS = "continuous"
+"""stream: requests join while others run, samples are handed out as they end, and at its end those that have not ended too."""
 IN_FLIGHT_REFIT = "in_flight_refit"
-"""refit while generate runs in another thread: tokens sampled after it carry the new version, and generation goes on."""
+"""refit while generate or stream runs in another thread: tokens sampled after it carry the new version; sampling goes on."""
 DISCARD_WEIGHTS = "discard_weights"
 """SetResidencyRequest.discard_weights: device memory is freed without a copy on the host."""
 ROUTED_EXPERTS = "routed_experts"
 """GenerateRequest.routed_experts: the result says which experts of a mixture-of-experts model each token went to."""
 
 # environments
+AGENT = "agent"
+"""run(row, seed, session) in place of reset and step: episodes run by themselves and ask the policy through OpenAI's API."""
 CHEAP_RESET = "cheap_reset"
 """reset is quick and depends on its row alone: the core resets every row once before a run, to check prompt lengths."""
 
@@ -54,5 +60,7 @@ CHEAP_RESET = "cheap_reset"
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 
-KNOWN: frozenset[str] = channel_capabilities() | {value for name, value in list(globals().items()) if name.isupper()}
+KNOWN: frozenset[str] = channel_capabilities() | {
+    value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
+}
 """All capabilities: the constants of this module, and of each channel in rlcore.spi.channels its `refit.NAME`."""

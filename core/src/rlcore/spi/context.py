@@ -120,5 +120,7 @@ class CheckContext:
     """GeneratorContext.devices, as they will be on a node's first rank."""
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""
+    max_turns: int = 1
+    """Most turns of an episode."""
     environment_timeout_s: float | None = None
     """Most seconds for one call of the environment; None where there is none."""

@@ -11,9 +11,11 @@ from attrs import field, frozen
 
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.generator import FinishReason
+from rlcore.spi.tools import Tool, ToolCall
 
-Message: TypeAlias = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant" | "tool", "content": text}"""
+Message: TypeAlias = Mapping[str, Any]
+"""{"role": "system" | "user" | "assistant" | "tool", "content": text}. Whatever else it holds goes to the chat template as it
+is, such as "name" and "tool_call_id" of a tool's answer."""
 Row: TypeAlias = Mapping[str, Any]
 """One record of a data set."""
 
@@ -30,6 +32,9 @@ class Observation:
     text: str | None = None
     tokens: Int32Array | None = None
     """int32 [length]"""
+    tools: Sequence[Tool] = ()
+    """What the policy may call from here on; only beside the messages of `reset`, and JSON throughout. The chat template shows
+    them to the policy, whose turns are then searched for calls."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -41,6 +46,10 @@ class Turn:
     tokens: Int32Array
     """int32 [length], the stop token included; read-only."""
     finish_reason: FinishReason
+    content: str = ""
+    """What was said without the calls of tools: `text` itself where the episode has none."""
+    tool_calls: Sequence[ToolCall] = ()
+    """The calls of tools in it, in order, those that could not be read among them; none where the episode has no tools."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -67,6 +76,41 @@ class StepResult:
     """Whether the task is solved: what pass@1 counts, read from the last step."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
+
+
+@frozen(kw_only=True)
+class SessionEndpoint:
+    """The policy behind OpenAI's API, for one episode. All that it says there is recorded, and trained on."""
+
+    base_url: str
+    """Where a client finds it, http://HOST:PORT/TOKEN/v1. Its requests are refused once the episode has ended."""
+    api_key: str
+    """The token, which http://HOST:PORT/v1 takes as a bearer token."""
+    model: str
+    """The name of the model, which each request has to have."""
+
+
+@frozen(kw_only=True, eq=False)
+class EpisodeResult:
+    """What an agent environment says of a whole episode."""
+
+    reward: float
+    """Finite; that of everything that the policy said in the episode."""
+    success: bool = False
+    """Whether the task is solved: what pass@1 counts."""
+    metrics: Mapping[str, float] = field(factory=dict)
+    """Finite; averaged over all episodes that report them, and logged as `environment/<name>`."""
+
+
+class AgentEnvironment(Protocol):
+    """An environment backend whose episodes run by themselves, and ask the policy through OpenAI's API. Its provider declares
+    the capability `agent`."""
+
+    async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
+        """Run an episode on one record of the data set to its end. Where it is cancelled, it leaves nothing behind."""
+
+    def rows(self, split: str) -> Sequence[Row] | None:
+        """Records that the environment makes itself, as those of Environment."""
 
 
 class Environment(Protocol):

@@ -1,6 +1,6 @@
 """The generator's hooks and their records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -124,6 +124,38 @@ class GenerateResult:
         check_array("finish_reasons", self.finish_reasons, np.uint8, len(self.offsets) - 1)
 
 
+class SampleFeed(Protocol):
+    """Where a stream's requests come from and its samples go. Samples are numbered through the stream in the order in which
+    their requests were taken: those of the first request from 0 on, those of the next one after them."""
+
+    def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
+        """Requests that came since the last call, oldest first; with `wait`, not before there is one. None once the stream is
+        to end, at once: the generator then delivers what has not ended as ABORTED, with the tokens that it has, and returns.
+        The requests' `on_finished` is None, and `weight_version` is the oldest version that they may be generated with. One
+        thread calls it at a time."""
+
+    def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
+        """Hand out samples of one request that have ended, int64 [M], with a result of these M samples in the same order: each
+        sample once, and soon after it ended. From any thread; it is quick and never raises."""
+
+    def end(self) -> None:
+        """End the stream: `take` returns None from now on. Called where something that was delivered is wrong."""
+
+
+@frozen(kw_only=True, eq=False)
+class StreamRequest:
+    """Generate what a feed brings until it ends. Requests join while others run."""
+
+    feed: SampleFeed
+    weight_version: int
+    """The version that the generator must hold when the stream begins."""
+
+
+@frozen(kw_only=True)
+class StreamResult:
+    """The stream has ended, and every sample of it was delivered."""
+
+
 @frozen(kw_only=True, eq=False)
 class RefitRequest:
     """Take over the trainer's weights."""
@@ -147,13 +179,14 @@ class RefitResult:
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
 
 
-OPTIONAL_HOOKS = ("save_state", "load_state")
+OPTIONAL_HOOKS = ("stream", "save_state", "load_state")
 """Hooks of a generator that a backend may leave out."""
 
 
 class GeneratorSpec(Protocol):
     """The hooks of a generator. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
-    out save_state and load_state, as most do, whose samples follow from the requests' seeds: what then happens is written here.
+    out stream, where it does not declare the capability `continuous`, and save_state and load_state, as most do, whose samples
+    follow from the requests' seeds: what then happens is written here.
 
     A fresh generator holds no weights that count: the core refits it before the first generate.
     """
@@ -161,6 +194,11 @@ class GeneratorSpec(Protocol):
     @hookspec(firstresult=True)
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses."""
+
+    @hookspec(firstresult=True)
+    def stream(self, request: StreamRequest) -> StreamResult:  # noqa: ARG002
+        """Generate what a feed brings, until it ends. Needs the capability `continuous`."""
+        raise ContractError("stream: found a generator that does not implement it; expected the capability `continuous`")
 
     @hookspec(firstresult=True)
     def refit(self, request: RefitRequest) -> RefitResult:

@@ -82,5 +82,8 @@ class Provider:
     serve: str | None = None
     """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
     stopped."""
+    tool_parser: str | None = None
+    """For generators: `package.module:function`, called as function(name, ModelSpec) where rollout.tool_parser names a form of
+    calls that is not the core's own. It returns a ParseToolCalls, or None where it does not know the name."""
     check: str | None = None
     """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem] before allocation."""

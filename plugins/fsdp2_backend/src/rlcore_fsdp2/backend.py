@@ -41,7 +41,7 @@ class Fsdp2Backend:
         self._parallel = ParallelLayout.of(config, rank_info.rank, rank_info.world_size)
         self.layout = self._parallel.data
         self._context, self._config = context, config
-        self._device = use_device(rank_info)
+        self.device = use_device(rank_info)
         # A model that is whole on its only rank gains nothing from FSDP but copies of its parameters.
         self._is_sharded = rank_info.world_size > 1 or config.cpu_offload
         if not self._is_sharded:
@@ -55,16 +55,16 @@ class Fsdp2Backend:
             raise
 
     def _build(self, context: spi.TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
-        self._policy, self._exporter = make_policy(context.model, config, meshes, self._device)
-        self._dims = dims_of(self._policy.config)
+        self.policy, self._exporter = make_policy(context.model, config, meshes, self.device)
+        self._dims = dims_of(self.policy.config)
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32":
-            self._working = make_working_copy(context.model, config, self._policy, self._device)
-        self._computing = self._policy if self._working is None else self._working.model
-        self._reference = make_reference(context.model, config, meshes, self._device) if context.needs_reference else None
+            self._working = make_working_copy(context.model, config, self.policy, self.device)
+        self._computing = self.policy if self._working is None else self._working.model
+        self._reference = make_reference(context.model, config, meshes, self.device) if context.needs_reference else None
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
-        self._optimizer = make_optimizer(self._policy, context.optimizer)
-        self._residency = Residency(self._device)
+        self._optimizer = make_optimizer(self.policy, context.optimizer)
+        self._residency = Residency(self.device)
         self._weight_version = 0
         self._failed_midway = False
 
@@ -75,13 +75,13 @@ class Fsdp2Backend:
         try:
             logprobs: list[Tensor] = []
             totals = self._accumulate(request, logprobs)
-            gradients = {name: p.grad for name, p in self._policy.named_parameters() if p.grad is not None}
+            gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
             stats = reduce(totals, list(gradients.values()), self._parallel)
-            routing = self._replay.metrics(request.microbatches, self._device, self._parallel.world_size)
+            routing = self._replay.metrics(request.microbatches, self.device, self._parallel.world_size)
             stats = evolve(stats, metrics=stats.metrics | routing)
             check_finite(stats, self._weight_version, lambda: non_finite_names(gradients, self._parallel.world_size))
             check_bounds(stats, request.bounds, self._weight_version)
-            rate = self._update(list(gradients.values()), stats.grad_norm, request.schedule_step)
+            rate = self.update(list(gradients.values()), stats.grad_norm, request.schedule_step)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._weight_version += 1
@@ -93,7 +93,7 @@ class Fsdp2Backend:
         self._check("get_logprobs", request.weight_version)
         model = requested_model(request, self._computing, self._reference)
         check_routing(request.microbatches, self._dims)
-        logprobs, entropies = compute_logprobs(model, request, self._device, self._replay)
+        logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
     @spi.hookimpl
@@ -113,7 +113,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._resident():
-            self._weight_version = checkpoint.load(request.directory, self._policy, self._optimizer)
+            self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
             self._refresh()
         return spi.LoadStateResult(weight_version=self._weight_version)
 
@@ -122,20 +122,20 @@ class Fsdp2Backend:
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
-        del self._policy, self._working, self._computing, self._reference, self._optimizer, self._exporter, self._residency
+        del self.policy, self._working, self._computing, self._reference, self._optimizer, self._exporter, self._residency
         del self._replay
         if refers_to_itself:
             gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
         if self._is_sharded:
             process_group.leave()
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
 
     def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals:
-        microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
+        microbatches = [move(batch, self.device, request.loss.token_columns) for batch in request.microbatches]
         self._replay.begin()
         try:
             return accumulate(
@@ -152,7 +152,7 @@ class Fsdp2Backend:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
             raise
 
-    def _update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
+    def update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""
         clip(gradients, norm, self._context.optimizer.max_grad_norm)
         rate = self._context.learning_rate(schedule_step)
@@ -168,11 +168,11 @@ class Fsdp2Backend:
 
     def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         is_narrow = self._working is not None and request.dtype == self._context.model.dtype
-        parameters = dict((self._computing if is_narrow else self._policy).named_parameters())
-        return self._exporter.export(request, parameters, self._device)
+        parameters = dict((self._computing if is_narrow else self.policy).named_parameters())
+        return self._exporter.export(request, parameters, self.device)
 
     def _models(self) -> list[nn.Module]:
-        models = [self._policy, *([] if self._working is None else [self._working.model])]
+        models = [self.policy, *([] if self._working is None else [self._working.model])]
         return models if self._reference is None else [*models, self._reference]
 
     def _move(self, request: spi.SetResidencyRequest) -> int:
@@ -194,10 +194,10 @@ class Fsdp2Backend:
 
     def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors that are on the device: step counts, and what `cpu_offload` keeps, are on the host."""
-        return [tensor for tensor in tensors if local(tensor).device.type == self._device.type]
+        return [tensor for tensor in tensors if local(tensor).device.type == self.device.type]
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:
-        return checkpoint.save(directory, self._context.rank_info, self._policy, self._optimizer, self._weight_version)
+        return checkpoint.save(directory, self._context.rank_info, self.policy, self._optimizer, self._weight_version)
 
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from rlcore.spi import TrainerLayout
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_torchkit.rank_grid import RankGrid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
-class ParallelLayout:
+class ParallelLayout(RankGrid):
     """The sizes of the dimensions, of which `tensor` varies fastest as ranks count up, then `context`, `shard`, `replicate`.
 
     Ranks that differ in `tensor` or `context` alone receive the same microbatches and are one data-parallel rank. Weights are
@@ -21,19 +22,12 @@ class ParallelLayout:
     neighbours among these.
     """
 
-    rank: int = 0
     replicate: int = 1
     """Groups of ranks that hold the same shards (hybrid sharding)."""
     shard: int = 1
     """Data-parallel ranks over which FSDP shards."""
-    context: int = 1
-    """Ranks that share the tokens of a microbatch."""
-    tensor: int = 1
-    """Ranks that share each layer's heads, columns and the vocabulary."""
     expert: int = 1
     """Ranks among shard · context that share the experts of a layer."""
-    sequence_parallel: bool = True
-    """Whether tensor ranks divide the tokens between the products that they share; without effect where `tensor` is 1."""
 
     @classmethod
     def of(cls, config: Fsdp2Config, rank: int, world_size: int) -> "ParallelLayout":
@@ -57,14 +51,6 @@ class ParallelLayout:
     def fsdp(self) -> int:
         """Ranks over which FSDP shards a dense weight."""
         return self.shard * self.context
-
-    @property
-    def tensor_rank(self) -> int:
-        return self.rank % self.tensor
-
-    @property
-    def context_rank(self) -> int:
-        return self.rank // self.tensor % self.context
 
     @property
     def expert_rank(self) -> int:

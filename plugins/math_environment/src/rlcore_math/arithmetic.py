@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, Observation, ResetResult, Row, StepResult, Turn
 from rlcore_math.checks import check_arithmetic
 from rlcore_math.config import ArithmeticConfig
-from rlcore_math.problems import ProblemRows, ProblemSpace
+from rlcore_math.problems import ProblemSpace, problem_rows
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
@@ -23,10 +23,7 @@ class ArithmeticEnvironment:
 
     def rows(self, split: str) -> Sequence[Row]:
         """Problems of "train" or "evaluation", with the fields prompt, answer and completion."""
-        if split not in ("train", "evaluation"):
-            raise ValueError(f'found split {split!r}; expected "train" or "evaluation"')
-        codes = self._space.train() if split == "train" else self._space.evaluation()
-        return ProblemRows(self._space, codes, self._config.prompt_format)
+        return problem_rows(self._space, split, self._config.prompt_format)
 
     async def reset(self, row: Row, seed: int) -> ResetResult:  # noqa: ARG002
         """The prompt of a row; its answer is the state."""

@@ -1,7 +1,7 @@
 """What can be wrong in this package's recipe sections, beyond types."""
 
 from rlcore.spi import CheckContext, Problem
-from rlcore_math.config import PROBLEM, ArithmeticConfig, MathConfig
+from rlcore_math.config import PROBLEM, ArithmeticConfig, CalculatorConfig, MathConfig, ProblemConfig
 from rlcore_math.problems import MAX_SPACE, ProblemSpace
 
 MAX_START_S = 10.0
@@ -10,10 +10,16 @@ MAX_START_S = 10.0
 
 def check_arithmetic(_context: CheckContext | None, config: ArithmeticConfig) -> list[Problem]:
     """Problems of `[environment.arithmetic]`."""
-    if config.max_operand < config.min_operand:
-        expected = f"at least min_operand, which is {config.min_operand}"
-        return [_problem("arithmetic.max_operand", str(config.max_operand), expected)]
-    return _check_space(config)
+    return _check_space(config, "arithmetic")
+
+
+def check_calculator(context: CheckContext | None, config: CalculatorConfig) -> list[Problem]:
+    """Problems of `[environment.calculator]`, and of a recipe that leaves no turn for an answer."""
+    problems = _check_space(config, "calculator")
+    if context is not None and context.max_turns < 2:
+        expected = "at least 2: one to call the calculator, one to answer"
+        problems.append(Problem(path="rollout.max_turns", found=str(context.max_turns), expected=expected))
+    return problems
 
 
 def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem]:
@@ -33,21 +39,24 @@ def check_math(context: CheckContext | None, config: MathConfig) -> list[Problem
     return problems
 
 
-def _check_space(config: ArithmeticConfig) -> list[Problem]:
+def _check_space(config: ProblemConfig, section: str) -> list[Problem]:
+    if config.max_operand < config.min_operand:
+        expected = f"at least min_operand, which is {config.min_operand}"
+        return [_problem(f"{section}.max_operand", str(config.max_operand), expected)]
     space = ProblemSpace(config)
     widen = "Lower it, or raise max_operand, num_terms or the number of operations"
     if space.size > MAX_SPACE:
         found = f"{space.size:.3g} possible problems"
-        return [_problem("arithmetic.max_operand", found, f"at most {MAX_SPACE:.3g}", "Lower max_operand or num_terms")]
+        return [_problem(f"{section}.max_operand", found, f"at most {MAX_SPACE:.3g}", "Lower max_operand or num_terms")]
     if config.num_evaluation >= space.size:
         expected = f"fewer than the {space.size} possible problems"
-        return [_problem("arithmetic.num_evaluation", str(config.num_evaluation), expected, widen)]
+        return [_problem(f"{section}.num_evaluation", str(config.num_evaluation), expected, widen)]
     left = space.num_left()
     if config.num_train > left:
         expected = (
             f"at most {left}: of {space.size} possible problems, {space.size - left} are held out or exchange their operands"
         )
-        return [_problem("arithmetic.num_train", str(config.num_train), expected, widen)]
+        return [_problem(f"{section}.num_train", str(config.num_train), expected, widen)]
     return []
 
 

@@ -1,4 +1,4 @@
-"""The recipe sections `[environment.arithmetic]` and `[environment.math]`."""
+"""The recipe sections `[environment.arithmetic]`, `[environment.calculator]` and `[environment.math]`."""
 
 import os
 from typing import Annotated, Literal
@@ -15,8 +15,8 @@ MAX_PROCESSES = 32
 
 
 @frozen(kw_only=True)
-class ArithmeticConfig:
-    """`[environment.arithmetic]`: sums, differences and products of whole numbers, answered exactly."""
+class ProblemConfig:
+    """Which problems there are: sums, differences and products of whole numbers."""
 
     operations: Annotated[tuple[Literal["+", "-", "*"], ...], _ONCE_EACH] = ("+",)
     """Any of "+", "-" and "*", with equal chances; "*" binds tighter."""
@@ -34,6 +34,23 @@ class ArithmeticConfig:
     problem_seed: int = 0
     """What the problems are drawn by. It is not run.seed, so that runs with different seeds, and a warm start before them,
     all hold out the same problems."""
+
+
+@frozen(kw_only=True)
+class CalculatorConfig(ProblemConfig):
+    """`[environment.calculator]`: such problems, for a policy that has a tool to work them out."""
+
+    system_prompt: str | None = None
+    """A system message before the problem."""
+    call_reward: Annotated[float, at_least_below(0, 1, "A right answer earns 1.")] = 0.0
+    """Reward of the first turn that calls the calculator with an expression that it can work out; the answer earns the rest
+    of 1."""
+
+
+@frozen(kw_only=True)
+class ArithmeticConfig(ProblemConfig):
+    """`[environment.arithmetic]`: sums, differences and products of whole numbers, answered exactly."""
+
     prompt_format: Literal["text", "chat"] = "text"
     """"text": the prompt is "37+58=". "chat": it is that, as a user's message for the chat template."""
     partial_credit: Annotated[float, at_least_below(0, 1, "A right answer earns 1.")] = 0.0

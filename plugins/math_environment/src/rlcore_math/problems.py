@@ -2,16 +2,17 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import comb, factorial, prod
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.spi import Row
-from rlcore_math.config import ArithmeticConfig
+from rlcore.spi import LazyRows, Row
+from rlcore_math.config import ProblemConfig
 
 Codes: TypeAlias = NDArray[np.int64]
 
@@ -23,7 +24,7 @@ MAX_SPACE = 2**62
 class ProblemSpace:
     """All problems of one form. A problem's number has its operands, then its operations, as digits of a mixed base."""
 
-    config: ArithmeticConfig
+    config: ProblemConfig
 
     @property
     def num_operands(self) -> int:
@@ -165,22 +166,16 @@ def _alike(summands: Iterable[tuple[bool, int, int]]) -> dict[tuple[bool, int], 
     return dict(starts)
 
 
-class ProblemRows(Sequence[Row]):
-    """Rows with prompt, answer and completion, written out as they are taken."""
+def problem_rows(space: ProblemSpace, split: str, prompt_format: Literal["text", "chat"]) -> Sequence[Row]:
+    """The rows of "train" or "evaluation"."""
+    if split not in ("train", "evaluation"):
+        raise ValueError(f'found split {split!r}; expected "train" or "evaluation"')
+    codes = space.train() if split == "train" else space.evaluation()
+    return LazyRows(len(codes), partial(problem_row, space, codes, prompt_format))
 
-    def __init__(self, space: ProblemSpace, codes: Codes, prompt_format: Literal["text", "chat"]) -> None:
-        self._space, self._codes, self._format = space, codes, prompt_format
 
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        if isinstance(index, slice):
-            return ProblemRows(self._space, self._codes[index], self._format)
-        text, result = self._space.problem(int(self._codes[index]))
-        prompt = text if self._format == "text" else [{"role": "user", "content": text}]
-        return {"prompt": prompt, "answer": str(result), "completion": str(result)}
+def problem_row(space: ProblemSpace, codes: Codes, prompt_format: Literal["text", "chat"], number: int) -> Row:
+    """A row with the prompt, answer and completion of the problem codes[number]."""
+    text, result = space.problem(int(codes[number]))
+    prompt = text if prompt_format == "text" else [{"role": "user", "content": text}]
+    return {"prompt": prompt, "answer": str(result), "completion": str(result)}

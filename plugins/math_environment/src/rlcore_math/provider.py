@@ -1,7 +1,7 @@
 """What the entry points name. Nothing heavy is imported here."""
 
 from rlcore.spi import SPI_VERSION, Provider, capabilities
-from rlcore_math.config import ArithmeticConfig, MathConfig, num_processes
+from rlcore_math.config import ArithmeticConfig, CalculatorConfig, MathConfig, num_processes
 
 ARITHMETIC = Provider(
     name="arithmetic",
@@ -10,6 +10,15 @@ ARITHMETIC = Provider(
     backend="rlcore_math.arithmetic:ArithmeticEnvironment",
     capabilities={capabilities.CHEAP_RESET},
     check="rlcore_math.checks:check_arithmetic",
+)
+
+CALCULATOR = Provider(
+    name="calculator",
+    spi=SPI_VERSION,
+    config=CalculatorConfig,
+    backend="rlcore_math.calculator:CalculatorEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
+    check="rlcore_math.checks:check_calculator",
 )
 
 MATH = Provider(

@@ -51,7 +51,7 @@ class MegatronBackend:
         with cuda_or_cpu(self._device.type):
             parallel.join(rank_info, self._parallel, config.collective_timeout_s)
             self._build()
-        self._weight_version = 0
+        self.weight_version = 0
         self._failed_midway = False
 
     def _build(self) -> None:
@@ -62,11 +62,11 @@ class MegatronBackend:
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout)
-        self._models = distribute(policy, config, transformer, self._device.type)
-        self._optimizer = make_optimizer(self._models, context, config)
-        self._rates = Rates(optimizer=self._optimizer, context=context, config=config)
+        self.models = distribute(policy, config, transformer, self._device.type)
+        self.optimizer = make_optimizer(self.models, context, config)
+        self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
         self._groups = groups
-        self._passes = self._passes_of(self._models)
+        self._passes = self._passes_of(self.models)
         self._reference: list[PolicyModel] | None = None
         if context.needs_reference:
             frozen = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
@@ -75,7 +75,7 @@ class MegatronBackend:
             for model in self._reference:
                 model.requires_grad_(False)
         self._exporter = Exporter(policy, self._hf, layout, groups)
-        self._residency = MegatronResidency(self._device, self._models, self._reference, self._optimizer)
+        self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
     def _passes_of(self, models: Sequence[Any]) -> Passes:
         return Passes(models=models, layout=self._parallel, groups=self._groups, device=self._device)
@@ -84,26 +84,26 @@ class MegatronBackend:
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         self._check("train_step", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        with self._residency.gradients(), cuda_or_cpu(self._device.type):
+        with self.residency.gradients(), cuda_or_cpu(self._device.type):
             found: list[Tensor] = []
             totals = self._accumulate(request, found)
             stats = self._step_stats(totals, request.microbatches)
-            check_finite(stats, self._weight_version, self._non_finite_names)
-            check_bounds(stats, request.bounds, self._weight_version)
-            rate = self._update(stats.grad_norm, request.schedule_step)
+            check_finite(stats, self.weight_version, self._non_finite_names)
+            check_bounds(stats, request.bounds, self.weight_version)
+            rate = self.update(stats.grad_norm, request.schedule_step)
             lengths = [batch.num_tokens for batch in request.microbatches]
             logprobs = self._passes.on_every_stage(found, lengths, num_rows=1)[0] if request.logprobs else None
-        self._weight_version += 1
-        return stats.result(weight_version=self._weight_version, learning_rate=rate, logprobs=logprobs)
+        self.weight_version += 1
+        return stats.result(weight_version=self.weight_version, learning_rate=rate, logprobs=logprobs)
 
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        models = requested_model(request, self._models, self._reference)
+        models = requested_model(request, self.models, self._reference)
         with cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
-        return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
+        return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self.weight_version)
 
     @spi.hookimpl
     def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
@@ -114,25 +114,25 @@ class MegatronBackend:
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         self._gather_parameters()
-        return spi.SetResidencyResult(device_bytes=self._residency.move(request))
+        return spi.SetResidencyResult(device_bytes=self.residency.move(request))
 
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
-        with self._residency.resident(), cuda_or_cpu(self._device.type):
+        with self.residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
             export = self._exporter.export
-            return save_state(request, self._context, self._weight_version, resume=self._save_resume, export=export)
+            return save_state(request, self._context, self.weight_version, resume=self._save_resume, export=export)
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
-        with self._residency.resident(), cuda_or_cpu(self._device.type):
-            self._weight_version = checkpoint.load(request.directory, self._models, self._optimizer)
-        return spi.LoadStateResult(weight_version=self._weight_version)
+        with self.residency.resident(), cuda_or_cpu(self._device.type):
+            self.weight_version = checkpoint.load(request.directory, self.models, self.optimizer)
+        return spi.LoadStateResult(weight_version=self.weight_version)
 
     @spi.hookimpl
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
-        release_graphs(self._models)
-        del self._models, self._passes, self._reference, self._optimizer, self._rates, self._exporter, self._residency
+        release_graphs(self.models)
+        del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
         del self._groups
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
@@ -141,13 +141,13 @@ class MegatronBackend:
             torch.cuda.empty_cache()
 
     def _check(self, hook: str, weight_version: int) -> None:
-        check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
+        check_state(hook, weight_version, self.weight_version, failed_midway=self._failed_midway)
 
     def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
-        for model in self._models:
+        for model in self.models:
             model.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         try:
             kept = logprobs if request.logprobs else None
             return self._passes.train(microbatches, request.loss, request.counts, request.temperature, kept)
@@ -156,30 +156,30 @@ class MegatronBackend:
             raise
 
     def _step_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch]) -> StepStats:
-        self._optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
-        norm = self._optimizer.get_grad_norm()
+        self.optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device
+        norm = self.optimizer.get_grad_norm()
         loss, sums, maxima = reduce_totals(totals, self._parallel, self._groups)
         routers = self._passes.router_metrics(microbatches)
         return StepStats(loss=loss, grad_norm=float(norm), metrics={**sums, **maxima, **routers})
 
-    def _update(self, norm: float, schedule_step: int) -> float:
+    def update(self, norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""
         rate = self._rates.set(schedule_step)
-        clip(self._optimizer, norm)
-        self._optimizer.step_with_ready_grads()
+        clip(self.optimizer, norm)
+        self.optimizer.step_with_ready_grads()
         return rate
 
     def _gather_parameters(self) -> None:
         """Gather new weights now: with `ddp.overlap_param_gather` a layer's are gathered only when it next computes."""
-        if self._models[0].ddp_config.overlap_param_gather:
-            for model in self._models:
+        if self.models[0].ddp_config.overlap_param_gather:
+            for model in self.models:
                 model.start_param_sync(force_sync=True)
 
     def _non_finite_names(self) -> list[str]:
         """Parameters, by their names in Hugging Face's files, whose gradient is NaN or infinite on any rank."""
         mine = [
             name
-            for part, model in enumerate(unwrapped(self._models))
+            for part, model in enumerate(unwrapped(self.models))
             for parameter, names in self._exporter.names_of(part).items()
             if not model.get_parameter(parameter).main_grad.isfinite().all()
             for name in names
@@ -191,7 +191,7 @@ class MegatronBackend:
         return list(dict.fromkeys(name for names in everyone for name in names))
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:
-        return checkpoint.save(directory, self._models, self._optimizer, self._weight_version, self._context.rank_info)
+        return checkpoint.save(directory, self.models, self.optimizer, self.weight_version, self._context.rank_info)
 
 
 def _layout(context: spi.TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:

@@ -52,7 +52,7 @@ class Exporter:
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
         self._device = next(parameter.device for chunk in model_chunks for parameter in chunk.parameters())
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def names_of(self, model_chunk: int) -> Mapping[str, tuple[str, ...]]:
         """Hugging Face's names of the tensors in each parameter of one of the model chunks."""
@@ -109,18 +109,18 @@ class Exporter:
     def _buckets(self, dtype: torch.dtype, max_bytes: int) -> Iterator[WeightBucket]:
         current: _Fetch | None = None
         for items in _cut(self._items, dtype.itemsize, max_bytes):
-            following = self._start(items, dtype)
+            following = self.start_fetch(items, dtype)
             if current is not None:
                 yield from current.buckets(max_bytes)
             current = following
         if current is not None:
             yield from current.buckets(max_bytes)
 
-    def _start(self, items: Sequence[_Item], dtype: torch.dtype) -> "_Fetch":
+    def start_fetch(self, items: Sequence[_Item], dtype: torch.dtype) -> "_Fetch":
         collectives = [
             self._collect(list(segment), dtype, sender) for sender, segment in groupby(items, key=lambda item: item.sender)
         ]
-        return _Fetch([item.tensor.name for item in items], collectives, self._stream)
+        return _Fetch([item.tensor.name for item in items], collectives, self.stream)
 
     def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
         """The full tensors of items that one pipeline and expert rank sends, or as many as there are tensor ranks."""

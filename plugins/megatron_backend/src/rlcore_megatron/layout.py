@@ -9,21 +9,17 @@ from rlcore.spi import TrainerLayout
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.memory import Workload
+from rlcore_torchkit.rank_grid import RankGrid
 
 
 @frozen(kw_only=True)
-class ParallelLayout:
+class ParallelLayout(RankGrid):
     """The sizes of the dimensions, of which `tensor` varies fastest as ranks count up, then `context`, `data`, `pipeline`.
 
     The tensor · context · data ranks of a stage are numbered a second time for its experts: `expert_tensor` fastest, then
     `expert`, then the ranks that hold the same experts.
     """
 
-    rank: int = 0
-    tensor: int = 1
-    """Ranks that share each layer's heads, columns and the vocabulary."""
-    context: int = 1
-    """Ranks that share the tokens of each sequence."""
     data: int = 1
     """Ranks that take microbatches of their own."""
     pipeline: int = 1
@@ -34,8 +30,6 @@ class ParallelLayout:
     """Ranks of a stage that share its experts."""
     expert_tensor: int = 1
     """Ranks of a stage that share each expert's columns."""
-    sequence_parallel: bool = True
-    """Whether tensor ranks divide the tokens between the products that they share; without effect where `tensor` is 1."""
     reason: str = field(default="", eq=False)
     """Why "auto" chose these sizes; empty where the recipe named them all."""
 
@@ -80,14 +74,6 @@ class ParallelLayout:
     @property
     def world_size(self) -> int:
         return self.stage_size * self.pipeline
-
-    @property
-    def tensor_rank(self) -> int:
-        return self.rank % self.tensor
-
-    @property
-    def context_rank(self) -> int:
-        return self.rank // self.tensor % self.context
 
     @property
     def data_rank(self) -> int:

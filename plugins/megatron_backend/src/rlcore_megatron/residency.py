@@ -23,19 +23,19 @@ class MegatronResidency:
     ) -> None:
         self._device, self._models, self._optimizer = device, models, optimizer
         self._reference = reference or ()
-        self._residency = Residency(device)
+        self.residency = Residency(device)
 
     def move(self, request: SetResidencyRequest) -> int:
         """Bytes left on the device. Gradients are not among them: between two steps they mean nothing."""
         self._drop_gradients()
-        weights, state = self._weights(), self._state()
-        self._residency.move(request, weights, state, scratch=self._gradients())
+        weights, state = self.weights(), self._state()
+        self.residency.move(request, weights, state, scratch=self.gradient_buffers())
         return num_bytes([*weights, *state])
 
     @contextmanager
     def gradients(self) -> Iterator[None]:
         """Room for the gradients of a step. The masters' copies of them are freed after it, also where it is refused."""
-        self._residency.restore_scratch()
+        self.residency.restore_scratch()
         try:
             yield
         finally:
@@ -44,7 +44,7 @@ class MegatronResidency:
     @contextmanager
     def resident(self) -> Iterator[None]:
         """Everything on the device for as long as it takes to read or write it."""
-        before = self._residency.last_request
+        before = self.residency.last_request
         self.move(RESIDENT)
         try:
             yield
@@ -61,10 +61,10 @@ class MegatronResidency:
                 }:
                     optimizer.zero_grad()
 
-    def _weights(self) -> list[Tensor]:
+    def weights(self) -> list[Tensor]:
         return [parameter for model in (*self._models, *self._reference) for parameter in model.parameters()]
 
-    def _gradients(self) -> list[Tensor]:
+    def gradient_buffers(self) -> list[Tensor]:
         return [buffer.grad_data for model in self._models for buffer in (*model.buffers, *model.expert_parallel_buffers)]
 
     def _state(self) -> list[Tensor]:
@@ -72,7 +72,7 @@ class MegatronResidency:
         optimizers = optimizers_of(self._optimizer)
         masters = [master for optimizer in optimizers for group in optimizer.param_groups for master in group["params"]]
         kept = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
-        views = {storage._cdata for storage in storages(self._weights())}
+        views = {storage._cdata for storage in storages(self.weights())}
         return [
             tensor
             for tensor in (*masters, *kept)

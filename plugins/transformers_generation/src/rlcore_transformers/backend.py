@@ -1,5 +1,7 @@
 """The generator: hooks, and the states in which each is legal."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -7,15 +9,14 @@ import numpy as np
 import torch
 
 from rlcore import spi
-from rlcore.spi.arrays import Int64Array
-from rlcore_torchkit.generation import check_sampling, sample_limits
+from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_torchkit.models import architecture_of, checkpoint_shapes, load_model, standard_config
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
 from rlcore_transformers.engine import Generation
 from rlcore_transformers.forward import Decoder
-from rlcore_transformers.routing import Routing
+from rlcore_transformers.jobs import Deliver
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
 from rlcore_transformers.weights import HeldWeights
 
@@ -45,25 +46,26 @@ class TransformersBackend:
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Logits are those of the model's dtype; everything after them is float32."""
-        check_sampling(request.sampling)
-        limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
-        if not len(limits):
-            return _empty_result(request, self._decoder)
-        strings = request.sampling.stop_strings
-        try:
-            with torch.inference_mode():
-                return Generation(
-                    request,
-                    limits,
-                    self._decoder,
-                    self._slots(request, limits),
-                    self._options.max_prefill_tokens,
-                    partial(StopStrings, self._load_tokenizer(), strings) if strings else None,
-                ).run()
-        except BaseException:
-            # What an interrupted or failed run left in the cache may not be finite.
-            self._cache = None
-            raise
+        finished: list[FinishedSample] = []
+        with self._generation(request.weight_version) as generation:
+            self._add(generation, request, finished.extend)
+            while not generation.is_idle:
+                generation.step()
+        return join_samples(finished, routed_experts=request.routed_experts)
+
+    @spi.hookimpl
+    def stream(self, request: spi.StreamRequest) -> spi.StreamResult:
+        """Sample what the feed brings; requests join between two tokens."""
+        feed, first = request.feed, 0
+        with self._generation(request.weight_version) as generation:
+            while (taken := feed.take(wait=generation.is_idle)) is not None:
+                for one in taken:
+                    self._add(generation, one, partial(_deliver, feed, first, one.routed_experts))
+                    first += len(one.seeds)
+                if not generation.is_idle:
+                    generation.step()
+            generation.cut()
+        return spi.StreamResult()
 
     @spi.hookimpl
     def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
@@ -99,15 +101,36 @@ class TransformersBackend:
         self._weights.drop()
         self._cache = self._tokenizer = None
 
-    def _slots(self, request: spi.GenerateRequest, limits: Int64Array) -> SlotCache:
-        """A cache for this request: the last one if it is large enough."""
-        num_slots = min(self._options.max_batch_size, len(limits))
-        length = int((np.repeat(request.prompts.lengths, request.num_samples) + limits).max())
-        if self._cache is None or self._cache.num_slots < num_slots or self._cache.length < length:
-            self._cache = None
-            shape = (self._decoder.dims.num_kv_heads, self._decoder.dims.head_dim)
-            self._cache = SlotCache(self._config, num_slots, length, shape, self._dtype, self._device)
-        return self._cache
+    @contextmanager
+    def _generation(self, weight_version: int) -> Iterator[Generation]:
+        """The requests of one call. It has the cache to itself, and one that was interrupted or failed gives none back: what it
+        left there may not be finite."""
+        cache, self._cache = self._cache, None
+        with torch.inference_mode():
+            generation = Generation(
+                self._decoder,
+                cache,
+                self._make_cache,
+                max_batch_size=self._options.max_batch_size,
+                max_prefill_tokens=self._options.max_prefill_tokens,
+                max_length=self._context.max_sequence_length,
+                device=self._device,
+                weight_version=weight_version,
+                new_stop_strings=lambda strings: StopStrings(self._load_tokenizer(), strings),
+            )
+            del cache
+            yield generation
+        self._cache = generation.cache
+
+    def _add(self, generation: Generation, request: spi.GenerateRequest, deliver: Deliver) -> None:
+        check_sampling(request.sampling)
+        limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
+        if len(limits):
+            generation.add(request, limits, deliver)
+
+    def _make_cache(self, num_slots: int, length: int) -> SlotCache:
+        shape = (self._decoder.dims.num_kv_heads, self._decoder.dims.head_dim)
+        return SlotCache(self._config, num_slots, length, shape, self._dtype, self._device)
 
     def _load_tokenizer(self) -> Any:
         if self._tokenizer is None:
@@ -115,15 +138,7 @@ class TransformersBackend:
         return self._tokenizer
 
 
-def _empty_result(request: spi.GenerateRequest, decoder: Decoder) -> spi.GenerateResult:
-    """The answer to a request without samples."""
-    nowhere = np.zeros(0, np.int64)
-    routing = Routing(request, nowhere, decoder.routing_shape) if request.routed_experts else None
-    return spi.GenerateResult(
-        tokens=np.zeros(0, np.int32),
-        offsets=np.zeros(1, np.int64),
-        logprobs=np.zeros(0, np.float32),
-        weight_versions=np.zeros(0, np.int32),
-        finish_reasons=np.zeros(0, np.uint8),
-        routed_experts=None if routing is None else routing.result(nowhere),
-    )
+def _deliver(feed: spi.SampleFeed, first: int, routed_experts: bool, finished: Sequence[FinishedSample]) -> None:
+    """Hand out samples of a request, the first of which has the number `first` in the stream."""
+    numbers = np.array(sorted(first + sample.number for sample in finished))
+    feed.deliver(numbers, join_samples(finished, routed_experts=routed_experts))

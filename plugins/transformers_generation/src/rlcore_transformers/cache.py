@@ -62,6 +62,11 @@ class SlotCache:
             for slots, prompt in zip(pool, source, strict=True):
                 slots[first:last, :, :length] = prompt[rows]
 
+    def take(self, other: "SlotCache", num_slots: int, length: int) -> None:
+        """Copy the first `length` columns of the first places of a smaller cache."""
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[:num_slots, :, :length] = theirs[:num_slots, :, :length]
+
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Copy the first `length` columns of the places `sources` int64 [B] to the places `targets`, none of them a source."""
         for slots in (*self.keys, *self.values):

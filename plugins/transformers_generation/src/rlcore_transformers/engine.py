@@ -1,119 +1,156 @@
-"""Continuous batching: one generate request from prompts to finished samples.
+"""Continuous batching: requests join while others run, and each sample is handed out as it ends.
 
-Samples wait in a queue; as many as the cache has places are decoded at the same time, one token each a step. Places in use
-are the first ones, always: when a sample ends, the last one moves into its place, and the next in the queue follows at the end.
+Samples wait in the queues of their requests; as many as the cache has places are decoded at the same time, one token each a
+step. When a sample ends, the next in the queue follows.
 
-Shapes: S samples, B places in use, V vocabulary.
+Shapes: S samples of a request, B places in use, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, NonFiniteError
-from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array, offsets_of
+from rlcore.spi import FinishReason, GenerateRequest, NonFiniteError, SamplingParams
+from rlcore.spi.arrays import BoolArray, Int64Array
 from rlcore_transformers.cache import PromptAttention, SlotAttention, SlotCache
 from rlcore_transformers.forward import Decoder
+from rlcore_transformers.jobs import Deliver, Job, Prefilled, hand_out
+from rlcore_transformers.places import Kind, Places
 from rlcore_transformers.routing import Routing
 from rlcore_transformers.sampling import position_keys, sample_tokens
 from rlcore_transformers.stopping import StopStrings
 
-
-@frozen(eq=False)
-class Prefilled:
-    """Prompts that went through the model, and the samples of theirs that have no place yet."""
-
-    attention: PromptAttention
-    logits: Tensor
-    """[prompts, V] after each prompt's last token."""
-    rows: Int64Array
-    """int64 [samples]: the prompt, by its row here."""
-    samples: Int64Array
-    """int64 [samples]: the sample's number in the request."""
-
-    def take(self, count: int) -> tuple["Prefilled", "Prefilled"]:
-        """The first `count` samples, and the rest."""
-        first = Prefilled(self.attention, self.logits, self.rows[:count], self.samples[:count])
-        return first, Prefilled(self.attention, self.logits, self.rows[count:], self.samples[count:])
+Kinds: TypeAlias = Sequence[tuple[Kind, Int64Array | slice]]
+"""Kinds of sampling, with the rows of each."""
 
 
 class Generation:
-    """The state of one request while it runs."""
+    """The requests under way, all with the same weights."""
 
     def __init__(
         self,
-        request: GenerateRequest,
-        limits: Int64Array,
         decoder: Decoder,
-        cache: SlotCache,
+        cache: SlotCache | None,
+        make_cache: Callable[[int, int], SlotCache],
+        *,
+        device: torch.device,
+        max_batch_size: int,
         max_prefill_tokens: int,
-        new_stop_strings: Callable[[], StopStrings] | None,
+        max_length: int,
+        weight_version: int,
+        new_stop_strings: Callable[[tuple[str, ...]], StopStrings],
     ) -> None:
-        """`limits` int64 [S]: most tokens of each sample; the cache holds every prompt with its limit."""
-        self._request = request
-        self._limits = limits
+        """`make_cache` returns one of at least so many places and so many tokens in each, where `cache` is too small; no
+        sequence is longer than `max_length`."""
         self._decoder = decoder
-        self._cache = cache
-        self._device = cache.keys[0].device
+        self.cache = cache
+        self._make_cache = make_cache
+        self._device = device
+        self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
-        self._stops = np.zeros(decoder.dims.vocab_size, np.bool_)
-        self._stops[[token for token in request.sampling.stop_token_ids if 0 <= token < decoder.dims.vocab_size]] = True
-        self._texts = None if new_stop_strings is None else [new_stop_strings() for _ in limits]
-        self._prompt_lengths = request.prompts.lengths
-        self._waiting = np.argsort(-self._prompt_lengths, kind="stable")
-        self._prefilled: Prefilled | None = None
-        self._samples = np.zeros(cache.num_slots, np.int64)
-        """int64 [slots]: number of the sample in each place."""
-        self._positions = np.zeros(cache.num_slots, np.int64)
-        """int64 [slots]: position of the token that each place draws next."""
-        self._tokens = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self._max_length = max_length
+        self._weight_version = weight_version
+        self._new_stop_strings = new_stop_strings
+        self._queue: deque[Job] = deque()
+        """Requests of which a sample has no place yet."""
+        self._num_left = 0
+        """Samples that have not ended."""
+        self._places = Places() if cache is None else Places(cache.num_slots, cache.length)
+        self._last = torch.zeros(0, dtype=torch.int64, device=self._device)
         """int64 [B]: the token that each place drew last."""
-        self._drawn: list[tuple[Int64Array, Int64Array, Int64Array, Float32Array]] = []
-        """Sample, index in the response, token, log-probability, each [B], by step."""
-        self._routing = Routing(request, limits, decoder.routing_shape) if request.routed_experts else None
-        self._finish_reasons = np.full(len(limits), FinishReason.ABORTED, np.uint8)
+        self._kinds: dict[SamplingParams, Kind] = {}
+        """Kinds of sampling of the requests under way, and of some that have ended."""
 
-    def run(self) -> GenerateResult:
-        """Decode until no sample is left."""
-        while self._waiting.size or self._prefilled or len(self._tokens):
-            if len(self._tokens) < self._cache.num_slots and (self._waiting.size or self._prefilled):
-                self._admit()
-            else:
-                self._decode()
-        return self._result()
+    def add(self, request: GenerateRequest, limits: Int64Array, deliver: Deliver) -> None:
+        """Let a request join, which has at least one sample; `limits` int64 [S]: most tokens of each. `deliver` gets its
+        samples as they end."""
+        if self.is_idle:
+            self._kinds.clear()
+        if request.sampling not in self._kinds:
+            self._kinds[request.sampling] = Kind.of(request.sampling, self._decoder.dims.vocab_size)
+        routing = Routing(request, limits, self._decoder.routing_shape) if request.routed_experts else None
+        job = Job(request, limits, deliver, routing)
+        self._queue.append(job)
+        self._num_left += len(limits)
+        self._make_room(min(self._max_batch_size, self._num_left), job.longest)
 
-    def _admit(self) -> None:
-        """Give free places to the next samples and draw their first tokens."""
-        prefilled = self._prefilled or self._prefill()
-        first = len(self._tokens)
-        taken, rest = prefilled.take(self._cache.num_slots - first)
-        self._prefilled = rest if len(rest.samples) else None
+    @property
+    def is_idle(self) -> bool:
+        """Whether every sample has ended."""
+        return not self._num_left
+
+    def step(self) -> None:
+        """Give free places to the next samples; with none, or nobody who waits, draw one more token in every place."""
+        if self._queue and self._places.num_free:
+            self._admit(self._queue[0])
+            if not self._queue[0].has_waiting:
+                self._queue.popleft()
+        else:
+            self._decode()
+
+    def cut(self) -> None:
+        """Hand out what has not ended, with the tokens that it has."""
+        finished = [
+            self._places.finished(place, FinishReason.ABORTED, self._weight_version) for place in range(len(self._places))
+        ]
+        finished += [(job, sample) for job in self._queue for sample in job.unbegun()]
+        self._queue.clear()
+        self._num_left = 0
+        self._keep(np.zeros(0, np.int64))
+        hand_out(finished)
+
+    def _make_room(self, num_places: int, length: int) -> None:
+        """See to it that the cache has so many places of this length; what it holds moves into a larger one."""
+        held = self.cache
+        if held is not None and num_places <= held.num_slots and length <= held.length:
+            return
+        num_in_use = len(self._places)
+        if held is None or not num_in_use:
+            held = self.cache = None  # freed before the next is made
+            self.cache = self._make_cache(num_places, length)
+            self._places = Places(self.cache.num_slots, self.cache.length)
+            return
+        # At least doubled, so that requests that come one by one do not move what it holds again and again.
+        self.cache = self._make_cache(
+            _grown(held.num_slots, num_places, self._max_batch_size), _grown(held.length, length, self._max_length)
+        )
+        self.cache.take(held, num_in_use, int(self._places.positions.max()))
+        self._places.grow(self.cache.num_slots, self.cache.length)
+
+    def _admit(self, job: Job) -> None:
+        """Give free places to the next samples of a request and draw their first tokens."""
+        assert self.cache is not None
+        prefilled = job.prefilled or self._prefill(job)
+        first = len(self._places)
+        taken, rest = prefilled.take(self._places.num_free)
+        job.prefilled = rest if len(rest.samples) else None
         rows = torch.from_numpy(taken.rows).to(self._device)
-        self._cache.fill(first, taken.attention, rows)
-        places = slice(first, first + len(rows))
-        self._samples[places] = taken.samples
-        self._positions[places] = self._prompt_lengths[taken.samples // self._request.num_samples]
-        self._draw(taken.logits[rows], first)
+        self.cache.fill(first, taken.attention, rows)
+        kind, strings = self._kinds[job.request.sampling], job.request.sampling.stop_strings
+        texts = [self._new_stop_strings(strings) if strings else None for _ in taken.samples]
+        self._places.add(job, taken.samples, kind, texts)
+        self._draw(taken.logits[rows], first, [(kind, slice(None))])
 
-    def _prefill(self) -> Prefilled:
+    def _prefill(self, job: Job) -> Prefilled:
         """Run the next prompts through the model, longest first, once for all samples of each."""
-        longest = int(self._prompt_lengths[self._waiting[0]])
+        longest = int(job.prompt_lengths[job.waiting[0]])
         count = max(1, self._max_prefill_tokens // longest)
-        prompts, self._waiting = self._waiting[:count], self._waiting[count:]
+        prompts, job.waiting = job.waiting[:count], job.waiting[count:]
         tokens = np.zeros((len(prompts), longest), np.int64)
         for row, prompt in enumerate(prompts):
-            tokens[row, : self._prompt_lengths[prompt]] = self._request.prompts.sequence(prompt)
+            tokens[row, : job.prompt_lengths[prompt]] = job.request.prompts.sequence(prompt)
         attention = PromptAttention(*tokens.shape)
         positions = torch.arange(longest, device=self._device).repeat(len(prompts))
-        routed = self._unrouted(tokens.size)
+        routed = self._unrouted(tokens.size) if job.routing is not None else None
         hidden = self._decoder.forward(torch.from_numpy(tokens).to(self._device).flatten(), positions, attention, routed)
-        if self._routing is not None and routed is not None:
-            self._routing.add_prompts(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
-        lasts = np.arange(len(prompts)) * longest + self._prompt_lengths[prompts] - 1
-        num_samples = self._request.num_samples
+        if job.routing is not None and routed is not None:
+            job.routing.add_prompts(prompts, routed.unflatten(0, tokens.shape).cpu().numpy())
+        lasts = np.arange(len(prompts)) * longest + job.prompt_lengths[prompts] - 1
+        num_samples = job.request.num_samples
         return Prefilled(
             attention=attention,
             logits=self._decoder.logits(hidden[torch.from_numpy(lasts).to(self._device)]),
@@ -123,72 +160,79 @@ class Generation:
 
     def _decode(self) -> None:
         """One more token in every place."""
-        written = self._positions[: len(self._tokens)] - 1
+        assert self.cache is not None
+        written = self._places.positions - 1
         positions = torch.from_numpy(written).to(self._device)
-        attention = SlotAttention(self._cache, positions, int(written.max()) + 1)
-        routed = self._unrouted(len(written))
-        hidden = self._decoder.forward(self._tokens, positions, attention, routed)
-        if self._routing is not None and routed is not None:
-            self._routing.add_tokens(self._samples[: len(written)], written, routed.cpu().numpy())
-        self._tokens = self._tokens[:0]
-        self._draw(self._decoder.logits(hidden), 0)
+        attention = SlotAttention(self.cache, positions, int(written.max()) + 1)
+        routings = self._places.routings
+        routed = self._unrouted(len(written)) if routings else None
+        hidden = self._decoder.forward(self._last, positions, attention, routed)
+        if routed is not None:
+            experts = routed.cpu().numpy()
+            for routing, places, samples in routings:
+                routing.add_tokens(samples, written[places], experts[places])
+        self._last = self._last[:0]
+        self._draw(self._decoder.logits(hidden), 0, self._places.kinds)
 
-    def _unrouted(self, num_rows: int) -> Tensor | None:
-        """Room for the experts of so many tokens, where they are wanted."""
-        if self._routing is None:
-            return None
+    def _unrouted(self, num_rows: int) -> Tensor:
+        """Room for the experts of so many tokens."""
         return torch.full((num_rows, *self._decoder.routing_shape), -1, dtype=torch.int16, device=self._device)
 
-    def _draw(self, logits: Tensor, first: int) -> None:
-        """Draw a token from each row of logits, for the places from `first` on, and free the places of samples that end."""
+    def _draw(self, logits: Tensor, first: int, kinds: Kinds) -> None:
+        """Draw a token from each row of logits, for the places from `first` on, and hand out the samples that end."""
         places = slice(first, first + len(logits))
-        samples, positions = self._samples[places].copy(), self._positions[places]
-        keys = torch.from_numpy(position_keys(self._request.seeds[samples], positions)).to(self._device)
-        drawn, drawn_logprobs = sample_tokens(logits, keys, self._request.sampling)
+        keys = torch.from_numpy(position_keys(self._places.seeds[places], self._places.positions[places])).to(self._device)
+        drawn, drawn_logprobs = _sample(logits, keys, kinds)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
-            broken = int(samples[np.isfinite(logprobs).argmin()])
+            broken = self._places[first + int(np.isfinite(logprobs).argmin())].sample
             raise NonFiniteError(f"sample {broken}: found a log-probability that is NaN or infinite; are the weights finite?")
-        indices = positions - self._prompt_lengths[samples // self._request.num_samples]
-        self._drawn.append((samples, indices, tokens, logprobs))
-        self._tokens = torch.cat((self._tokens, drawn))
-        positions += 1
-        ended = self._ended(samples, indices, tokens)
-        if ended.any():
-            self._free(first + np.flatnonzero(ended))
+        self._last = torch.cat((self._last, drawn))
+        full = self._places.write(first, tokens, logprobs)
+        stopped = self._stopped(tokens, first, kinds)
+        ended = np.flatnonzero(stopped | full)
+        if len(ended):
+            reasons = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)[ended].tolist()
+            ended += first
+            finished = [
+                self._places.finished(place, FinishReason(reason), self._weight_version)
+                for place, reason in zip(ended.tolist(), reasons, strict=True)
+            ]
+            self._num_left -= len(ended)
+            self._keep(np.setdiff1d(np.arange(len(self._places)), ended, assume_unique=True))
+            hand_out(finished)
 
-    def _ended(self, samples: Int64Array, indices: Int64Array, tokens: Int64Array) -> BoolArray:
-        """bool [B]: which samples this token ends; their finish reasons are set."""
-        stopped = self._stops[tokens]
-        if self._texts is not None:
-            stopped |= [self._texts[sample].complete(token) for sample, token in zip(samples, tokens.tolist(), strict=True)]
-        ended = stopped | (indices + 1 >= self._limits[samples])
-        self._finish_reasons[samples[ended]] = np.where(stopped[ended], FinishReason.STOP, FinishReason.LENGTH)
-        return ended
+    def _stopped(self, tokens: Int64Array, first: int, kinds: Kinds) -> BoolArray:
+        """bool [B]: which samples these tokens end, of the places from `first` on."""
+        stopped = np.zeros(len(tokens), np.bool_)
+        for kind, rows in kinds:
+            stopped[rows] = kind.stops[tokens[rows]]
+            if kind.sampling.stop_strings:
+                for row in np.arange(len(tokens))[rows].tolist():
+                    text = self._places[first + row].text
+                    stopped[row] |= text is not None and text.complete(int(tokens[row]))
+        return stopped
 
-    def _free(self, ended: Int64Array) -> None:
-        """Close the gaps at the places `ended` with the last places' samples."""
-        num_left = len(self._tokens) - len(ended)
-        kept = np.setdiff1d(np.arange(num_left, len(self._tokens)), ended, assume_unique=True)
-        gaps = ended[ended < num_left]
-        self._samples[gaps], self._positions[gaps] = self._samples[kept], self._positions[kept]
+    def _keep(self, kept: Int64Array) -> None:
+        """Keep the samples at these places alone, ascending, and close the gaps with the last of them."""
+        sources, gaps = (torch.from_numpy(places).to(self._device) for places in self._places.keep(kept))
         if len(gaps):
-            sources, targets = torch.from_numpy(kept).to(self._device), torch.from_numpy(gaps).to(self._device)
-            self._tokens[targets] = self._tokens[sources]
-            self._cache.move(sources, targets, int(self._positions[gaps].max()))
-        self._tokens = self._tokens[:num_left]
+            assert self.cache is not None
+            self._last[gaps] = self._last[sources]
+            self.cache.move(sources, gaps, int(self._places.positions[gaps.cpu().numpy()].max()))
+        self._last = self._last[: len(kept)]
 
-    def _result(self) -> GenerateResult:
-        samples, indices, tokens, logprobs = (np.concatenate(column) for column in zip(*self._drawn, strict=True))
-        offsets = offsets_of(np.bincount(samples, minlength=len(self._limits)))
-        order = offsets[samples] + indices
-        result_tokens, result_logprobs = np.empty(len(tokens), np.int32), np.empty(len(tokens), np.float32)
-        result_tokens[order], result_logprobs[order] = tokens, logprobs
-        return GenerateResult(
-            tokens=result_tokens,
-            offsets=offsets,
-            logprobs=result_logprobs,
-            weight_versions=np.full(len(tokens), self._request.weight_version, np.int32),
-            finish_reasons=self._finish_reasons,
-            routed_experts=None if self._routing is None else self._routing.result(np.diff(offsets)),
-        )
+
+def _sample(logits: Tensor, keys: Tensor, kinds: Kinds) -> tuple[Tensor, Tensor]:
+    """Tokens int64 and log-probabilities float32 [B], of each row by its kind of sampling."""
+    if len(kinds) == 1:
+        return sample_tokens(logits, keys, kinds[0][0].sampling)
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.zeros(len(logits), device=logits.device)
+    for kind, rows in kinds:
+        tokens[rows], logprobs[rows] = sample_tokens(logits[rows], keys[rows], kind.sampling)
+    return tokens, logprobs
+
+
+def _grown(held: int, needed: int, most: int) -> int:
+    return held if needed <= held else max(needed, min(2 * held, most))

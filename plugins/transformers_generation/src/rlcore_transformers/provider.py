@@ -9,11 +9,8 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=20,
     capabilities={
-        capabilities.TOP_K,
-        capabilities.TOP_P,
-        capabilities.STOP_STRINGS,
-        capabilities.PER_SAMPLE_SEEDS,
-        capabilities.EXACT_LOGPROBS,
+        *capabilities.SAMPLING,
+        capabilities.CONTINUOUS,
         capabilities.ROUTED_EXPERTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,

@@ -5,8 +5,8 @@ Shapes: S samples, L layers, K experts of a token.
 
 import numpy as np
 
-from rlcore.spi import GenerateRequest, RoutedExperts
-from rlcore.spi.arrays import Int16Array, Int64Array, offsets_of, take_rows
+from rlcore.spi import GenerateRequest
+from rlcore.spi.arrays import Int16Array, Int64Array, offsets_of
 
 
 class Routing:
@@ -30,10 +30,7 @@ class Routing:
         """Note the experts of one token of each of `samples`, int16 [samples, L, K], at these positions of their sequences."""
         self._experts[self._offsets[samples] + positions] = experts
 
-    def result(self, lengths: Int64Array) -> RoutedExperts:
-        """The experts of all samples, which have `lengths` int64 [S] tokens after their prompts."""
-        whole = np.repeat(self._prompt_lengths, self._num_samples) + lengths
-        starts, end = self._offsets[:-1], self._offsets[-1:]
-        bounds = np.concatenate([np.stack([starts, starts + whole], 1).reshape(-1), end])
-        used = 2 * np.arange(len(whole), dtype=np.int64)  # of the rows between these bounds, every other one
-        return RoutedExperts(experts=take_rows(self._experts, bounds, used), offsets=offsets_of(whole))
+    def result(self, sample: int, length: int) -> Int16Array:
+        """int16 [prompt and length, L, K]: the experts of a sample that has `length` tokens after its prompt."""
+        start, prompt = self._offsets[sample], self._prompt_lengths[sample // self._num_samples]
+        return self._experts[start : start + prompt + length].copy()

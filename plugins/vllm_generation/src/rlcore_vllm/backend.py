@@ -9,14 +9,17 @@ from operator import methodcaller
 from typing import Any, TypeAlias
 
 from rlcore import spi
-from rlcore_torchkit.generation import check_sampling, sample_limits
+from rlcore.spi.arrays import Int64Array
+from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
-from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, FinishedSample, join_samples
+from rlcore_vllm.routing import require_experts
+from rlcore_vllm.sampling import SMALLEST_TEMPERATURE
 from rlcore_vllm.settings import engine_settings, replica_devices, vocab_size, with_devices
+from rlcore_vllm.stream import Stream
 from rlcore_vllm.transfer import Transfer
 
 NO_WEIGHTS = -1
@@ -50,13 +53,8 @@ class VllmBackend:
     @spi.hookimpl
     def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         """Sample responses. Several calls may be under way, and refits go on beside them."""
-        if request.routed_experts and not self._context.routed_experts:
-            raise spi.ContractError(
-                "generate: found routed_experts asked of engines that were built without; expected it in the context"
-            )
-        check_sampling(request.sampling, SMALLEST_TEMPERATURE)
-        limits = sample_limits(request, self._context.max_sequence_length, self._vocab_size)
-        parts = deal(request, limits, len(self._replicas))
+        limits = self._limits(request)
+        parts = deal(request, limits, [0] * len(self._replicas))
         finished: Finished = queue.SimpleQueue()
         with self._changing:
             # So that it begins before a refit or after it, with the version that was checked.
@@ -68,14 +66,30 @@ class VllmBackend:
                 call.add_done_callback(finished.put)
             return join_samples(_gather(len(calls), finished, request), routed_experts=request.routed_experts)
         except BaseException:
-            # An interrupted or failed call leaves nothing running.
-            for call in calls:
-                call.cancel()
-            failed = {index for index, call in enumerate(calls) if _has_failed(call)}
-            with self._changing:
-                # What another call has started anew since is no concern of this one.
-                self._restart([index for index in failed if self._num_starts[index] == num_starts[index]])
+            self._abandon({call: engine for engine, call in enumerate(calls)}, num_starts)
             raise
+
+    @spi.hookimpl
+    def stream(self, request: spi.StreamRequest) -> spi.StreamResult:
+        """Sample what the feed brings, as it comes. Other calls may be under way, and refits go on beside it."""
+        feed = request.feed
+        stream = Stream(self._replicas, feed)
+        with self._changing:
+            self._check_version(request.weight_version)
+            num_starts = list(self._num_starts)
+        try:
+            while (taken := feed.take(wait=True)) is not None:
+                for one in taken:
+                    limits = self._limits(one)
+                    with self._changing:
+                        if self._num_starts != num_starts:
+                            raise spi.WorkerError("stream: the engines were started anew while it ran. Refit, and stream again")
+                        stream.add(one, limits)
+            stream.cut()
+        except BaseException:
+            self._abandon(stream.calls, num_starts)
+            raise
+        return spi.StreamResult()
 
     @spi.hookimpl
     def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
@@ -118,6 +132,24 @@ class VllmBackend:
         self._transfer.close()
         self._mirrors.close()
         _in_parallel(replica.close for replica in self._replicas)
+
+    def _limits(self, request: spi.GenerateRequest) -> Int64Array:
+        """int64 [S]: tokens at which each sample is cut. ContractError for a request that the engines were not built for."""
+        if request.routed_experts and not self._context.routed_experts:
+            raise spi.ContractError(
+                "generate: found routed_experts asked of engines that were built without; expected it in the context"
+            )
+        check_sampling(request.sampling, SMALLEST_TEMPERATURE)
+        return sample_limits(request, self._context.max_sequence_length, self._vocab_size)
+
+    def _abandon(self, calls: Mapping[Future[None], int], num_starts: Sequence[int]) -> None:
+        """Leave nothing running of calls, by their engines' numbers, that were interrupted or failed: engines that failed start
+        anew, unless another call has seen to that since."""
+        for call in list(calls):
+            call.cancel()
+        failed = {engine for call, engine in list(calls.items()) if _has_failed(call)}
+        with self._changing:
+            self._restart(sorted(engine for engine in failed if self._num_starts[engine] == num_starts[engine]))
 
     def _check_version(self, expected: int) -> None:
         if self._version == NO_WEIGHTS or expected != self._version:
@@ -175,6 +207,7 @@ def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) ->
             item.result()
             num_calls -= 1
             continue
+        require_experts(item)
         gathered += item
         if request.on_finished is not None:
             for sample in item:

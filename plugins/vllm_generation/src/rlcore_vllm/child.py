@@ -71,17 +71,13 @@ class Child:
         """function(host), in this thread. WorkerError where the process dies, or takes too long, for which it is killed; `key`
         of the recipe's section says how long that is."""
 
-        def expire() -> None:
-            remedy = f"; if it only needs longer, raise generator.vllm.{key}" if key else ""
-            self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}")
-
-        timer = threading.Timer(timeout_s, expire)
+        timer = threading.Timer(timeout_s, self.expire, (what, timeout_s, key))
         timer.daemon = True
         timer.start()
         try:
             return function(self._host)
         except WorkerError as error:
-            raise WorkerError(f"{self._name}: {error}\n{self._output_note()}") from error
+            raise self.with_output(error) from error
         except RlcoreError:
             raise
         except (EOFError, OSError) as error:
@@ -90,6 +86,15 @@ class Child:
             raise WorkerError(f"{self._name} failed in {what}: {error}\n{self._output_note()}") from error
         finally:
             timer.cancel()
+
+    def expire(self, what: str, timeout_s: float, key: str | None = None) -> None:
+        """Kill it, since it takes too long."""
+        remedy = f"; if it only needs longer, raise generator.vllm.{key}" if key else ""
+        self._kill(f"gave no answer to {what} within {timeout_s:g} s and was ended{remedy}")
+
+    def with_output(self, error: WorkerError) -> WorkerError:
+        """An error of the engine, with the process's last words."""
+        return WorkerError(f"{self._name}: {error}\n{self._output_note()}")
 
     def end(self) -> None:
         """Kill what is left of it: itself, and what vLLM has started."""

@@ -1,6 +1,7 @@
 """Dealing the samples of a request out to engines: equal work each, and samples of one prompt together."""
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,27 +13,36 @@ PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
 
-def deal(request: GenerateRequest, limits: Int64Array, num_engines: int) -> list[Samples]:
-    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample.
+def deal(request: GenerateRequest, limits: Int64Array, busy: Sequence[int]) -> list[Samples]:
+    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, and `busy` the work that
+    each engine has already.
 
     Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least.
     """
+    num_engines = len(busy)
     num_samples, num_prompts = request.num_samples, request.prompts.num_sequences
     pieces = 1 if num_engines == 1 else max(1, -(-PARTS_PER_ENGINE * num_engines // max(1, num_prompts)))
     parts = [
         part
         for numbers in np.arange(num_prompts * num_samples).reshape(num_prompts, num_samples)
+        if num_samples
         for part in np.array_split(numbers, min(pieces, num_samples))
     ]
     lengths = request.prompts.lengths
     work = [int(lengths[part[0] // num_samples] + limits[part].sum()) for part in parts]
-    engines: list[tuple[int, int, list[Int64Array]]] = [(0, engine, []) for engine in range(num_engines)]
+    engines: list[tuple[int, int, list[Int64Array]]] = [(total, engine, []) for engine, total in enumerate(busy)]
+    heapq.heapify(engines)
     for index in sorted(range(len(parts)), key=lambda index: -work[index]):
         total, engine, dealt = heapq.heappop(engines)
         dealt.append(parts[index])
         heapq.heappush(engines, (total + work[index], engine, dealt))
     dealt_by_engine = sorted(engines, key=lambda entry: entry[1])
     return [_select(request, limits, dealt) for _, _, dealt in dealt_by_engine]
+
+
+def work_of(request: GenerateRequest, limits: Int64Array) -> Int64Array:
+    """int64 [S]: what each sample may cost, in tokens."""
+    return np.repeat(request.prompts.lengths, request.num_samples) + limits
 
 
 def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array]) -> Samples:

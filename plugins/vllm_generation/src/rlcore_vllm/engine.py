@@ -1,11 +1,12 @@
 """One vLLM engine in a thread of its own, which alone touches it; other threads hand it commands, carried out between steps."""
 
 import atexit
+import contextlib
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,12 +14,13 @@ import numpy as np
 
 from rlcore.spi import ContractError, FinishReason, RlcoreError, WorkerError
 from rlcore.spi.arrays import AnyArray
+from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm import residency, versions
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
 from rlcore_vllm.routing import reported_experts
-from rlcore_vllm.sampling import FinishedSample, Samples, engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
 from rlcore_vllm.settings import EngineSettings
 
 Result = TypeVar("Result")
@@ -129,6 +131,15 @@ class Engine:
         self._submit(lambda: self._add(samples, job)).add_done_callback(lambda added: _forward_failure(added, job.done))
         job.done.add_done_callback(lambda done: self._submit(lambda: self._cancel(job)) if done.cancelled() else None)
         return job.done
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        """Hand out what has not ended of `generate` calls, as ABORTED with the tokens that it has; the calls then end."""
+
+        def forward_failure(cut: Future[None]) -> None:
+            for call in calls:
+                _forward_failure(cut, call)
+
+        self._submit(lambda: self._cut(calls)).add_done_callback(forward_failure)
 
     def begin_update(self) -> Future[None]:
         """Pause: no token is sampled until end_update. What the device was given before is read first."""
@@ -268,17 +279,18 @@ class Engine:
 
     def _hand_out(self) -> None:
         """Deliver the samples that have ended, with what the recorder holds of them."""
-        ended, self._ended = self._ended, {}
         if self._recorder is not None:
             asked = [
                 Sampled(request=request, prompt_length=sample.prompt_length, num_tokens=len(sample.tokens))
-                for request, sample in ended.items()
+                for request, sample in self._ended.items()
             ]
-            for sample, logprobs in zip(ended.values(), self._recorder.fetch(asked), strict=True):
+            for sample, logprobs in zip(self._ended.values(), self._recorder.fetch(asked), strict=True):
                 sample.logprobs = logprobs
         jobs: dict[int, tuple[_Job, list[FinishedSample]]] = {}
-        for sample in ended.values():
+        for sample in self._ended.values():
             jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
+        # Not before: where the device fails, what has ended fails with the engine instead of never coming.
+        self._ended = {}
         for job, finished in jobs.values():
             job.hand_out(finished)
 
@@ -310,6 +322,15 @@ class Engine:
         # In a process of its own, what the recorder holds is measured with all else.
         recorded = self._recorder.device_bytes if self._recorder is not None and self._settings.in_process else 0
         return recorded + sum(self._llm.collective_rpc(measure))
+
+    def _cut(self, calls: Sequence[Future[None]]) -> None:
+        ends = {id(call) for call in calls}
+        cut = {request: sample for request, sample in self._samples.items() if id(sample.job.done) in ends}
+        self._samples = {request: sample for request, sample in self._samples.items() if request not in cut}
+        self._ended |= cut
+        if self._ended:
+            self._hand_out()  # before vLLM forgets the requests, and the recorder with it
+        self._llm.engine_core.abort_requests(list(cut))
 
     def _cancel(self, job: _Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
@@ -356,8 +377,8 @@ def _forward_failure(added: Future[None], done: Future[None]) -> None:
 
 
 def settle(future: Future[None], error: BaseException | None) -> None:
-    """End a future that its owner may have cancelled."""
-    if future.set_running_or_notify_cancel():
+    """End a future that its owner may have cancelled, or that has failed."""
+    with contextlib.suppress(InvalidStateError):
         if error is None:
             future.set_result(None)
         else:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -90,10 +91,12 @@ class RunningEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         """Start; what vLLM raises passes through. ContractError where an engine lives in the trainer's process already."""
-        self._in_process = settings.in_process
+        self._settings, self._in_process = settings, settings.in_process
+        self._host_was_frozen = settings.in_process and gc.get_freeze_count() > 0
         if not self._in_process:
             os.environ.update(engine_variables(settings))
-            self.llm = _build(settings)
+            with _without_collections(settings):
+                self.llm = _build(settings)
             return
         if not _one_in_process.acquire(blocking=False):
             raise ContractError(
@@ -103,13 +106,14 @@ class RunningEngine:
         self._hosts_own = [getattr(owner, name) for owner, name in _REPLACED]
         self._group_is_hosts = torch.distributed.is_initialized()
         try:
-            with _host_kept(), alone():
+            with _host_kept(), alone(), _without_collections(settings):
                 os.environ.update(engine_variables(settings))
                 _put_in_place(self._replacements or self._hosts_own)
                 self.llm = _build(settings)
             torch.set_num_threads = self._hosts_own[_REPLACED.index((torch, "set_num_threads"))]
         except BaseException:
             self._leave(_clean_up)
+            self._collect()
             raise
 
     def stop(self) -> None:
@@ -123,13 +127,20 @@ class RunningEngine:
             core.shutdown()
         del core
         versions.forget_layers()
-        gc.collect()  # vLLM's parts refer to each other, and some still hold memory of its allocator
+        self._collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
+    def _collect(self) -> None:
+        """Free what is left of it: vLLM's parts refer to each other, and some still hold memory of its allocator. What the host
+        keeps from such searches vLLM has given back to them."""
+        gc.collect()
+        if self._host_was_frozen:
+            gc.freeze()
+
     def _leave(self, shut_down: Callable[[], None]) -> None:
         try:
-            with _host_kept(), _default_group_kept(self._group_is_hosts):
+            with _host_kept(), _default_group_kept(self._group_is_hosts), _without_collections(self._settings):
                 shut_down()
         finally:
             RunningEngine._replacements = [getattr(owner, name) for owner, name in _REPLACED]
@@ -153,6 +164,9 @@ def _build(settings: EngineSettings) -> Any:
             versions.leave_room_for_recorder()
     elif settings.tensor_parallel > 1:
         versions.wait_without_spinning()
+        versions.fork_ranks()
+    if settings.device == "cpu":
+        versions.replace_kernels_once()
     if settings.eager:
         versions.keep_sampler_eager()
     if settings.in_process and settings.device == "cpu":
@@ -165,6 +179,17 @@ def _clean_up() -> None:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
+
+
+@contextlib.contextmanager
+def _without_collections(settings: EngineSettings) -> Iterator[None]:
+    """On a CPU, let vLLM's calls of gc.collect do nothing: it looks through all that it has imported five times while an engine
+    starts and three times while it ends, half a second each. What is left is collected once, after the end."""
+    if settings.device != "cpu" or settings.tensor_parallel > 1:  # ranks are forked, and would never collect
+        yield
+        return
+    with mock.patch.object(gc, "collect", return_value=0):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """`python -m rlcore_vllm.host`: an engine in a process of its own, which its parent calls through a multiprocessing manager."""
 
-import itertools
+import contextlib
 import os
 import pickle
 import queue
@@ -15,9 +15,9 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import WorkerError
+from rlcore.spi import RlcoreError, WorkerError
 from rlcore.spi.errors import ProblemsError
-from rlcore_vllm.sampling import FinishedSample, Samples
+from rlcore_vllm.sampling import Event, Samples
 from rlcore_vllm.settings import EngineSettings
 
 PARENT_POLL_S = 0.5
@@ -48,37 +48,43 @@ class Host:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._engine = _start(settings)
-        self._jobs: dict[int, tuple[queue.SimpleQueue[Sequence[FinishedSample]], Future[None]]] = {}
-        self._numbers = itertools.count()
+        self._calls: dict[int, Future[None]] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
-    def submit(self, samples: Samples) -> int:
-        """Begin to sample; returns a number for `collect`."""
-        number = next(self._numbers)
-        finished: queue.SimpleQueue[Sequence[FinishedSample]] = queue.SimpleQueue()
-        done = self._engine.generate(samples, finished.put)
-        done.add_done_callback(lambda _: finished.put(()))
-        self._jobs[number] = finished, done
-        return number
+    def submit(self, number: int, samples: Samples) -> None:
+        """Begin to sample; `collect` calls it by this number."""
+        events = self._events
 
-    def collect(self, number: int, timeout_s: float) -> tuple[list[FinishedSample], bool]:
-        """What ended since the last call, waiting for the first up to `timeout_s`, and whether that is all."""
-        finished, done = self._jobs[number]
-        samples: list[FinishedSample] = []
-        try:
-            samples += finished.get(timeout=timeout_s)
+        def end(call: Future[None]) -> None:
+            error = None if call.cancelled() else call.exception()
+            if error is not None and (isinstance(error, ProblemsError) or not isinstance(error, RlcoreError)):
+                error = WorkerError(str(error))  # the others cannot be pickled
+            events.put(Event(number=number, is_last=True, error=error))
+
+        call = self._engine.generate(samples, lambda finished: events.put(Event(number=number, finished=finished)))
+        self._calls[number] = call
+        call.add_done_callback(end)
+
+    def collect(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call, waiting for the first up to `timeout_s`."""
+        events: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._events.get(timeout=timeout_s))
             while True:
-                samples += finished.get_nowait()
-        except queue.Empty:
-            pass
-        if not done.done() or not finished.empty():
-            return samples, False
-        del self._jobs[number]
-        done.result()
-        return samples, True
+                events.append(self._events.get_nowait())
+        for event in events:
+            if event.is_last:
+                self._calls.pop(event.number, None)
+        return events
+
+    def cut(self, numbers: Sequence[int]) -> None:
+        """End calls with the tokens that their samples have."""
+        self._engine.cut([self._calls[number] for number in numbers if number in self._calls])
 
     def cancel(self, number: int) -> None:
-        """Drop what has not ended; nothing more is collected."""
-        self._jobs.pop(number)[1].cancel()
+        """Drop what has not ended."""
+        if number in self._calls:
+            self._calls[number].cancel()
 
     def begin_update(self) -> None:
         self._engine.begin_update().result()
@@ -99,7 +105,7 @@ class Host:
     def restart(self) -> None:
         """Another engine in this process, which spares it the imports."""
         self._engine.close()
-        self._jobs.clear()
+        self._calls.clear()
         self._engine = _start(self._settings)
 
     def close(self) -> None:

@@ -7,10 +7,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from attrs import field, frozen
 
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.child import Child
@@ -28,6 +31,15 @@ NUM_STARTS = 3
 """How often an engine is started at most, where another process disturbs its start."""
 LONGEST_DIRECTORY = 60
 """Bytes; the system bounds the path of a socket to 107."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Call:
+    """A call of `generate` under way."""
+
+    deliver: Deliver
+    done: Future[None] = field(factory=Future)
+    began: float = field(factory=time.monotonic)
 
 
 class ProcessReplica:
@@ -52,6 +64,11 @@ class ProcessReplica:
             self.log_file = log_directory / f"{name}.log"
         self._numbers = itertools.count()
         self._child: Child | None = None
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        """Calls of `generate` under way."""
+        self._collector: threading.Thread | None = None
+        """Delivers their samples; None where there are none."""
         self._in_order = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def start(self) -> None:
@@ -76,32 +93,68 @@ class ProcessReplica:
         return child
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
-        future: Future[None] = Future()
-        child = self._child
+        call = _Call(deliver=deliver)
+        number, child = next(self._numbers), self._child
+        with self._lock:
+            self._calls[number] = call
+            if self._collector is None:
+                self._collector = threading.Thread(
+                    target=self._collect, args=(child,), name=f"{self.name}-generate", daemon=True
+                )
+                self._collector.start()
         # In order, so that a refit that begins after this call does not overtake it.
-        submitted = self._submit("submit", samples)
+        submitted = self._submit("submit", number, samples)
+        submitted.add_done_callback(lambda done: self._end_call(number, done.exception()) if done.exception() else None)
+        call.done.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
+        return call.done
 
-        def collect(host: Any, number: int) -> None:
-            is_last = False
-            while not is_last:
-                finished, is_last = host.collect(number, COLLECT_S)
-                if finished:
-                    deliver(finished)
-                if future.cancelled() and not is_last:
-                    host.cancel(number)
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        ends = {id(call) for call in calls}
+        with self._lock:
+            numbers = [number for number, known in self._calls.items() if id(known.done) in ends]
+        self._submit("cut", numbers)
+
+    def _collect(self, child: Child | None) -> None:
+        """Deliver what ends until nothing is under way; a process that dies ends all calls."""
+        limit_s = self._config.generate_timeout_s
+        while True:
+            with self._lock:
+                calls = dict(self._calls)
+                if not calls:
+                    self._collector = None
                     return
-
-        def work() -> None:
-            error = None
+            if child is not None and time.monotonic() - min(call.began for call in calls.values()) > limit_s:
+                child.expire("generate", limit_s, "generate_timeout_s")
             try:
-                number = submitted.result()
-                self._call(child, lambda host: collect(host, number), "generate", "generate_timeout_s")
-            except RlcoreError as raised:
-                error = raised
-            settle(future, error)
+                events = self._call(child, lambda host: host.collect(COLLECT_S), "generate", "generate_timeout_s")
+            except RlcoreError as error:
+                with self._lock:
+                    self._collector = None
+                    numbers = list(self._calls)
+                for number in numbers:
+                    self._end_call(number, error)
+                return
+            for event in events:
+                call = self._calls.get(event.number)
+                if call is not None and event.finished:
+                    call.deliver(event.finished)
+                if event.is_last:
+                    error = event.error
+                    own = isinstance(error, WorkerError) and child is not None
+                    self._end_call(event.number, child.with_output(error) if own else error)
 
-        threading.Thread(target=work, name=f"{self.name}-generate", daemon=True).start()
-        return future
+    def _end_call(self, number: int, error: BaseException | None) -> None:
+        with self._lock:
+            call = self._calls.pop(number, None)
+        if call is not None:
+            settle(call.done, error)
+
+    def _drop(self, number: int) -> None:
+        """Forget a call that was cancelled."""
+        with self._lock:
+            known = self._calls.pop(number, None)
+        if known is not None:
+            self._submit("cancel", number)
 
     def begin_update(self) -> Future[None]:
         return self._submit("begin_update")
@@ -150,6 +203,10 @@ class ProcessReplica:
         child, self._child = self._child, None
         if child is not None:
             child.end()
+        collector = self._collector
+        if collector is not None:
+            # Else it might take calls of the next process for those of this one, and end them.
+            collector.join()
 
 
 def _short_temporary_directory() -> str | None:

@@ -40,14 +40,11 @@ PROVIDER = Provider(
     spi=(2, 0),
     priority=80,
     capabilities={
-        capabilities.TOP_K,
-        capabilities.TOP_P,
-        capabilities.STOP_STRINGS,
-        capabilities.PER_SAMPLE_SEEDS,
-        capabilities.EXACT_LOGPROBS,
+        *capabilities.SAMPLING,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         capabilities.STREAMING,
+        capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
         *ROUTED_EXPERTS,
         *CHANNEL_CAPABILITIES,
@@ -61,5 +58,6 @@ PROVIDER = Provider(
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
     serve="rlcore_vllm.serve:serve",
+    tool_parser="rlcore_vllm.tool_calls:tool_parser",
 )
 """What the entry point names."""

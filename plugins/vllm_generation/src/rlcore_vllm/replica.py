@@ -1,7 +1,7 @@
 """One engine wherever it lives: what transfer and backend know of it."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ class Replica(Protocol):
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         """Sample; `deliver` gets the samples that ended, from any thread, and must be quick. Cancelling drops the rest."""
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        """End calls of `generate`: their samples are delivered as ABORTED with the tokens that they have."""
 
     def begin_update(self) -> Future[None]:
         """Pause: no token is sampled until end_update."""
@@ -70,6 +73,9 @@ class LocalReplica:
 
     def generate(self, samples: Samples, deliver: Deliver) -> Future[None]:
         return self.engine.generate(samples, deliver)
+
+    def cut(self, calls: Sequence[Future[None]]) -> None:
+        self.engine.cut(calls)
 
     def begin_update(self) -> Future[None]:
         return self.engine.begin_update()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlcore.spi import ContractError, FinishReason, RoutedExperts
-from rlcore.spi.arrays import AnyArray, Int16Array, offsets_of
+from rlcore.spi import ContractError, FinishReason
+from rlcore.spi.arrays import AnyArray, Int16Array
+from rlcore_torchkit.generation import FinishedSample
 
 
 def reported_experts(rows: Sequence[AnyArray], num_tokens: int) -> Int16Array:
@@ -27,18 +28,13 @@ def reported_experts(rows: Sequence[AnyArray], num_tokens: int) -> Int16Array:
     return experts
 
 
-def join_experts(samples: Sequence[tuple[Int16Array, FinishReason]]) -> RoutedExperts:
-    """The experts of all samples, one after another. ContractError where vLLM reported none for a sample that finished."""
-    shape = max((experts.shape[1:] for experts, _ in samples), default=(0, 0))
-    for number, (experts, reason) in enumerate(samples):
-        if reason != FinishReason.ABORTED and not (experts[:1] >= 0).any():
+def require_experts(samples: Sequence[FinishedSample]) -> None:
+    """ContractError where vLLM reported no experts of a sample that finished."""
+    for sample in samples:
+        experts = sample.routed_experts
+        if experts is not None and sample.finish_reason != FinishReason.ABORTED and not (experts[:1] >= 0).any():
             raise ContractError(
-                f"generate: vLLM reports no experts for sample {number}; expected those of every token. Its kernel for experts "
-                "may choose them out of vLLM's sight: name another one in [generator.vllm.engine], such as moe_backend = "
-                '"triton", or set rollout.replay_routing to false'
+                f"generate: vLLM reports no experts for sample {sample.number}; expected those of every token. Its kernel for "
+                "experts may choose them out of vLLM's sight: name another one in [generator.vllm.engine], such as "
+                'moe_backend = "triton", or set rollout.replay_routing to false'
             )
-    parts = [experts if experts.size else np.full((len(experts), *shape), -1, np.int16) for experts, _ in samples]
-    return RoutedExperts(
-        experts=np.concatenate([np.zeros((0, *shape), np.int16), *parts]),
-        offsets=offsets_of([len(experts) for experts in parts]),
-    )

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import FinishReason, GenerateResult, RaggedTokens, SamplingParams
-from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
-from rlcore_torchkit.generation import splitmix64
-from rlcore_vllm.routing import join_experts
+from rlcore.spi import FinishReason, RaggedTokens, RlcoreError, SamplingParams
+from rlcore.spi.arrays import Int64Array
+from rlcore_torchkit.generation import FinishedSample, splitmix64
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
@@ -35,37 +34,15 @@ class Samples:
 
 
 @frozen(kw_only=True, eq=False)
-class FinishedSample:
-    """One sample that ended. Travels between processes."""
+class Event:
+    """Samples of a call that ended, or its end. Travels between processes."""
 
     number: int
-    tokens: Int32Array
-    """int32 [T]"""
-    logprobs: Float32Array
-    """float32 [T]"""
-    weight_versions: Int32Array
-    """int32 [T]"""
-    finish_reason: FinishReason
-    routed_experts: Int16Array | None = None
-    """int16 [prompt and T, L, K]; None unless asked for."""
-
-
-def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = False) -> GenerateResult:
-    """The samples one after another, in their numbers' order."""
-    ordered = sorted(samples, key=lambda sample: sample.number)
-
-    def joined(name: str, dtype: type) -> Any:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(sample, name) for sample in ordered)])
-
-    routed = [(sample.routed_experts, sample.finish_reason) for sample in ordered if sample.routed_experts is not None]
-    return GenerateResult(
-        tokens=joined("tokens", np.int32),
-        offsets=offsets_of([len(sample.tokens) for sample in ordered]),
-        logprobs=joined("logprobs", np.float32),
-        weight_versions=joined("weight_versions", np.int32),
-        finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
-        routed_experts=join_experts(routed) if routed_experts else None,
-    )
+    """The call's."""
+    finished: Sequence[FinishedSample] = ()
+    is_last: bool = False
+    error: RlcoreError | None = None
+    """Why the call failed."""
 
 
 def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs: bool) -> Any:

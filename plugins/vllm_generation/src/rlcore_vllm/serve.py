@@ -42,14 +42,14 @@ def serve(request: spi.ServeRequest, config: VllmConfig) -> None:
     config = evolve(config, replicas=1, devices=devices, mirrors=())
     _raise_problems(request, config)
     settings = server_settings(request, config)
-    os.environ.update(_server_environment(settings, config))
+    os.environ.update(server_environment(settings, config))
     if not request.host.startswith(LOOPBACK):
         warning = f"warning: everyone who reaches {request.host}:{request.port} can change the weights of this server"
         print(warning, file=sys.stderr)
     last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
     try:
         with _watched_output(last_lines):
-            asyncio.run(_run(server_arguments(request, settings)))
+            asyncio.run(run_server(server_arguments(request, settings)))
     except spi.RlcoreError:
         raise
     except Exception as error:
@@ -96,7 +96,7 @@ def server_arguments(request: spi.ServeRequest, settings: EngineSettings) -> Nam
     return arguments
 
 
-async def _run(arguments: Namespace) -> None:
+async def run_server(arguments: Namespace) -> None:
     """What `vllm serve` does; EngineDiedError where it ends although no one asked it to."""
     from rlcore_vllm.versions import server_entry, was_stopped
 
@@ -112,7 +112,8 @@ async def _run(arguments: Namespace) -> None:
         raise EngineDiedError
 
 
-def _server_environment(settings: EngineSettings, config: VllmConfig) -> dict[str, str]:
+def server_environment(settings: EngineSettings, config: VllmConfig) -> dict[str, str]:
+    """What the server needs in its environment, beside what an engine of a run does."""
     from rlcore_vllm.environment import child_environment
 
     variables = loopback_variables() | child_environment(settings, replica_devices(config, own_device=0)[0])

@@ -19,7 +19,7 @@ from rlcore_vllm.replica import Replica
 
 _ABANDON_TIMEOUT_S = 10.0
 _POLL_S = 0.05
-_GRACE_S = 2.0
+GRACE_S = 2.0
 """How much later than a replica that watches itself: its own error holds its last lines."""
 
 
@@ -111,12 +111,12 @@ class Transfer:
         """What all ranks hold; RefitError unless that is one version, with the digests that the trainer named."""
         for replica, ranks in zip(self._replicas, self._receivers.start_all("finish", {}).wait(), strict=True):
             for rank, answer in enumerate(ranks):
-                place = f"acknowledged by replica {replica.name}, rank {rank}"
+                by_whom = f"acknowledged by replica {replica.name}, rank {rank}"
                 if answer["weight_version"] != weight_version:
-                    raise spi.RefitError(f"refit: version {answer['weight_version']} {place}; expected {weight_version}")
+                    raise spi.RefitError(f"refit: version {answer['weight_version']} {by_whom}; expected {weight_version}")
                 held = answer["digests"]
                 differing = [name for name in claimed.keys() | held.keys() if claimed.get(name) != held.get(name)]
-                refuse(f"not as sent, {place}", differing)
+                refuse(f"not as sent, {by_whom}", differing)
         return claimed
 
     def _abandon(self, is_worker_lost: bool) -> None:
@@ -164,7 +164,7 @@ class Pending:
 
         RefitError where a rank refused, WorkerError where a replica died or does not answer in time; of several, the first.
         """
-        deadline = time.monotonic() + self._timeout_s + _GRACE_S
+        deadline = time.monotonic() + self._timeout_s + GRACE_S
         waiting = dict(zip(self._calls, self._replicas, strict=True))
         while waiting:
             done, _ = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)

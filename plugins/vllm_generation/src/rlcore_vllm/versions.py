@@ -2,9 +2,12 @@
 
 import contextlib
 import importlib
+import multiprocessing
+import os
+import re
 import sys
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -107,6 +110,50 @@ def wait_without_spinning() -> None:
     shm_broadcast.sched_yield = partial(time.sleep, 1e-4)
 
 
+def fork_ranks() -> None:
+    """Have the ranks of an engine on a CPU forked from the engine's process, which has imported what each of them takes 10 s of
+    a core to import. vLLM spawns them, since OpenMP reads which cores it may use when it is loaded; forked ones are told."""
+    from vllm.v1.executor import multiproc_executor as executor
+
+    if "libiomp" in os.environ.get("LD_PRELOAD", "") or hasattr(executor, "rlcore_begin"):
+        return  # Intel's OpenMP is bound by variables of its own; or this is done already
+    executor.rlcore_begin = executor.WorkerProc.worker_main
+
+    def begin(**arguments: Any) -> None:
+        bind_threads()
+        executor.rlcore_begin(**arguments)
+
+    executor.WorkerProc.worker_main = staticmethod(begin)
+    executor.get_mp_context = partial(multiprocessing.get_context, "fork")
+
+
+def bind_threads() -> None:
+    """Compute on the cores that vLLM has written into this rank's environment, with a thread for each."""
+    variables = (os.environ.get(name, "") for name in ("GOMP_CPU_AFFINITY", "OMP_PLACES"))
+    cores = [int(core) for core in re.findall(r"\d+", next(filter(None, variables), ""))]
+    if os.environ.get("OMP_NUM_THREADS") == str(len(cores)):
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))
+
+
+def replace_kernels_once() -> None:
+    """On a CPU vLLM looks in every module for Triton's kernels whenever an engine starts, to put others in their place. Let the
+    second engine of a process find them replaced: modules that come later import the replacements."""
+    try:
+        from vllm.triton_utils import dispatcher
+    except ImportError:  # in versions that have none
+        return
+    if hasattr(dispatcher, "rlcore_register"):
+        return
+    dispatcher.rlcore_register = dispatcher.register_kernels
+
+    def register(overrides: Mapping[str, Any]) -> None:
+        if not overrides.keys() <= dispatcher._registry.keys():
+            dispatcher.rlcore_register(overrides)
+
+    dispatcher.register_kernels = register
+
+
 def keep_sampler_eager() -> None:
     """Run the one function of the sampler that vLLM compiles whatever enforce_eager says, and that costs 10 s, as it is."""
     from vllm.v1.sample import sampler
@@ -177,7 +224,7 @@ def import_constants() -> None:
         importlib.import_module("flashinfer")
 
 
-_allocators: list[Any] = []
+kept_allocators: list[Any] = []
 """Allocators of engines that are closed, kept for what torch frees later."""
 
 
@@ -186,7 +233,7 @@ def keep_allocators() -> None:
     of the pools is freed later, such as the sampler's states."""
     cumem = sys.modules.get("vllm.device_allocator.cumem")
     if cumem is not None and cumem.CuMemAllocator.instance is not None:
-        _allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
+        kept_allocators.extend(allocator for _, allocator in cumem.CuMemAllocator.instance.allocator_and_pools.values())
 
 
 def forget_layers() -> None:

@@ -50,7 +50,7 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._receiver: Receiver | None = None
-        self._loader: Loader | None = None
+        self.loader: Loader | None = None
         self._expected: dict[str, tuple[int, ...]] | None = None
         self._manifest: Manifest | None = None
         self._specs: dict[str, TensorSpec] = {}
@@ -95,15 +95,15 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     def abandon(self) -> None:
         """End a refit that failed; the next one must be complete, as each is."""
         self._manifest = None
-        if self._loader is not None:
-            self._loader.abandon()
+        if self.loader is not None:
+            self.loader.abandon()
         if self._receiver is not None:
             self._receiver.end()
 
     def shutdown(self) -> None:
         """Let the model go, which is freed next: vLLM's allocator on GPUs takes no other engine while any of it is left."""
         self._disconnect()
-        self._loader = None
+        self.loader = None
         self.model = self._default_model = None
 
     @staticmethod
@@ -122,20 +122,20 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         return self._receiver
 
     def _ready_loader(self) -> Loader:
-        if self._loader is None or self._manifest is None:
+        if self.loader is None or self._manifest is None:
             raise RefitError("refit: weights came before the manifest")
-        return self._loader
+        return self.loader
 
     def _begin(self, manifest: Manifest) -> None:
         if self._expected is None:
             self._expected = expected_shapes(self.model_config.hf_config, self.model_config.trust_remote_code)
         manifest.check(self._expected)
         self._connected().begin(manifest.persistent)
-        if self._loader is None:
-            self._loader = Loader(self.model, self.model_config, self.device)
+        if self.loader is None:
+            self.loader = Loader(self.model, self.model_config, self.device)
         self._specs = {spec.name: spec for spec in manifest.specs}
         self._manifest = manifest
-        self._loader.begin()
+        self.loader.begin()
 
     def _take(self, bucket: Mapping[str, Any]) -> None:
         loader, receiver, names = self._ready_loader(), self._connected(), bucket["names"]

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from rlcore.config.model import ModelConfig
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
+from rlcore.spi import Row
 from rlcore.testing.models import make_tokenizer
 
 
@@ -32,3 +35,8 @@ def write_jsonl(tmp_path: Path) -> Callable[[Sequence[Mapping[str, Any]]], str]:
         return str(path)
 
     return write
+
+
+def rows_of_file(source: Literal["jsonl", "parquet"], path: Path | str, **options: Any) -> Sequence[Row]:
+    """The rows that `[data.train]` takes from a file; `options` are further keys of that section."""
+    return load_rows(DatasetConfig(source=source, path=str(path), **options), "train", None)

@@ -69,7 +69,7 @@ def test_all_prompts_are_rendered_whatever_the_chunks(tokenizer, data, chunk):
 def test_prompts_over_the_limit_are_dropped_and_counted(tokenizer, data, limit):
     short = [index for index, text in enumerate(data) if len(text) <= limit]
     if not short:
-        with pytest.raises(DataError, match=rf"all {len(data)} rows are over the limit, so none is left"):
+        with pytest.raises(DataError, match=f"all {len(data)} rows"):
             render(rows_of(*data), tokenizer, DROP, limit)
         return
     rendered = render(rows_of(*data), tokenizer, DROP, limit)
@@ -92,9 +92,9 @@ def test_rows_of_a_jsonl_file_are_named_by_their_line(tokenizer, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1"}\n\n\n{"prompt": "1+1+1="}\n')
     rows = load_rows(DatasetConfig(source="jsonl", path=str(path)), "train", None)
-    with pytest.raises(DataError, match=r"row 1 \(the first is 0; line 4 of the file\) has a prompt of 6 tokens"):
+    with pytest.raises(DataError, match=r"row 1 \(.*line 4 .*\) .* 6 tokens"):
         render(rows, tokenizer, limit=5)
-    with pytest.raises(DataError, match=r"row 0 \(the first is 0; line 1 of the file\): found no field 'completion'"):
+    with pytest.raises(DataError, match=r"row 0 \(.*line 1 .*\): .* 'completion'"):
         demonstrate(rows, tokenizer)
 
 
@@ -122,7 +122,7 @@ def test_a_row_without_a_prompt_is_named(tokenizer, row, message):
 
 
 def test_a_prompt_without_tokens_is_named(tokenizer):
-    with pytest.raises(DataError, match=r"the prompt of row 0 .* has no tokens"):
+    with pytest.raises(DataError, match="row 0 .* no tokens"):
         render([{}], tokenizer, observe=lambda rows: [Observation(text="") for _ in rows])
 
 
@@ -163,9 +163,7 @@ def test_long_completions_count_their_end_and_are_dropped_or_named(tokenizer):
     rows = [{"prompt": "1=", "completion": completion} for completion in ("12", "123", "1")]
     dropped = demonstrate(rows, tokenizer, DROP, response_limit=3)
     assert (dropped.rows.tolist(), dropped.num_dropped) == ([0, 2], 1)
-    with pytest.raises(
-        DataError, match=r"row 1 .* completion of 4 tokens; expected at most 3 \(rollout\.max_response_tokens\)"
-    ):
+    with pytest.raises(DataError, match=r"row 1 .* 4 tokens; .* 3 \(rollout\.max_response_tokens\)"):
         demonstrate(rows, tokenizer, response_limit=3)
 
 

@@ -90,7 +90,7 @@ def test_messages_without_a_chat_template(directory):
 
 def test_messages_that_the_chat_template_refuses(directory):
     tokenizer = load(directory, chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(DataError, match=r"chat template refuses the messages .*roles must alternate"):
+    with pytest.raises(DataError, match="roles must alternate"):
         tokenizer.render_chat([{"role": "user", "content": "hi"}])
 
 

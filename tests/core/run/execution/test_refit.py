@@ -15,7 +15,7 @@ from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.in_process import in_process
 from rlcore.run.report.progress import Progress
-from rlcore.spi import CheckpointError, RefitError, WorkerError, hookimpl
+from rlcore.spi import CheckpointError, RefitError, SampleFeed, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
@@ -44,15 +44,31 @@ class Mortal(FakeGenerator):
             raise WorkerError(f"engine 0 died in {hook}\nits last lines")
 
     @hookimpl
-    def generate(self, request):
-        result = super().generate(request)
-        self.survive("generate")
-        return result
+    def stream(self, request):
+        return super().stream(evolve(request, feed=Watched(request.feed, lambda: self.survive("stream"))))
 
     @hookimpl
     def refit(self, request):
         self.survive("refit")
         return super().refit(request)
+
+
+class Watched:
+    """A feed that calls `survive` once, as soon as it has been handed samples."""
+
+    def __init__(self, feed: SampleFeed, survive: Callable[[], None]) -> None:
+        self.feed, self.survive = feed, survive
+        self.is_new = True
+        self.end = feed.end
+
+    def take(self, *, wait: bool) -> Any:
+        return self.feed.take(wait=wait)
+
+    def deliver(self, samples: Any, result: Any) -> None:
+        self.feed.deliver(samples, result)
+        if self.is_new:
+            self.is_new = False
+            self.survive()
 
 
 class Notes(Progress):
@@ -88,17 +104,17 @@ def test_what_a_dead_worker_took_with_it_is_generated_again(run: Run, mortal: Re
     """With the metrics of an undisturbed run."""
     Mortal.dies()
     run("run.name=undisturbed", registry=mortal)
-    Mortal.dies(generate={2, 4, 7}, refit={3})
+    Mortal.dies(stream={2, 4, 7}, refit={3})
     notes = Notes()
     run("run.name=disturbed", registry=mortal, progress=notes)
     undisturbed, disturbed = (read_metrics(tmp_path / "runs" / name) for name in ("undisturbed", "disturbed"))
     assert disturbed == undisturbed
     assert len(notes.texts) == 4
-    assert sum("generation failed and is tried again: engine 0 died in generate" in text for text in notes.texts) == 3
+    assert sum("generation failed and is tried again: engine 0 died in stream" in text for text in notes.texts) == 3
     assert sum("refit to version" in text and "its last lines" not in text for text in notes.texts) == 1
 
 
-@pytest.mark.parametrize("hook", ["generate", "refit"])
+@pytest.mark.parametrize("hook", ["stream", "refit"])
 def test_a_worker_that_keeps_dying_ends_the_run(run: Run, mortal: Registry, tmp_path: Path, hook: str) -> None:
     """After refit.max_attempts, with what was done before intact."""
     Mortal.dies(**{hook: set(range(4, 100))})
@@ -141,7 +157,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_evaluation_by_itself_is_tried_again_too(prepared: Any, mortal: Registry) -> None:
     figures = []
     for dead in (set(), {1}):
-        Mortal.dies(generate=dead)
+        Mortal.dies(stream=dead)
         options: dict[str, Any] = {"checkpoint": None, "progress": Progress(), "tokenizer": FakeTokenizer()}
         figures.append(evaluate(prepared(registry=mortal), **options))
     assert figures[0] == figures[1]
@@ -155,7 +171,7 @@ def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, morta
     Mortal.dies()
     run("run.num_steps=2", *RESTARTS, registry=mortal)
     cluster += ["rank 1", "rank 0"]
-    Mortal.dies(generate={3})
+    Mortal.dies(stream={3})
     odd, notes = evolve(mortal, warnings=("a plugin is odd",)), Notes()
     run("run.num_steps=4", "optimizer.learning_rate=0.05", *RESTARTS, resume=True, registry=odd, progress=notes)
     assert notes.texts == [
@@ -163,13 +179,13 @@ def test_what_a_run_says_of_its_recipe_and_its_data_it_says_once(run: Run, morta
         "a plugin is odd",
         "restart 1 of 3, from the newest checkpoint: build: rank 0 died",
         "restart 2 of 3, from the newest checkpoint: build: rank 1 died",
-        "restart 3 of 3, from the newest checkpoint: engine 0 died in generate",
+        "restart 3 of 3, from the newest checkpoint: engine 0 died in stream",
     ]
 
 
 def test_checkpoints_that_are_gone_when_workers_start_anew_are_said(run: Run, mortal: Registry, cluster: list[str]) -> None:
-    Mortal.dies(generate={5})
-    with pytest.raises(CheckpointError, match="holds no checkpoint; .* that of step 3 was saved"):
+    Mortal.dies(stream={5})
+    with pytest.raises(CheckpointError, match="no checkpoint; .* step 3"):
         run(*RESTARTS, registry=mortal, progress=RemovesCheckpoints())
 
 
@@ -185,7 +201,7 @@ class RemovesCheckpoints(Progress):
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_workers(run: Run, mortal: Registry, cluster: list[str]) -> None:
-    Mortal.dies(generate={5})
+    Mortal.dies(stream={5})
     summary = run(*RESTARTS, registry=mortal, progress=SlowSteps())
     assert summary["total_s"] - summary["setup_s"] > SlowSteps.SECONDS, "what came before the restart is no set-up"
 

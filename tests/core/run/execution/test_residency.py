@@ -56,8 +56,8 @@ def observer(watch: Watch) -> object:
             return (yield)
 
         @mark(wrapper=True)
-        def generate(self, request):
-            watch.note(request, "generate")
+        def stream(self, request):
+            watch.note(request, "stream")
             return (yield)
 
         @mark(wrapper=True)
@@ -78,7 +78,7 @@ def test_the_generator_sleeps_while_the_trainer_works(run: Run) -> None:
     # The trainer moves nothing, and gives back what it holds unused, before each of the generator's two stages.
     wake = ["device/device", "device/host", "export_weights", "device/device", "device/device"]
     step = ["host/host/discard", "train_step", *wake]
-    assert watch.calls == ["device/device", "export_weights", "generate", *step, "generate", *step]
+    assert watch.calls == ["device/device", "export_weights", "stream", *step, "stream", *step]
 
 
 def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
@@ -86,7 +86,7 @@ def test_a_trainer_that_cannot_move_is_left_alone(run: Run) -> None:
     fixed = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capabilities.RESIDENCY})
     run("run.device=cuda", "model.dtype=float32", *SHORT, registry=registry(watch, trainer=fixed))
     step = ["host/host/discard", "train_step", "device/host", "export_weights", "device/device"]
-    assert watch.calls == ["export_weights", "generate", *step, "generate", *step]
+    assert watch.calls == ["export_weights", "stream", *step, "stream", *step]
 
 
 def test_the_trainer_makes_room_too(run: Run) -> None:
@@ -94,7 +94,7 @@ def test_the_trainer_makes_room_too(run: Run) -> None:
     run("run.device=cuda", "model.dtype=float32", "residency.offload_trainer=all", *SHORT, registry=registry(watch))
     wake = ["device/host", "device/host", "export_weights", "host/host", "device/device"]
     step = ["host/host/discard", "device/device", "train_step", *wake]
-    assert watch.calls == ["host/host", *wake, "generate", *step, "generate", *step]  # the first for the generator's start
+    assert watch.calls == ["host/host", *wake, "stream", *step, "stream", *step]  # the first for the generator's start
 
 
 def test_a_generator_that_keeps_its_weights_is_not_refitted_for_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,8 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import (
-    ConfigError,
-    ModelError,
-)
-from rlcore.testing.fakes import fake_registry
+from rlcore.spi import ConfigError, ModelError, capabilities
+from rlcore.testing.fakes import FAKE_ENVIRONMENT, fake_registry
 
 Prepare = Callable[..., RunPlan]
 
@@ -53,6 +50,17 @@ def test_what_can_only_be_meant_as_a_path_is_not_looked_for_on_the_hub(
         prepared(f"model.path={named}", registry=reading("trainer"))
     (problem,) = raised.value.problems
     assert (problem.found, problem.remedy) == ("no such directory", remedy.format(folder=tmp_path / "here"))
+
+
+def test_a_name_on_the_hub_that_a_folder_beside_the_recipe_makes_a_path_says_so(prepared: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "Qwen").mkdir()
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('path = "none"', 'path = "Qwen/Qwen3-0.6B"'))
+    with pytest.raises(ModelError) as raised:
+        prepared(registry=reading("trainer"))
+    (problem,) = raised.value.problems
+    assert problem.path == str(tmp_path / "Qwen" / "Qwen3-0.6B")
+    assert str(tmp_path / "Qwen") in problem.remedy
 
 
 def test_one_that_reads_something_else_is_left_to_its_own_check(prepared: Prepare) -> None:
@@ -98,3 +106,31 @@ def test_demonstrations_are_learned_at_no_temperature(run: Run) -> None:
     (problem,) = raised.value.problems
     assert problem.path == "rollout.temperature"
     assert problem.found.startswith("0.7, with algorithm 'fake'")
+
+
+AGENTS = evolve(FAKE_ENVIRONMENT, capabilities={capabilities.AGENT}, backend="rlcore.agents.environment:AgentBackend")
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("rollout.max_turns=2", "rollout.max_turns"),
+        ('data.train.on_long_prompt="drop"', "data.train.on_long_prompt"),
+    ],
+)
+def test_keys_that_do_nothing_where_agents_run_episodes_are_refused(prepared: Prepare, override: str, path: str) -> None:
+    registry = evolve(
+        fake_registry(),
+        entries=tuple(
+            evolve(entry, provider=AGENTS) if entry.role == "environment" else entry for entry in fake_registry().entries
+        ),
+    )
+    with pytest.raises(ConfigError) as raised:
+        prepared(override, registry=registry)
+    assert [problem.path for problem in raised.value.problems] == [path]
+
+
+def test_a_history_that_only_agents_have_is_refused(prepared: Prepare) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepared('rollout.history="segment"')
+    assert [problem.path for problem in raised.value.problems] == ["rollout.history"]

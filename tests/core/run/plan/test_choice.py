@@ -10,21 +10,22 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.spi import PluginError, capabilities
+from rlcore.spi import AlgorithmContext, PluginError, RolloutBatch, TrainingBatch, capabilities
 from rlcore.testing.fakes import fake_registry
-from rlcore.testing.fakes.providers import FAKE_TRAINER
+from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
 
 
 def test_a_dtype_that_a_backend_does_not_have_is_refused_before_the_run(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"does not compute in bfloat16 \(model.dtype\), only in float16, float32"):
+    with pytest.raises(PluginError, match=r"bfloat16 \(model.dtype\), only in float16, float32"):
         run("model.dtype=bfloat16", "run.num_steps=1")
     assert not (tmp_path / "runs" / "run").exists()
 
 
 def test_a_trainer_of_one_rank_is_refused_for_several(run: Run) -> None:
-    with pytest.raises(PluginError, match=r"lacks the capability 'multi_rank' \(\[cluster\] has 2 ranks\)"):
+    with pytest.raises(PluginError, match=r"'multi_rank' \(\[cluster\] has 2 ranks\)"):
         run("cluster.gpus_per_node=2", "run.num_steps=1")
 
 
@@ -60,3 +61,27 @@ def test_a_trainer_that_would_ignore_it_is_refused(
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers({"trainer": [trainer]}).of("trainer")))
     with pytest.raises(PluginError, match=reason):
         prepared(*overrides, registry=registry)
+
+
+class Failing:
+    """An algorithm that cannot be built."""
+
+    def __init__(self, context: AlgorithmContext, config: FakeAlgorithmConfig) -> None:
+        raise ERRORS[context.seed]
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        raise AssertionError
+
+
+ERRORS = [PluginError("its library is too old"), ZeroDivisionError("its own")]
+
+
+@pytest.mark.parametrize("seed", range(len(ERRORS)))
+def test_what_else_is_wrong_is_told_with_an_algorithm_that_fails_to_build(prepared: Callable[..., RunPlan], seed: int) -> None:
+    providers = {"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Failing")]}
+    others = tuple(entry for entry in fake_registry().entries if entry.role != "algorithm")
+    registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+    with pytest.raises(type(ERRORS[seed])) as raised:
+        prepared(f"run.seed={seed}", 'sinks.names=["absent"]', 'environment.name="absent"', registry=registry)
+    told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+    assert [name in told for name in (str(ERRORS[seed]), "sink 'absent'", "environment 'absent'")] == [True] * 3

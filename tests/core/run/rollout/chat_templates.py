@@ -1,7 +1,18 @@
-"""The chat templates of model families, as far as messages without tools go, and a tokenizer that has their special tokens."""
+"""Chat templates that treat messages and tools as those of model families do, and a tokenizer that has their special tokens."""
 
 import json
 from pathlib import Path
+
+from attrs import frozen
+
+QWEN_TOOLS = """\
+    {{- '# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' }}{{- tool | tojson }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n\\nAnswer within <tool_call></tool_call>.<|im_end|>\\n' }}
+"""
+"""What can be called, at the end of the system message, and how."""
 
 QWEN_ENDING = """\
     {%- elif message.role == "tool" %}
@@ -21,10 +32,13 @@ QWEN_ENDING = """\
 
 QWEN2_5 = (
     """
-{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else 'You are Qwen. You are a helpful assistant.' %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' + system + '\\n\\n' }}
+"""
+    + QWEN_TOOLS
+    + """{%- else %}
+    {{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
     {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
@@ -32,6 +46,85 @@ QWEN2_5 = (
 """
     + QWEN_ENDING
     + "{%- endif %}\n"
+)
+
+LLAMA_3_1 = """\
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}
+{%- if tools %}
+    {{- 'Environment: ipython\n' }}
+{%- endif %}
+{{- 'Today Date: 26 Jul 2024\n\n' + system + '<|eot_id|>' }}
+{%- if tools %}
+    {%- set first = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\n\nCall {"name": function, "parameters": object} of:\n\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\n\n' }}
+    {%- endfor %}
+    {{- first + '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' or message.role == 'ipython' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + message.content | tojson + '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+
+GEMMA_2 = """\
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- raise_exception('System role not supported') }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<start_of_turn>model\n' }}
+{%- endif %}
+"""
+
+GEMMA_3 = """\
+{{- bos_token }}
+{%- set prefix = '' %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set prefix = messages[0]['content'] + '\n\n' %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<start_of_turn>model\n' }}
+{%- endif %}
+"""
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SMOLLM2 = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n' }}{% endif %}"
+    + CHATML
 )
 
 LLAMA_3 = (
@@ -43,7 +136,14 @@ LLAMA_3 = (
 
 QWEN3 = (
     """
-{%- if messages[0].role == 'system' %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+"""
+    + QWEN_TOOLS
+    + """{%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
@@ -81,7 +181,39 @@ QWEN3 = (
 """
 )
 
-SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+SPECIAL_TOKENS = (
+    *("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<|python_tag|>"),
+)
+
+
+@frozen(kw_only=True)
+class Family:
+    """A family's template, and what it does."""
+
+    template: str
+    end: str
+    """The token that ends a turn."""
+    system: bool = True
+    """Whether a conversation may begin with a system message."""
+    results: bool = True
+    """Whether it takes messages of tools."""
+    form: str | None = None
+    """How it has the policy call the tools that it shows; None where it shows none."""
+    keeps_thoughts: bool = True
+    """Whether the thought of a turn stays once a user answers."""
+
+
+FAMILIES = {
+    "chatml": Family(template=CHATML, end="<|im_end|>"),
+    "smollm2": Family(template=SMOLLM2, end="<|im_end|>"),
+    "qwen2.5": Family(template=QWEN2_5, end="<|im_end|>", form="hermes"),
+    "qwen3": Family(template=QWEN3, end="<|im_end|>", form="hermes", keeps_thoughts=False),
+    "llama3": Family(template=LLAMA_3, end="<|eot_id|>"),
+    "llama3.1": Family(template=LLAMA_3_1, end="<|eot_id|>", form="llama3_json"),
+    "gemma2": Family(template=GEMMA_2, end="<end_of_turn>", system=False, results=False),
+    "gemma3": Family(template=GEMMA_3, end="<end_of_turn>", results=False),
+}
 
 
 def set_chat_template(directory: Path, template: str, end: str) -> None:

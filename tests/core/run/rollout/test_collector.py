@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 
-from rlcore.run.protocols import CollectedRollouts, Responses
+from rlcore.run.protocols import CollectedRollouts, ResponseFeed, Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import NOT_GENERATED, RolloutCollector
@@ -32,6 +32,8 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import offsets_of
 from rlcore.testing.fakes import FakeTokenizer
+
+from .answering import answer_stream
 
 TOKENIZER = FakeTokenizer()
 
@@ -57,10 +59,10 @@ class Speller:
             weight_versions=np.full(len(tokens), request.weight_version, np.int32),
             finish_reasons=np.where(lengths < request.max_tokens, FinishReason.STOP, FinishReason.LENGTH).astype(np.uint8),
         )
-        if request.on_finished is not None:
-            for sample in range(len(lengths)):
-                request.on_finished(sample, result)
         return Responses.of(result, TOKENIZER)
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        answer_stream(self.generate, feed)
 
 
 @define
@@ -168,20 +170,22 @@ def test_samples_follow_from_the_seed_and_the_version_is_passed_on(collector) ->
 def test_later_turns_read_the_whole_conversation_and_share_one_budget(collector) -> None:
     made = collector(Echo(num_turns=3), max_turns=3, max_response_tokens=30)
     collected = made.collect(rows("a:"), 0, seed=[1])
-    requests = made.generator.requests
-    assert [request.num_samples for request in requests] == [3, 1, 1]
-    for number, tokens in enumerate(sequences(collected, collected.batch.tokens)):
-        spoken = "".join(
-            TOKENIZER.decode(request.prompts.sequence(number))[len("a:") :] if turn == 2 else ""
-            for turn, request in enumerate(requests)
-        )
-        assert TOKENIZER.decode(tokens).startswith("a:" + spoken)
-        assert TOKENIZER.decode(tokens).count(" more:") == 2
-    left = [request.max_tokens for request in requests]
-    assert (left[0] == 30).all()
-    read = len(" more:")
-    assert (left[2] < left[1] - read).all()
-    assert (collected.num_generated + 2 * read <= 30).all()
+    first, *later = made.generator.requests
+    assert first.num_samples == 3
+    assert (first.max_tokens == 30).all()
+    texts = [TOKENIZER.decode(tokens) for tokens in sequences(collected, collected.batch.tokens)]
+    assert all(text.count(" more:") == 2 for text in texts)
+    contexts = [
+        (TOKENIZER.decode(request.prompts.sequence(number)), int(request.max_tokens[number]))
+        for request in later
+        for number in range(request.prompts.num_sequences)
+    ]
+    assert len(contexts) == 6
+    for context, left in contexts:
+        assert context.endswith(" more:")
+        assert any(text.startswith(context) for text in texts)
+        assert left == 30 - (len(context) - len("a:"))
+    assert (collected.num_generated + 2 * len(" more:") <= 30).all()
     assert collected.environment_metrics == {"turn": 2.0}
 
 
@@ -211,7 +215,7 @@ def test_an_episode_that_cannot_begin_is_masked_and_changes_no_other(collector) 
 def test_a_generator_that_streams_tells_how_far_it_is(collector) -> None:
     made = collector(generator=Speller(frozenset({capabilities.STREAMING})))
     made.collect(rows("a:", "b:"), 0, seed=[0])
-    assert made.progress.finished_samples == [(number, 6) for number in range(1, 7)]
+    assert made.progress.finished_samples[-1] == (6, 6)
 
 
 @pytest.mark.parametrize("prompts", [("a:", "much too long:", "c:")])

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from rlcore.run.rollout import environment_runner
+from rlcore.run.rollout import environment_calls, environment_runner
 from rlcore.run.rollout.environment_runner import EpisodeRunner, Failure
 from rlcore.spi import ContractError, FinishReason, Observation, ResetResult, RewardError, StepResult, Turn
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(environment_runner, "GRACE_S", 0.3)
+    monkeypatch.setattr(environment_calls, "GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_token_that_the_model_does_not_have_is_the_environments():
     runner = EpisodeRunner(
         StepEnvironment(lambda _: going(tokens=beyond)), TIMEOUT_S, "mask", "environment 'acme'", vocab_size=102
     )
-    with pytest.raises(ContractError, match="acme.*the token 102; expected tokens below 102, the model's vocabulary"):
+    with pytest.raises(ContractError, match="acme.* token 102; .* below 102"):
         runner.step_all([0], [turn()])
     runner.close()
 
@@ -187,9 +187,7 @@ def test_a_broken_contract_is_an_error_even_where_failures_are_masked(run, on_er
 
 def test_figures_that_are_not_finite_are_failures_of_the_environment():
     runner = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, owner="environment 'acme' (acme 1.0)")
-    with pytest.raises(
-        RewardError, match=r"environment 'acme' \(acme 1\.0\)\.step, episode 0 of 1 .*returned the reward 1e\+300"
-    ):
+    with pytest.raises(RewardError, match=r"environment 'acme' \(acme 1\.0\)\.step, episode 0 .* reward 1e\+300"):
         runner.step_all([0], [turn()])
     runner.close()
     masking = EpisodeRunner(StepEnvironment(lambda _: done(1e300)), TIMEOUT_S, "mask")
@@ -202,7 +200,7 @@ def test_functions_that_are_not_async_break_the_contract():
         def step(self, state, turn):
             return done(1.0)
 
-    with pytest.raises(ContractError, match="returned StepResult at once; expected an awaitable: write it as `async def`"):
+    with pytest.raises(ContractError, match="StepResult at once; .*`async def`"):
         EpisodeRunner(Plain(), TIMEOUT_S).step_all([0], [turn()])
 
 
@@ -211,7 +209,7 @@ def test_resets_get_their_rows_and_seeds_and_are_checked():
     resets = with_runner.reset_all([{"prompt": "a"}, {"prompt": "b"}], np.asarray([7, 8]))
     assert [reset.observation.text for reset in resets] == ["a 7", "b 8"]
     assert [reset.state for reset in resets] == [{"prompt": "a"}, {"prompt": "b"}]
-    with pytest.raises(RewardError, match=r"environment\.reset, episode 1 of 2 \(row \{'no': 1\}\), raised KeyError: 'prompt'"):
+    with pytest.raises(RewardError, match=r"environment\.reset, episode 1 .*\(row \{'no': 1\}\).* KeyError: 'prompt'"):
         with_runner.reset_all([{"prompt": "a"}, {"no": 1}], [0, 0])
     with pytest.raises(ContractError, match="found 1 rows and 2 seeds"):
         with_runner.reset_all([{}], [0, 1])

@@ -28,7 +28,7 @@ class Counting(FakeEnvironment):
     async def step(self, state: Any, turn: Turn) -> StepResult:
         Counting.at_work += 1
         Counting.most = max(Counting.most, Counting.at_work)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.1)
         Counting.at_work -= 1
         return await super().step(state, turn)
 

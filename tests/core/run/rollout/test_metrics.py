@@ -22,10 +22,13 @@ COLLECTED = CollectedRollouts(
     success=np.asarray([True, False, False, True]),
     responses=["", "", "", ""],
     num_generated=np.asarray([1, 2, 3, 2]),
+    failed=np.asarray([False, False, True, False]),
+    timed_out=np.asarray([False, False, True, False]),
+    truncated=np.asarray([False, True, True, False]),
     environment_metrics={"share": 0.25},
 )
 """Four samples, the third of which the environment failed on."""
-ALL_FAILED = evolve(COLLECTED, valid=np.zeros(4, np.bool_))
+ALL_FAILED = evolve(COLLECTED, valid=np.zeros(4, np.bool_), failed=np.ones(4, np.bool_))
 
 
 def test_rewards_are_those_of_valid_samples_and_lengths_those_of_all() -> None:
@@ -38,6 +41,7 @@ def test_rewards_are_those_of_valid_samples_and_lengths_those_of_all() -> None:
             "response_length_max": 3.0,
             "truncated_fraction": 0.5,
             "environment/failed": 1.0,
+            "environment/timed_out": 1.0,
             "environment/share": 0.25,
         }
     )

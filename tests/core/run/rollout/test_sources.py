@@ -1,6 +1,6 @@
 """Which rows and draws each step and each evaluation has."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import pandas
 import pytest
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.protocols import CollectedRollouts
-from rlcore.run.rollout.collector import RolloutCollector
+from rlcore.run.rollout import collector, sources
+from rlcore.run.rollout.episode_starts import StepPlan
 from rlcore.spi import (
     EnvironmentContext,
     Row,
@@ -22,15 +22,16 @@ Run = Callable[..., dict[str, Any]]
 def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]]:
     """The prompts of every step and of every evaluation, by purpose."""
     found: dict[int, list[list[str]]] = {Stream.ROLLOUTS: [], Stream.EVALUATION: []}
-    collect = RolloutCollector.collect
 
-    def recorded(
-        self: RolloutCollector, rows: Sequence[Row], weight_version: int, seed: Sequence[int], *spare: Iterable[Row]
-    ) -> CollectedRollouts:
-        found[seed[1]].append([str(row["prompt"]) for row in rows])
-        return collect(self, rows, weight_version, seed, *spare)
+    def record(purpose: Stream) -> Callable[..., StepPlan]:
+        def recorded(*, rows: Sequence[Row], **others: Any) -> StepPlan:
+            found[purpose].append([str(row["prompt"]) for row in rows])
+            return StepPlan(rows=rows, **others)
 
-    monkeypatch.setattr(RolloutCollector, "collect", recorded)
+        return recorded
+
+    monkeypatch.setattr(sources, "StepPlan", record(Stream.ROLLOUTS))
+    monkeypatch.setattr(collector, "StepPlan", record(Stream.EVALUATION))
     return found
 
 

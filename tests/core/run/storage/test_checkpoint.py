@@ -89,7 +89,7 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     def full(directory: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(directory))
 
-    with pytest.raises(StorageError, match=r"No space left on device.*MiB free|MiB free.*No space left on device"):
+    with pytest.raises(StorageError, match=r"No space left.*MiB free|MiB free.*No space left"):
         save_checkpoint(tmp_path, state(2), full, keep=1)
     assert newest_checkpoint(tmp_path, pytest.fail) == tmp_path / "step-000001"
 
@@ -116,9 +116,9 @@ def test_a_damaged_checkpoint_that_was_named_asks_for_an_intact_one(tmp_path: Pa
     saved = save(tmp_path, 3)
     assert require_intact(saved) == saved
     (saved / "loop.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-000003 is no intact .*loop\.json.*Name an intact checkpoint of the run"):
+    with pytest.raises(CheckpointError, match=r"step-000003 .*loop\.json.*Name an intact"):
         require_intact(saved)
-    with pytest.raises(CheckpointError, match=r"step-3 is no intact .*no such folder\. Did you mean .*/step-000003\?"):
+    with pytest.raises(CheckpointError, match=r"step-3 .*Did you mean .*/step-000003\?"):
         require_intact(saved.with_name("step-3"))
 
 

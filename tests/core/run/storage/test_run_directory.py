@@ -34,7 +34,7 @@ def test_rollouts_are_readable_by_pandas(run: Run, tmp_path: Path) -> None:
 def test_a_directory_in_which_another_process_runs_is_left_alone(run: Run, tmp_path: Path, resume: bool) -> None:
     directory = RunDirectory(path=tmp_path / "runs" / "run")
     with directory.locked():
-        with pytest.raises(CheckpointError, match=rf"is in use by a run of another process \(process {os.getpid()} on "):
+        with pytest.raises(CheckpointError, match=rf"in use .*\(process {os.getpid()} on "):
             run(resume=resume)
         assert [file.name for file in directory.path.iterdir()] == [".lock"]
     run(resume=resume)
@@ -44,7 +44,7 @@ def test_a_directory_whose_lock_cannot_be_written_is_said(run: Run, tmp_path: Pa
     directory = tmp_path / "runs" / "run"
     directory.mkdir(parents=True)
     (directory / ".lock").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="the run directory could not be written to"):
+    with pytest.raises(StorageError, match="run directory .* written"):
         run()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from attrs import evolve
 from mutants import killed_by
 
-from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, hookimpl
+from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, StreamResult, hookimpl
 from rlcore.testing.fakes import generator as fake
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.policy import log_softmax
@@ -341,13 +341,13 @@ class PromptsCachedOverRefits(ChangedModule):
 
     @hookimpl
     def generate(self, request):
-        self.key, self.step = request.prompts.tokens.tobytes(), 0
+        self.key, self.num_chosen = request.prompts.tokens.tobytes(), 0
         return super().generate(request)
 
     def my_choose(self, values, sampling, uniform):
-        if self.step == 0:
+        if self.num_chosen == 0:
             values = self.cached.setdefault((self.key, len(values)), values)
-        self.step += 1
+        self.num_chosen += 1
         return self.original["choose"](values, sampling, uniform)
 
 
@@ -472,6 +472,127 @@ class HandsOutUnderAnotherNumber(ChangedRequest):
         return evolve(request, on_finished=lambda sample, result: request.on_finished(last - sample, result))
 
 
+class ChangedFeed(FakeGenerator):
+    """Streams with another feed than the one given."""
+
+    @hookimpl
+    def stream(self, request):
+        return super().stream(evolve(request, feed=self.changed(request.feed)))
+
+
+class Feed:
+    """Passes everything on."""
+
+    def __init__(self, feed):
+        self.feed = feed
+
+    def take(self, *, wait):
+        return self.feed.take(wait=wait)
+
+    def deliver(self, samples, result):
+        self.feed.deliver(samples, result)
+
+
+@killed_by("test_requests_join_a_stream_that_runs")
+class StreamsOneRequestAfterAnother(FakeGenerator):
+    """What comes while samples are made waits until all of them have ended."""
+
+    @hookimpl
+    def stream(self, request):
+        number = 0
+        while (taken := request.feed.take(wait=True)) is not None:
+            for one in taken:
+                samples = self.begin(one)
+                while samples.left.size:
+                    ended = self.step(samples)
+                    if ended.size:
+                        request.feed.deliver(number + ended, samples.result(ended))
+                number += len(one.seeds)
+        return StreamResult()
+
+
+@killed_by("test_requests_join_a_stream_that_runs")
+class StreamsWithTheFirstSampling(ChangedFeed):
+    def changed(self, feed):
+        class First(Feed):
+            sampling = None
+
+            def take(self, *, wait):
+                taken = super().take(wait=wait)
+                for one in taken or ():
+                    self.sampling = self.sampling or one.sampling
+                return taken if taken is None else [evolve(one, sampling=self.sampling) for one in taken]
+
+        return First(feed)
+
+
+@killed_by("test_a_stream_that_ends_hands_out_what_has_not")
+class StreamFinishesWhatItHas(FakeGenerator):
+    """Goes on after the stream's end until every sample has ended."""
+
+    @hookimpl
+    def stream(self, request):
+        cut = self.finishing(request.feed)
+        return super().stream(evolve(request, feed=cut))
+
+    def finishing(self, feed):
+        class Finishing(Feed):
+            left, ended = 0, False
+
+            def take(self, *, wait):
+                taken = None if self.ended else super().take(wait=wait)
+                self.ended = taken is None
+                self.left += sum(len(one.seeds) for one in taken or ())
+                return None if self.ended and not self.left else taken or []
+
+            def deliver(self, samples, result):
+                self.left -= len(samples)
+                super().deliver(samples, result)
+
+        return Finishing(feed)
+
+
+@killed_by("test_a_stream_that_ends_hands_out_what_has_not")
+class StreamDropsWhatHasNotEnded(FakeGenerator):
+    """Hands it out without its tokens."""
+
+    @hookimpl
+    def stream(self, request):
+        class Dropping(Feed):
+            def deliver(self, samples, result):
+                cut = result.finish_reasons == FinishReason.ABORTED
+                if cut.any():
+                    empty = np.zeros(0, np.int32)
+                    result = evolve(
+                        result,
+                        tokens=empty,
+                        offsets=np.zeros(len(cut) + 1, np.int64),
+                        logprobs=np.zeros(0, np.float32),
+                        weight_versions=empty,
+                    )
+                super().deliver(samples, result)
+
+        return super().stream(evolve(request, feed=Dropping(request.feed)))
+
+
+@killed_by("test_weights_change_while_a_stream_runs")
+class StreamKeepsItsFirstWeights(FakeGenerator):
+    """Says the new version all the same."""
+
+    streams = False
+
+    @hookimpl
+    def stream(self, request):
+        self.streams = True
+        try:
+            return super().stream(request)
+        finally:
+            self.streams = False
+
+    def take(self, weights, weight_version):
+        super().take(self.weights if self.streams else weights, weight_version)
+
+
 class ChangedChoice(ChangedModule):
     """Reports the log-probabilities of the distribution asked for, and takes tokens from another."""
 
@@ -511,9 +632,9 @@ class CoolSamplesTooCool(SamplesAtSevenTenthsOfTheTemperature):
 class LastTwentyTokensTooCool(ChangedChoice):
     first, end, share = 60, 80, 0.9
 
-    def sample(self, request, limits):
+    def begin(self, request):
         self.number = 0
-        return super().sample(request, limits)
+        return super().begin(request)
 
     def changed(self, values, asked, sampling):
         self.number += 1
@@ -538,9 +659,9 @@ class LastTokenNeverSampled(ChangedChoice):
 
 @killed_by(MANY)
 class LastTokenNeverSampledLate(LastTokenNeverSampled):
-    def sample(self, request, limits):
+    def begin(self, request):
         self.number = 0
-        return super().sample(request, limits)
+        return super().begin(request)
 
     def changed(self, values, asked, sampling):
         self.number += 1
@@ -567,10 +688,10 @@ class RepetitionPenaltyHidden(ChangedChoice):
 
     penalty = 1.1
 
-    def sample(self, request, limits):
-        self.number, self.seen = 0, np.zeros((len(limits), len(self.weights[fake.TRANSITION])), np.bool_)
-        self.length = limits.copy()
-        return super().sample(request, limits)
+    def begin(self, request):
+        self.length = self.limits(request)
+        self.number, self.seen = 0, np.zeros((len(self.length), len(self.weights[fake.TRANSITION])), np.bool_)
+        return super().begin(request)
 
     def my_choose(self, values, sampling, uniform):
         self.running = np.flatnonzero(self.length > self.number)
@@ -596,22 +717,14 @@ class TopKOfOneIgnored(ChangedModule):
 class TextAroundTheSample(FakeGenerator):
     """Looks for stop strings in another text than that of the sample: `text` of its prompt's and its own."""
 
-    def sample(self, request, limits):
-        parts = []
-        for index, limit in enumerate(limits):
-            prompt = request.prompts.sequence(index // request.num_samples)
-            self.prompt = self.tokenizer.decode(prompt)
-            one = RaggedTokens.from_lists([prompt.tolist()])
-            own = slice(index, index + 1)
-            alone = evolve(request, prompts=one, num_samples=1, seeds=request.seeds[own], max_tokens=request.max_tokens[own])
-            parts.append(super().sample(alone, np.array([limit])))
-        longest = max(part[0].shape[1] for part in parts)
-        padded = [[np.pad(part[number], ((0, 0), (0, longest - part[number].shape[1]))) for part in parts] for number in (0, 1)]
-        return *map(np.concatenate, padded), *(np.concatenate([part[number] for part in parts]) for number in (2, 3))
+    def step(self, samples):
+        prompts, num_samples = samples.request.prompts, samples.request.num_samples
+        self.prompts = [self.tokenizer.decode(prompts.sequence(index // num_samples)) for index in samples.left.tolist()]
+        return super().step(samples)
 
     def stopped(self, tokens, sampling):
         stopped = np.isin(tokens[:, -1], sampling.stop_token_ids)
-        texts = [self.text(self.prompt, self.tokenizer.decode(row)) for row in tokens]
+        texts = [self.text(prompt, self.tokenizer.decode(row)) for prompt, row in zip(self.prompts, tokens, strict=True)]
         return stopped | np.array([any(stop in text for stop in sampling.stop_strings) for text in texts], np.bool_)
 
 

@@ -3,7 +3,7 @@
 Shapes: N samples, G groups. `group_of` int64 [N] is each sample's group, counted from 0 without gaps.
 """
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,17 @@ RELATIVE_RESOLUTION = 1e-6
 """Rewards of a group that differ by no more than this share of their magnitude are equal: about eight float32 roundings."""
 
 
+class AdvantageOptions(TypedDict):
+    """What advantages of a group are taken against, and divided by."""
+
+    baseline: Literal["group_mean", "leave_one_out"]
+    normalisation: Literal["std", "none"]
+    epsilon: float
+
+
 def group_advantages(
-    rewards: NDArray[np.float32],
-    group_ids: NDArray[np.int32],
+    rewards: NDArray[np.floating[Any]],
+    group_ids: NDArray[np.integer[Any]],
     *,
     baseline: Literal["group_mean", "leave_one_out"],
     normalisation: Literal["std", "none"],
@@ -47,7 +55,36 @@ def group_advantages(
     return centred * scale[group_of]
 
 
-def _groups(group_ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def turn_advantages(
+    rewards: NDArray[np.float32],
+    num_turns: NDArray[np.int64],
+    group_ids: NDArray[np.int32],
+    **options: Unpack[AdvantageOptions],
+) -> Float64Array:
+    """float64 [K]: of each turn, `group_advantages` of its reward-to-go among the turns of its group with the same number.
+
+    The reward-to-go of episode i's turn k is G_ik = Σ_{l≥k} r_il, undiscounted (Williams, 1992; Sutton and Barto, 2018, section
+    13.3): what a turn could not change is no part of its advantage. The baseline depends on group and k alone (section 13.4).
+    With one turn each it is group_advantages. A turn that no other episode of its group has gets 0. `rewards` [K] are those of
+    all N episodes' turns, in order; `num_turns` and non-decreasing `group_ids` are [N].
+    """
+    if not len(rewards):
+        return np.zeros(0)
+    ends = np.cumsum(num_turns)
+    before = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
+    to_go = np.repeat(before[ends], num_turns) - before[:-1]
+    paid = np.concatenate([[0.0], np.cumsum(np.abs(rewards), dtype=np.float64)])
+    # Rewards that cancel leave roundings, which must not pass for differences.
+    to_go[np.abs(to_go) <= RELATIVE_RESOLUTION * np.repeat(paid[ends] - paid[ends - num_turns], num_turns)] = 0.0
+    number = np.arange(len(rewards)) - np.repeat(ends - num_turns, num_turns)
+    cells = np.repeat(group_ids, num_turns).astype(np.int64) * (int(num_turns.max()) + 1) + number
+    order = np.argsort(cells, kind="stable")
+    advantages = np.zeros(len(rewards))
+    advantages[order] = group_advantages(to_go[order], cells[order], **options)
+    return advantages
+
+
+def _groups(group_ids: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """First sample and size of each group, and each sample's group counted from 0 without gaps."""
     begins = np.diff(group_ids, prepend=group_ids[0] - 1) != 0
     starts = np.flatnonzero(begins)

@@ -9,8 +9,9 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.datasets import COMPLETION, PROMPT, Split, prompt_fault, row_name
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.datasets import Split, row_name
+from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
+from rlcore.run.data.tokenizer import Tokenizer, reads
 from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
 
 CHUNK_ROWS = 2048
@@ -45,8 +46,15 @@ class Demonstrations:
 
 def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
     """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
-    settings want one; messages go through the chat template; tokens stay."""
-    texts = [prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages) for prompt in prompts]
+    settings want one; messages go through the chat template; tokens stay. DataError for tools that the template never shows."""
+    if any(prompt.tools for prompt in prompts) and not reads("tools", tokenizer.chat_template):
+        raise spi.DataError(
+            "a prompt has tools, but the chat template never shows any. Set model.chat_template to one that does, or let the "
+            "environment describe them in a message and read the calls itself"
+        )
+    texts = [
+        prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages, prompt.tools) for prompt in prompts
+    ]
     encoded = iter(tokenizer.encode_batch([text for text in texts if text is not None]))
     prefix = list(tokenizer.prompt_prefix)
     tokens: list[Sequence[int]] = []

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from attrs import frozen
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
-from rlcore.spi import ConfigError, DataError, Message, ModelError, Problem
+from rlcore.spi import ConfigError, DataError, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
 
@@ -45,7 +45,11 @@ class Tokenizer(Protocol):
     def show(self, tokens: Sequence[int] | Int32Array) -> str:
         """Text with special tokens, as the model sees it."""
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template, for those who look at what it has in it; None where there is none."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
 
 
@@ -90,7 +94,12 @@ class PretrainedTokenizer:
     def show(self, tokens: Sequence[int] | Int32Array) -> str:
         return str(self.backend.decode(tokens, skip_special_tokens=False))
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    @property
+    def chat_template(self) -> str | None:
+        template = self.backend.chat_template
+        return None if template is None else str(template)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if self.backend.chat_template is None:
             raise DataError(
                 "a prompt is a list of chat messages, but the tokenizer has no chat template. Set model.chat_template "
@@ -99,7 +108,11 @@ class PretrainedTokenizer:
         conversation = [dict(message) for message in messages]
         try:
             text = self.backend.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, **self.model.chat_template_kwargs
+                conversation,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.model.chat_template_kwargs,
             )
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
@@ -173,7 +186,7 @@ def chat_template_with_defaults(tokenizer: PretrainedTokenizer) -> str:
 
 def _check_template_variables(template: object, model: ModelConfig) -> None:
     """ConfigError for variables that the template never reads, so that they would do nothing."""
-    unread = [name for name in model.chat_template_kwargs if re.search(rf"\b{re.escape(name)}\b", str(template or "")) is None]
+    unread = [name for name in model.chat_template_kwargs if not reads(name, str(template or ""))]
     if unread:
         what = "a tokenizer without a chat template" if template is None else "a chat template that never reads it"
         raise ConfigError(
@@ -182,6 +195,11 @@ def _check_template_variables(template: object, model: ModelConfig) -> None:
                 for name in unread
             ]
         )
+
+
+def reads(name: str, template: str | None) -> bool:
+    """Whether a variable occurs in a template."""
+    return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
 
 
 def _model_error(found: str, expected: str, remedy: str) -> ModelError:

@@ -12,7 +12,8 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import Minibatch, Responses
+from rlcore.run.execution.streams import run_stream
+from rlcore.run.protocols import Minibatch, ResponseFeed, Responses
 from rlcore.run.train_step.microbatches import plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
@@ -127,6 +128,10 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     def generate(self, request: spi.GenerateRequest) -> Responses:
         """Sample responses."""
         return Responses.of(self.handle.generate(request), self.tokenizer)
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        """Generate what a feed brings until it ends."""
+        run_stream(self.handle, self.tokenizer, feed, weight_version)
 
 
 def _cut(batch: spi.TokenBatch, plan: list[Int64Array]) -> tuple[spi.TokenBatch, ...]:

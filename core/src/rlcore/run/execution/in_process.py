@@ -28,9 +28,8 @@ class InProcessRoute:
     def sync_weights(self, order: RefitCommand) -> None:
         """Export the trainer's weights and refit the generator with them."""
         export = self.trainer.export_weights(order.export)
-        # The loop refits after every update and before it generates again, so the generator may share the trainer's tensors.
-        version = order.export.weight_version
-        self.generator.refit(RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True))
+        version, may_alias = order.export.weight_version, order.may_alias
+        self.generator.refit(RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=may_alias))
 
 
 @contextmanager

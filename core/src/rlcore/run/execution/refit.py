@@ -25,6 +25,8 @@ class Refitter:
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int
+    may_alias: bool
+    """Whether the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
     progress: Progress
     version: int = -1
@@ -42,6 +44,7 @@ class Refitter:
             dtype=plan.model.dtype,
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
+            may_alias=not plan.overlaps,
             clock=clock,
             progress=progress,
         )
@@ -54,7 +57,7 @@ class Refitter:
         with self.clock.phase("refit"):
             for attempt in range(1, self.max_attempts + 1):
                 try:
-                    self.route.sync_weights(RefitCommand(export=export, channel=self.channel))
+                    self.route.sync_weights(RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias))
                     break
                 except (RefitError, WorkerError) as error:
                     if attempt == self.max_attempts or not self.generator.is_usable:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
 from rlcore.model_files import model_problems
@@ -18,7 +19,12 @@ def check_plan(plan: RunPlan) -> None:
     """Raise ConfigError with all that is wrong; ModelError where the model alone is."""
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.sinks)
-    problems = [*_missing_ray(recipe), *_impossible(recipe, needs), *sharing_problems(recipe, plan.ranks_per_generator)]
+    problems = [
+        *_missing_ray(recipe),
+        *_impossible(recipe, needs),
+        *_agent_problems(plan),
+        *sharing_problems(recipe, plan.ranks_per_generator),
+    ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
     context = CheckContext(
@@ -31,6 +37,7 @@ def check_plan(plan: RunPlan) -> None:
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
+        max_turns=recipe.rollout.max_turns,
         environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
     )
     for entry in plugins:
@@ -82,6 +89,14 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             expected=f"at least {needs.min_samples_per_prompt} for algorithm {recipe.algorithm.name!r}",
             remedy="Raise it; a group's statistics need several samples.",
         )
+    if recipe.async_.max_staleness and needs.source == "rollouts" and not needs.corrects_staleness:
+        yield Problem(
+            path="async.max_staleness",
+            found=f"{recipe.async_.max_staleness}, with algorithm {recipe.algorithm.name!r} as configured, which takes all "
+            "samples for the present policy's",
+            expected="0, or an algorithm that corrects for older weights by the ratio to the probabilities sampled with",
+            remedy="Leave the key out, or turn the algorithm's importance correction on.",
+        )
     yield from _pointless(recipe, needs)
 
 
@@ -96,6 +111,8 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
         )
     if needs.source == "rollouts":
         return
+    if recipe.async_ != AsyncConfig():
+        yield Problem(path="async", found=f"the section, {algorithm} trains on no rollouts", expected="no such section")
     if rollout.replay_routing:
         yield Problem(
             path="rollout.replay_routing",
@@ -109,6 +126,45 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             expected="1.0: what is learned would be the probabilities at that temperature",
             remedy="Leave it out; evaluation.temperature is that of evaluations.",
         )
+
+
+def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Keys that do nothing where agents run the episodes, and those that do something there alone."""
+    rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
+    if not plan.runs_agents:
+        if rollout.history == "segment":
+            expected = '"refuse" or "as_seen" where no agent runs the episodes'
+            yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
+        return
+    agents = f"with environment {name!r}, whose agents run the episodes"
+    if not is_installed("aiohttp"):
+        remedy = "Run: pip install 'rlcore[serve]'"
+        yield Problem(path="environment", found=f"{name!r}, without the package aiohttp", expected="the package", remedy=remedy)
+    if rollout.max_turns != 1:
+        expected = "1, the default: an agent asks as often as it likes"
+        yield Problem(path="rollout.max_turns", found=f"{rollout.max_turns}, {agents}", expected=expected)
+    if rollout.history == "as_seen":
+        expected = '"refuse" or "segment": a session tells the template the whole chat'
+        yield Problem(path="rollout.history", found=f'"as_seen", {agents}', expected=expected)
+    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation", "tool_parser"):
+        default = getattr(RolloutConfig(), key)
+        if (value := getattr(rollout, key)) != default:
+            expected = f"{default}, the default: agents bound and read their turns themselves"
+            yield Problem(path=f"rollout.{key}", found=f"{value}, {agents}", expected=expected)
+    if rollout.replay_routing:
+        expected = "false: what sessions record has no routing"
+        yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
+    if plan.recipe.async_ != AsyncConfig():
+        expected = "no such section: what an agent does cannot be left and taken up again"
+        yield Problem(path="async", found=f"the section, {agents}", expected=expected)
+    if rollout.refill_equal_rewards:
+        expected = "false: groups of agents are not replaced"
+        yield Problem(path="rollout.refill_equal_rewards", found=f"true, {agents}", expected=expected)
+    for split in ("train", "evaluation"):
+        data = getattr(plan.recipe.data, split)
+        if data is not None and data.on_long_prompt == "drop":
+            expected = '"error": what an agent asks is known when it asks, and refused where it is too long'
+            yield Problem(path=f"data.{split}.on_long_prompt", found=f'"drop", {agents}', expected=expected)
 
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:

@@ -40,7 +40,10 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
         found += take("environment", recipe.environment.name, needs={})
         found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
     usable = {entry.role: entry for entry in found}
-    algorithm = _algorithm(recipe, usable, dtype) if "algorithm" in usable else None
+    algorithm = None
+    if "algorithm" in usable:
+        with _collected(errors):
+            algorithm = _algorithm(recipe, usable, dtype)
     generates = algorithm is None or algorithm.needs.source == "rollouts" or recipe.evaluates
     errors += unusable if generates else []
     needs["trainer"] = {} if algorithm is None else trainer_needs(recipe, algorithm)
@@ -66,11 +69,15 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
 
 @contextmanager
 def _collected(errors: list[PluginError]) -> Iterator[None]:
-    """Keeps a PluginError for later, so that all of them are told together."""
+    """Keeps a PluginError for later, so that all of them are told together; any other error is told with those before it."""
     try:
         yield
     except PluginError as error:
         errors.append(error)
+    except Exception as error:
+        for other in errors:
+            error.add_note(f"wrong as well: {other}")
+        raise
 
 
 def generator_needs(recipe: Recipe) -> dict[str, str]:

@@ -4,24 +4,37 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import compress
 
 import numpy as np
 from attrs import frozen
 
-from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe
+from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfig
 from rlcore.model_files import config_number
-from rlcore.registry.binding import max_concurrent
-from rlcore.run.data.datasets import PROMPT, PromptStream, Split, load_rows
+from rlcore.registry.binding import engine_tool_parser, max_concurrent
+from rlcore.run.data.datasets import Split, load_rows
+from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
+from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.sources import DemonstrationSource, HeldOutEvaluator, RolloutSource, collector_of
+from rlcore.run.rollout.sources import (
+    AgentSource,
+    DemonstrationSource,
+    HeldOutEvaluator,
+    RolloutSource,
+    Source,
+    collector_of,
+    policy_of,
+)
+from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import DataError, Observation, Row, capabilities
 from rlcore.spi.arrays import Int64Array
 
@@ -31,6 +44,7 @@ class Inputs:
     """Everything that a run reads before its first step."""
 
     tokenizer: Tokenizer
+    tool_parser: ToolParser | None
     episodes: EpisodeRunner | None
     train_rows: Sequence[Row]
     train_kept: Int64Array
@@ -47,20 +61,31 @@ class Inputs:
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
 
-    def source(
-        self, recipe: Recipe, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress
-    ) -> RolloutSource | DemonstrationSource:
+    def source(self, plan: RunPlan, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress) -> Source:
         """Where the samples of the steps come from."""
+        recipe = plan.recipe
         if self.demonstrations is not None:
             return DemonstrationSource(demonstrations=self.demonstrations, stream=self.stream)
         assert generator is not None
         assert self.episodes is not None
+        collector = collector_of(recipe, "train", generator, self.episodes, self.tokenizer, self.tool_parser, clock, progress)
+        if isinstance(collector, AgentCollector):
+            return AgentSource(
+                collector=collector,
+                rows=self.train_rows,
+                kept=self.train_kept,
+                stream=self.stream,
+                seed=recipe.run.seed,
+            )
         return RolloutSource(
-            collector=collector_of(recipe, "train", generator, self.episodes, self.tokenizer, clock, progress),
+            collector=collector,
             rows=self.train_rows,
             kept=self.train_kept,
             stream=self.stream,
             seed=recipe.run.seed,
+            policy=policy_of(recipe),
+            restarts=recipe.async_.partial_rollouts == "restart",
+            overlaps=plan.overlaps,
         )
 
     def evaluator(
@@ -70,7 +95,9 @@ class Inputs:
         if generator is None or self.episodes is None or self.evaluation_rows is None:
             return None
         return HeldOutEvaluator(
-            collector=collector_of(recipe, "evaluation", generator, self.episodes, self.tokenizer, clock, progress),
+            collector=collector_of(
+                recipe, "evaluation", generator, self.episodes, self.tokenizer, self.tool_parser, clock, progress
+            ),
             rows=self.evaluation_rows,
             kept=self.measured,
             seed=recipe.run.seed,
@@ -106,6 +133,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
+            tool_parser=_tool_parser(prepared, tokenizer),
             episodes=episodes,
             train_rows=train_rows,
             train_kept=train_kept,
@@ -135,9 +163,25 @@ def _episodes(prepared: RunPlan, vocab_size: int | None) -> EpisodeRunner | None
         recipe.rollout.environment_timeout_s,
         recipe.rollout.on_environment_error,
         entry.label,
-        max_concurrent(entry, prepared.config("environment")),
+        _concurrency(recipe.rollout, max_concurrent(entry, prepared.config("environment"))),
         vocab_size,
+        prepared.runs_agents,
     )
+
+
+def _concurrency(rollout: RolloutConfig, most: int | None) -> int | None:
+    """Calls at once: as the recipe says, as far as the environment can work on so many."""
+    if most is None or rollout.environment_concurrency is None:
+        return rollout.environment_concurrency or most
+    return min(most, rollout.environment_concurrency)
+
+
+def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
+    """What reads the calls of tools in turns, by the recipe."""
+    if prepared.environment is None or (entry := prepared.chosen.get("generator")) is None:
+        return None
+    engine = partial(engine_tool_parser, entry, prepared.model)
+    return ToolParser.named(prepared.recipe.rollout.tool_parser, tokenizer.chat_template, engine)
 
 
 def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:

@@ -29,13 +29,19 @@ class RunPlan:
     """The sinks that the recipe names."""
     device: Device
     algorithm: AlgorithmHandle
-    environment: spi.Environment | None = None
+    environment: spi.Environment | spi.AgentEnvironment | None = None
     channel: str | None = None
     """How weights travel; None where nothing generates."""
     ranks_per_generator: int = 1
     """Neighbouring ranks that share one generator."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
+
+    @property
+    def runs_agents(self) -> bool:
+        """Whether episodes run by themselves, and ask the policy through OpenAI's API."""
+        entry = self.chosen.get("environment")
+        return entry is not None and entry.provider is not None and spi.capabilities.AGENT in entry.provider.capabilities
 
     @property
     def model(self) -> spi.ModelSpec:
@@ -58,6 +64,12 @@ class RunPlan:
         """Whether trainer and generator take turns on the same device."""
         reach = None if self.channel is None else spi.CHANNELS[self.channel].reach
         return reach not in (None, "separate") and self.device == "cuda" and not separate(self.recipe)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the generator goes on while the trainer trains: the recipe lets samples be stale, and each has devices of
+        its own."""
+        return bool(self.recipe.async_.max_staleness) and separate(self.recipe)
 
     def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""

@@ -1,12 +1,11 @@
 """What a run tells whoever watches it; displays implement it, the loop calls it."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 
 class Progress:
-    """Receives a run's events, in the driver's thread (but for `samples`) and in this order: started, the rest, finished last.
+    """Receives a run's events, in the driver's thread but for `samples` and `pool`: started first, finished last.
 
     A run that fails or is interrupted has no `finished`. Displays override what they show; the rest does nothing. They must not
     raise and must be quick: they are called inside the step.
@@ -27,7 +26,7 @@ class Progress:
 
     def pool(self, name: str, doing: str) -> None:
         """What a pool of workers does from now on: "trainer" or "generator", and "train_step on 8 ranks", ..., or "idle". Only
-        runs on a cluster have pools."""
+        runs on a cluster have pools. Called from any thread."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""
@@ -37,16 +36,3 @@ class Progress:
 
     def finished(self, summary: Mapping[str, object]) -> None:
         """The run is complete; `summary` holds what summary.json does."""
-
-
-def finished_counter(progress: Progress, num_samples: int) -> Callable[[object, object], None]:
-    """A function for generators to call with each sample that ends, from any thread; it tells `progress` how many have."""
-    lock, num_finished = threading.Lock(), 0
-
-    def count(_sample: object, _result: object) -> None:
-        nonlocal num_finished
-        with lock:
-            num_finished += 1
-            progress.samples(num_finished, num_samples)
-
-    return count

@@ -33,6 +33,12 @@ class PhaseClock:
             self._step[name] += seconds
             self.totals[name] += seconds
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Count some seconds of one phase as another's, which went on within it."""
+        for counted in (self._step, self.totals):
+            counted[source] -= seconds
+            counted[target] += seconds
+
     def begin_step(self) -> None:
         """Start counting a step; what ran between two steps is in no step's figures."""
         self._step.clear()

@@ -1,17 +1,18 @@
 """Checks that what an environment returns is what the interface says."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from rlcore.run.data.datasets import prompt_fault
+from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.rollout.episode_failure import shown
-from rlcore.spi import ContractError, Observation, ResetResult, RewardError, StepResult
+from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
 from rlcore.spi.arrays import check_array
 
-RESERVED_METRICS = ("failed",)
+RESERVED_METRICS = ("failed", "timed_out")
 """Names below `environment/` that the core writes itself."""
 LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 in the end."""
@@ -22,6 +23,7 @@ def check_reset(result: Any, vocab_size: int | None) -> ResetResult:
     if not isinstance(result, ResetResult):
         raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.ResetResult")
     _check_observation(result.observation, vocab_size)
+    _check_tools(result.observation)
     return result
 
 
@@ -37,14 +39,31 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
         raise ContractError(f"returned done={result.done} and {given}; expected an observation exactly where not done")
     if result.observation is not None:
         _check_observation(result.observation, vocab_size)
-    if not isinstance(result.metrics, Mapping):
-        raise ContractError(f"returned {type(result.metrics).__name__} as metrics; expected a mapping of names to floats")
-    for name, value in result.metrics.items():
+        if result.observation.tools:
+            raise ContractError("returned an observation with tools; expected them at reset, where the episode begins")
+    _check_metrics(result.metrics)
+    return result
+
+
+def check_episode(result: Any) -> EpisodeResult:
+    """What `run` returned. ContractError where it is something else, RewardError where a figure is not finite as float32."""
+    if not isinstance(result, EpisodeResult):
+        raise ContractError(f"returned {type(result).__name__}; expected rlcore.spi.EpisodeResult")
+    _check_number("the reward", result.reward)
+    if type(result.success) is not bool:
+        raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
+    _check_metrics(result.metrics)
+    return result
+
+
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, Mapping):
+        raise ContractError(f"returned {type(metrics).__name__} as metrics; expected a mapping of names to floats")
+    for name, value in metrics.items():
         if not isinstance(name, str) or name in RESERVED_METRICS:
             taken = f", which is the core's own: {', '.join(RESERVED_METRICS)}" if name in RESERVED_METRICS else ""
             raise ContractError(f"returned a metric called {shown(name, 40)}{taken}; expected another name")
         _check_number(f"the metric {name!r}", value)
-    return result
 
 
 def _check_number(name: str, value: object) -> None:
@@ -52,6 +71,28 @@ def _check_number(name: str, value: object) -> None:
         raise ContractError(f"returned {name} {shown(value, 40)}; expected a float")
     if not abs(float(value)) <= LARGEST:
         raise RewardError(f"returned {name} {value}; expected a finite number, as float32")
+
+
+def _check_tools(observation: Observation) -> None:
+    """ContractError for tools that are none, and beside anything but messages, where no chat template could show them."""
+    tools, expected = (
+        observation.tools,
+        'expected {"type": "function", "function": {"name": …, "parameters": …}}, as JSON has it',
+    )
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise ContractError(f"returned an observation with tools that are {type(tools).__name__}; expected a sequence")
+    if tools and observation.messages is None:
+        raise ContractError(
+            "returned an observation with tools and no messages; expected messages, whose chat template shows them"
+        )
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ContractError(f"returned an observation with the tool {shown(tool, 80)}; {expected}")
+        try:
+            json.dumps(tool)
+        except (TypeError, ValueError) as error:
+            raise ContractError(f"returned an observation with the tool {shown(tool, 80)}: {error}; {expected}") from error
 
 
 def _check_observation(observation: Any, vocab_size: int | None) -> None:

@@ -1,28 +1,34 @@
 """Runs an environment's episodes: many calls at once, each within its time, and what fails ends the run or is masked."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, TypeAlias
 
-from attrs import frozen
-
-from rlcore.run.rollout.environment_results import check_reset, check_step
+from rlcore.run.rollout import environment_calls
+from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result
+from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
 from rlcore.run.rollout.episode_failure import Failure, shown
-from rlcore.run.rollout.event_loop import Abandoned, LoopThread
-from rlcore.spi import ContractError, Environment, ResetResult, RewardError, Row, StepResult, Turn
+from rlcore.run.rollout.event_loop import LoopThread
+from rlcore.spi import (
+    AgentEnvironment,
+    ContractError,
+    Environment,
+    EpisodeResult,
+    ResetResult,
+    RewardError,
+    Row,
+    SessionEndpoint,
+    StepResult,
+    Turn,
+)
 
+Begin: TypeAlias = Callable[[EnvironmentCalls], Coroutine[Any, Any, None]]
+"""What runs on the event loop, given the calls that it may make there."""
 MAX_CONCURRENT = 256
 """Calls in flight at once; one that waits for its place is not yet on the clock."""
-GRACE_S = 2.0
-"""Seconds past the time limit after which a call that neither ends nor lets itself be cancelled counts as stuck."""
 MAX_STUCK = 8
 """Stuck calls in one batch after which even masking gives up: each costs the time limit and a fresh event loop."""
-POLL_S = 0.05
-TURN_S = 0.002
-"""Seconds that calls which never wait may run before others that did wait go on."""
-
-Result = TypeVar("Result", ResetResult, StepResult)
 
 
 class EpisodeRunner:
@@ -35,20 +41,22 @@ class EpisodeRunner:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: Environment | AgentEnvironment,
         timeout_s: float,
         on_error: Literal["error", "mask"] = "error",
         owner: str = "environment",
         max_concurrent: int | None = None,
         vocab_size: int | None = None,
+        runs_agents: bool = False,
     ) -> None:
         """`owner` is what messages call the environment; `max_concurrent` is what its provider says of the same name. Its
-        tokens are below `vocab_size`, where that is known."""
-        self._environment = environment
+        tokens are below `vocab_size`, where that is known. `runs_agents`: it is an AgentEnvironment."""
+        self.runs_agents = runs_agents
+        self.timeout_s = timeout_s
+        self.max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
+        self._environment: Any = environment
         self._owner = owner
-        self._timeout_s = timeout_s
         self._on_error = on_error
-        self._max_concurrent = MAX_CONCURRENT if max_concurrent is None else min(max_concurrent, MAX_CONCURRENT)
         self._vocab_size = vocab_size
         self._thread: LoopThread | None = None
 
@@ -65,29 +73,87 @@ class EpisodeRunner:
         WorkerError (a process of its own has died) and KeyboardInterrupt: none of them is the fault of one episode."""
         if len(rows) != len(seeds):
             raise ContractError(f"reset_all: found {len(rows)} rows and {len(seeds)} seeds; expected as many of each")
-        calls = _Calls(
-            function="reset",
-            number=len(rows),
-            start=lambda index: self._environment.reset(rows[index], int(seeds[index])),
-            check=lambda result: check_reset(result, self._vocab_size),
-            describe=lambda index: f"row {shown(rows[index], 160)}",
-        )
-        return self._run(calls)
+        return self._all([self.reset(rows[index], int(seeds[index]), (index, len(rows))) for index in range(len(rows))])
 
     def step_all(self, states: Sequence[Any], turns: Sequence[Turn]) -> list[StepResult | Failure]:
         """Answer a turn of each episode. Errors as in reset_all; a reward that is not finite counts as a failure."""
         if len(states) != len(turns):
             raise ContractError(f"step_all: found {len(states)} states and {len(turns)} turns; expected as many of each")
-        calls = _Calls(
+        return self._all([self.step(states[index], turns[index], (index, len(turns))) for index in range(len(turns))])
+
+    def reset(self, row: Row, seed: int, place: tuple[int, int], key: Hashable = None) -> "Call[ResetResult]":
+        """The call that begins an episode; `place`: its number, and of how many. `key` names it where numbers do not."""
+        return Call(
+            key=("reset", place[0] if key is None else key),
+            function="reset",
+            start=lambda: self._environment.reset(row, seed),
+            check=lambda result: check_reset(result, self._vocab_size),
+            describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
+        )
+
+    def step(self, state: Any, turn: Turn, place: tuple[int, int], key: Hashable = None) -> "Call[StepResult]":
+        """The call that answers an episode's turn; `place` and `key` as in `reset`."""
+        return Call(
+            key=("step", place[0] if key is None else key),
             function="step",
-            number=len(turns),
-            start=lambda index: self._environment.step(states[index], turns[index]),
+            start=lambda: self._environment.step(state, turn),
             check=lambda result: check_step(result, self._vocab_size),
-            describe=lambda index: (
-                f"response {shown(turns[index].text, 120)} to the task with state {shown(states[index], 120)}"
+            describe=lambda: (
+                f"episode {place[0]} of {place[1]} "
+                f"(response {shown(turn.text, 120)} to the task with state {shown(state, 120)})"
             ),
         )
-        return self._run(calls)
+
+    def run(self, row: Row, seed: int, session: Callable[[], SessionEndpoint], place: tuple[int, int]) -> "Call[EpisodeResult]":
+        """The call that runs a whole episode of an AgentEnvironment, with the session that is opened when it begins."""
+        return Call(
+            key=("run", place[0]),
+            function="run",
+            start=lambda: self._environment.run(row, seed, session()),
+            check=check_episode,
+            describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
+        )
+
+    def start(self, begin: Begin) -> "Driven":
+        """Run `begin(calls)` on the event loop. Where a call gets stuck, the event loop is given up with all that is on it;
+        `begin` is then called again for another, where that call is a failure, and goes on from where the rest is."""
+        return Driven(self, begin)
+
+    def drive(self, begin: Begin) -> None:
+        """Run `begin(calls)` on the event loop to its end."""
+        driven = self.start(begin)
+        try:
+            while not driven.poll(POLL_S):
+                pass
+        except BaseException:
+            driven.cancel()
+            raise
+
+    def require(self, call: Call[Any], failure: Failure) -> None:
+        """Raise what the recipe does not let pass."""
+        if failure.interrupts:
+            raise KeyboardInterrupt from failure.error
+        if failure.is_final:
+            raise failure.final_error(self._where(call)) from failure.error
+        if self._on_error == "error":
+            remedy = 'Correct the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
+            raise RewardError(f"{self.message(call, failure)}. {remedy}") from failure.error
+
+    def message(self, call: Call[Any], failure: Failure) -> str:
+        """A failure, with the environment and the episode that it is of."""
+        return f"{self._where(call)}, {failure.reason}"
+
+    def thread(self) -> LoopThread:
+        """The background thread, started where there is none."""
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread
+
+    def abandon(self) -> None:
+        """Give the background thread up, which is stuck."""
+        if self._thread is not None:
+            self._thread.abandon()
+            self._thread = None
 
     def close(self) -> None:
         """End the background thread. The runner can be used again and then starts another."""
@@ -95,189 +161,117 @@ class EpisodeRunner:
             self._thread.close()
             self._thread = None
 
-    def _run(self, calls: "_Calls[Result]") -> "list[Result | Failure]":
+    def _where(self, call: Call[Any]) -> str:
+        return f"{self._owner}.{call.function}, {call.describe()}"
+
+    def _all(self, calls: Sequence[Call[Result]]) -> list[Result | Failure]:
+        """What each call came to; with the first failure that the recipe does not let pass, the rest is not made."""
         outcomes: dict[int, Result | Failure] = {}
-        stuck: dict[int, Failure] = {}
-        while len(outcomes) < calls.number:
-            todo = [index for index in range(calls.number) if index not in outcomes]
-            sweep = _Sweep(calls, todo, self._timeout_s, self._max_concurrent, stop_at_first=self._on_error == "error")
-            stuck |= self._drive(sweep)
-            outcomes |= sweep.outcomes
-            outcomes |= stuck
-            self._raise_first(calls, outcomes)
-            if len(stuck) > MAX_STUCK:
-                what = self._message(calls, *min(stuck.items()))
-                raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")
-        return [outcomes[index] for index in range(calls.number)]
 
-    def _raise_first(self, calls: "_Calls[Result]", outcomes: "Mapping[int, Result | Failure]") -> None:
-        """Raise what the recipe does not let pass: an interrupt, else the failure of the lowest number."""
+        async def lane(made: EnvironmentCalls, todo: Iterator[int]) -> None:
+            for index in todo:
+                outcome = outcomes[index] = await made.make(calls[index])
+                if isinstance(outcome, Failure) and (self._on_error == "error" or outcome.ends_run):
+                    raise _FirstFailure
+                await made.give_way()
+
+        async def begin(made: EnvironmentCalls) -> None:
+            todo = iter([index for index in range(len(calls)) if index not in outcomes])
+            await all_or_first([lane(made, todo) for _ in range(min(self.max_concurrent, len(calls) - len(outcomes)))])
+
+        if calls:
+            self.drive(begin)
         failures = {index: outcome for index, outcome in sorted(outcomes.items()) if isinstance(outcome, Failure)}
-        for failure in failures.values():
-            if failure.interrupts:
-                raise KeyboardInterrupt from failure.error
-        for index, failure in failures.items():
-            if failure.is_final:
-                raise failure.final_error(self._where(calls, index)) from failure.error
-            if self._on_error == "error":
-                remedy = 'Correct the environment or the row, or leave such samples out: rollout.on_environment_error = "mask"'
-                raise RewardError(f"{self._message(calls, index, failure)}. {remedy}") from failure.error
+        for index, failure in sorted(failures.items(), key=lambda item: not item[1].interrupts):
+            self.require(calls[index], failure)
+        return [outcomes[index] for index in range(len(calls))]
 
-    def _message(self, calls: "_Calls[Result]", index: int, failure: Failure) -> str:
-        """A failure, with the environment and the episode that it is of."""
-        return f"{self._where(calls, index)}, {failure.reason}"
 
-    def _where(self, calls: "_Calls[Result]", index: int) -> str:
-        return f"{self._owner}.{calls.function}, episode {index} of {calls.number} ({calls.describe(index)})"
+class Driven:
+    """Work on the event loop, as the thread that waits for it sees it."""
 
-    def _drive(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
-        """Run the sweep to its end; where a call gets stuck, give the event loop up and name the call."""
-        if self._thread is None:
-            self._thread = LoopThread()
-        future = self._thread.submit(sweep.run())
-        try:
-            seen, quiet_s = sweep.heartbeats, 0.0
-            # Time is counted in polls: a process that was stopped and continued must not find all its calls overdue.
-            while not self._thread.ends(future, POLL_S):
-                seen, quiet_s = sweep.heartbeats, quiet_s + POLL_S if sweep.heartbeats == seen else 0.0
-                if quiet_s > self._timeout_s + GRACE_S or sweep.uncancellable:
-                    return self._give_up(sweep)
-            future.result()
-        except BaseException:
-            future.cancel()
-            raise
-        return {}
+    def __init__(self, runner: EpisodeRunner, begin: Begin) -> None:
+        self._runner = runner
+        self._begin = begin
+        self._given_up: dict[Hashable, Failure] = {}
+        self.num_stuck = 0
+        """Calls that got stuck since it was last set to 0."""
+        self._thread: LoopThread
+        self._calls: EnvironmentCalls
+        self._future: Future[None]
+        self._seen = 0
+        self._quiet_s = 0.0
+        self._run()
 
-    def _give_up(self, sweep: "_Sweep[Result]") -> dict[int, Failure]:
-        assert self._thread is not None
-        culprits = sweep.uncancellable or sweep.executing(self._thread.loop)
-        limit, where = f"{self._timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
-        sweep.over = True
-        self._thread.abandon()
-        self._thread = None
+    def poll(self, timeout_s: float) -> bool:
+        """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck.
+
+        Time is counted in polls: a process that was stopped and continued must not find all its calls overdue."""
+        if self._thread.ends(self._future, timeout_s):
+            self._future.result()
+            return True
+        state = self._calls.state
+        self._quiet_s = self._quiet_s + max(timeout_s, POLL_S) if state.heartbeats == self._seen else 0.0
+        self._seen = state.heartbeats
+        if self._quiet_s > self._calls.timeout_s + environment_calls.GRACE_S or self._calls.uncancellable:
+            self._give_up()
+            self._run()
+        return False
+
+    def cancel(self) -> None:
+        """Let the work end where it is."""
+        self._future.cancel()
+
+    def _run(self) -> None:
+        runner = self._runner
+        self._thread = runner.thread()
+        self._calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up)
+        self._seen, self._quiet_s = 0, 0.0
+        self._future = self._thread.submit(_watched(self._calls, self._begin))
+
+    def _give_up(self) -> None:
+        """Give the event loop up and name the call that holds it."""
+        culprits = self._calls.uncancellable or self._calls.executing(self._thread.loop)
+        limit, where = f"{self._calls.timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
+        self._calls.state.over = True
+        self._runner.abandon()
         reason = f"neither returned nor let itself be cancelled within {limit}; the event loop is {where}"
-        stuck = {index: Failure(reason=reason) for index in culprits if index not in sweep.outcomes}
-        if not stuck:
+        if not culprits:
             raise RewardError(f"the environment's event loop has been blocked for {limit} by none of its calls; it is {where}")
-        return stuck
-
-
-@frozen(kw_only=True, eq=False)
-class _Calls(Generic[Result]):
-    """A batch of calls of one of the environment's functions."""
-
-    function: Literal["reset", "step"]
-    number: int
-    start: Callable[[int], Awaitable[Any]]
-    check: Callable[[Any], Result]
-    describe: Callable[[int], str]
-
-
-class _Sweep(Generic[Result]):
-    """The part that runs on the event loop: a few lanes that take one call after another.
-
-    A lane a call would cost a task a call, and a timer each a heap operation; so lanes are tasks and one watch looks at all.
-    """
-
-    def __init__(
-        self, calls: _Calls[Result], todo: Sequence[int], timeout_s: float, max_concurrent: int, *, stop_at_first: bool
-    ) -> None:
-        self.outcomes: dict[int, Result | Failure] = {}
-        self.heartbeats = 0
-        """Grows while the event loop turns."""
-        self.uncancellable: list[int] = []
-        """Calls that were cancelled and go on."""
-        self._calls: _Calls[Result] = calls
-        self._timeout_s = timeout_s
-        self._stop_at_first = stop_at_first
-        self._todo: Iterator[int] = iter(todo)
-        self._num_lanes = min(max_concurrent, len(todo))
-        self._running: dict[asyncio.Task[None], tuple[int, float]] = {}
-        self._cancelled: set[asyncio.Task[None]] = set()
-        self._yield_at = 0.0
-        self.over = False
-        """Set where the sweep ends or its event loop is given up: no further call may start."""
-
-    async def run(self) -> None:
-        """Make all calls, or those until one has failed, with stop_at_first or where masking is no answer to the failure."""
-        lanes: list[asyncio.Task[None]] = [asyncio.create_task(self._lane()) for _ in range(self._num_lanes)]
-        watch = asyncio.create_task(self._watch())
-        try:
-            await asyncio.wait(lanes, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            self.over = True
-            for task in (watch, *lanes):
-                task.cancel()
-            ended, _ = await asyncio.wait([watch, *lanes], timeout=GRACE_S)
-        errors = [task.exception() for task in ended if not task.cancelled()]
-        for error in errors:
-            if error is not None and not isinstance(error, _FirstFailure):
-                raise error
-
-    def executing(self, loop: asyncio.AbstractEventLoop) -> list[int]:
-        """The call whose code the loop is executing; all in flight where it executes none of them."""
-        task = asyncio.current_task(loop)
-        running = dict(self._running)
-        return [index for lane, (index, _) in running.items() if task not in running or lane is task]
-
-    async def _lane(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        for index in self._todo:
-            if self.over:
-                return
-            self._running[task] = (index, time.monotonic())
-            try:
-                outcome = await self._outcome(index, task)
-            finally:
-                del self._running[task]
-            self.heartbeats += 1
-            self.outcomes[index] = outcome
-            if isinstance(outcome, Failure) and (self._stop_at_first or outcome.ends_run):
-                raise _FirstFailure
-            if time.monotonic() > self._yield_at:  # calls that never wait must not keep the others from going on
-                await asyncio.sleep(0)
-                self._yield_at = time.monotonic() + TURN_S
-
-    async def _outcome(self, index: int, task: asyncio.Task[None]) -> Result | Failure:
-        outcome: Result | Failure
-        try:
-            outcome = self._calls.check(await _awaitable(self._calls.start(index)))
-        except asyncio.CancelledError as error:
-            if task.cancelling() and task not in self._cancelled:
-                raise
-            outcome = Failure.of(error)
-        except BaseException as error:  # a panic in a native library is no Exception
-            if self.over and isinstance(error, (Abandoned, GeneratorExit)):  # which end the call, not the environment
-                raise
-            outcome = Failure.of(error)
-        if task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
-            self._cancelled.discard(task)
-            task.uncancel()
-            outcome = Failure(reason=f"took longer than {self._timeout_s:g} s (rollout.environment_timeout_s)")
-        return outcome
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(min(self._timeout_s / 4, POLL_S))
-            self.heartbeats += 1
-            now = time.monotonic()
-            for task, (index, started) in list(self._running.items()):
-                if now - started <= self._timeout_s:
-                    break  # a dict keeps the order of insertion: all others started later
-                if task not in self._cancelled:
-                    self._cancelled.add(task)
-                    task.cancel()
-                elif now - started > self._timeout_s + GRACE_S:
-                    self.uncancellable.append(index)
+        self._given_up |= {call.key: Failure(reason=reason) for call in culprits}
+        self.num_stuck += len(culprits)
+        if self.num_stuck > MAX_STUCK:
+            what = self._runner.message(culprits[0], self._given_up[culprits[0].key])
+            raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")
 
 
 class _FirstFailure(Exception):
-    """Ends a sweep; the failure is among its outcomes."""
+    """Ends a batch of calls; the failure is among its outcomes."""
 
 
-def _awaitable(value: Any) -> Awaitable[Any]:
-    if not hasattr(value, "__await__"):
-        raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
-    awaitable: Awaitable[Any] = value
-    return awaitable
+async def _watched(calls: EnvironmentCalls, begin: Begin) -> None:
+    """The work with the watch beside it; what is left of either when it ends is cancelled."""
+    watch = asyncio.create_task(calls.watch())
+    try:
+        await begin(calls)
+    finally:
+        calls.state.over = True
+        watch.cancel()
+        await asyncio.wait([watch], timeout=environment_calls.GRACE_S)
+
+
+async def all_or_first(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines to their end. The first error that one raises cancels the others and is raised, unless it only ends
+    them."""
+    tasks = [asyncio.create_task(one) for one in work]
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended, _ = await asyncio.wait(tasks, timeout=environment_calls.GRACE_S)
+    for error in [task.exception() for task in tasks if task in ended and not task.cancelled()]:
+        if error is not None and not isinstance(error, _FirstFailure):
+            raise error

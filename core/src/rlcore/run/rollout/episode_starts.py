@@ -1,19 +1,13 @@
-"""The beginnings of a step's episodes: rows that the environment has made prompts of, those over the limit left out."""
+"""Where episodes begin: the rows and seeds of a step's groups, and what takes the place of a row whose prompt is too long."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
-from rlcore.run.data.prompts import encode_prompts
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.spi import DataError, Observation, RaggedTokens, ResetResult, Row
+from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array
-
-Reset: TypeAlias = Callable[[Mapping[int, Row]], Sequence[ResetResult | Failure]]
-"""Begins an episode on each row; each has the place that it takes among the rows of the step."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -27,68 +21,136 @@ class PromptLimit:
     """The data set's section of the recipe."""
 
 
-@frozen(kw_only=True, eq=False)
-class EpisodeStarts:
-    """P episodes' beginnings, one a row."""
+class Draws:
+    """The random choices of P groups of G samples: a function of the key, whatever becomes of any of them."""
+
+    def __init__(self, key: Sequence[int], num_groups: int, group_size: int) -> None:
+        """`key` is one of numpy's SeedSequence."""
+        self._random = np.random.default_rng(list(key))
+        self._shape = (num_groups, group_size)
+        self.reset_seeds: list[int] = self._random.integers(0, 2**31, num_groups).tolist()
+        """[P]: those that environments begin with."""
+        self._turns: list[Int64Array] = []
+
+    def seed(self, turn: int, place: int, member: int) -> int:
+        """The seed of a turn, drawn for all samples at once. What becomes of an episode, such as that it fails on a busy
+        machine, then changes no sample of another."""
+        while len(self._turns) <= turn:
+            self._turns.append(self._random.integers(0, 2**63 - 1, self._shape, dtype=np.int64))
+        return int(self._turns[turn][place, member])
+
+
+@define(kw_only=True, eq=False)
+class StepPlan:
+    """What the P groups of a step begin with."""
 
     rows: Sequence[Row]
-    resets: Sequence[ResetResult | Failure]
-    """The reset of each of the P prompts."""
-    prompts: RaggedTokens
-    """P prompts; of an episode that failed, one token in place of it."""
-    places: Int64Array
-    """int64 [P]: their numbers among the rows that were asked for, or which they replace; ascending."""
-    num_long: int
-    """Rows left out since their prompts are over the limit."""
+    """[P]"""
+    draws: Draws
+    spare: Iterator[Row] = field(factory=lambda: iter(()))
+    """Rows that take the places of those whose prompts are too long."""
+    num_spared: int = 0
+    """How many of them were taken."""
 
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[Row],
-        spare: Iterable[Row],
-        reset: Reset,
-        tokenizer: Tokenizer,
-        limit: PromptLimit,
-        placeholder: int,
-    ) -> "EpisodeStarts":
-        """A row whose prompt is over the limit is replaced by the next of `spare`, and left out where none is left.
+    def next_spare(self) -> Row | None:
+        """The next row to take a place; None where none is left."""
+        row = next(self.spare, None)
+        self.num_spared += row is not None
+        return row
 
-        DataError where a prompt is over the limit and that is an error, or all of them are. `placeholder` is the token that
-        stands for the prompt of an episode which failed: a generator needs some."""
-        failed = Observation(tokens=np.asarray([placeholder], np.int32))
-        begun: dict[int, tuple[Row, ResetResult | Failure, Sequence[int]]] = {}
-        spares, todo, num_long = iter(spare), dict(enumerate(rows)), 0
-        while todo:
-            resets = reset(todo)
-            observations = [failed if isinstance(result, Failure) else result.observation for result in resets]
-            encoded = encode_prompts(observations, tokenizer)
-            over = []
-            for (place, row), result, tokens in zip(todo.items(), resets, encoded, strict=True):
-                if len(tokens) > limit.max_tokens:
-                    over.append(place)
-                else:
-                    begun[place] = (row, result, tokens)
-            num_long += len(over)
-            replaced = dict(zip(over, spares, strict=False))
-            if over and not (limit.drops and (begun or replaced)):
-                raise _too_long(list(todo.values()), [len(tokens) for tokens in encoded], limit, num_long)
-            todo = replaced
-        places = sorted(begun)
-        return cls(
-            rows=[begun[place][0] for place in places],
-            resets=[begun[place][1] for place in places],
-            prompts=RaggedTokens.from_lists([begun[place][2] for place in places]),
-            places=np.asarray(places, np.int64),
-            num_long=num_long,
+    def skip_spares(self, number: int) -> None:
+        """Pass over rows that were taken before."""
+        while self.num_spared < number and self.next_spare() is not None:
+            pass
+
+
+class StepPlans:
+    """The plans of the steps whose groups are open. Group n is the n-th of all, as many a step; its samples are numbered on."""
+
+    def __init__(self, plan_of: Callable[[int], StepPlan], groups_per_step: int, group_size: int) -> None:
+        """`plan_of` returns the plan of a step; steps count from 0."""
+        self._plan_of = plan_of
+        self._groups_per_step = groups_per_step
+        self._group_size = group_size
+        self._plans: dict[int, StepPlan] = {}
+
+    def of_step(self, step: int) -> StepPlan:
+        """The plan of a step."""
+        if step not in self._plans:
+            self._plans[step] = self._plan_of(step)
+        return self._plans[step]
+
+    def step_of(self, group: int) -> int:
+        """The step that a group belongs to by its number, whichever trains on it."""
+        return group // self._groups_per_step
+
+    def place_of(self, group: int) -> int:
+        """Its place among the groups of that step."""
+        return group % self._groups_per_step
+
+    def seed(self, sample: int, turn: int) -> int:
+        """The seed of a sample's turn."""
+        group, member = divmod(sample, self._group_size)
+        return self.of_step(self.step_of(group)).draws.seed(turn, self.place_of(group), member)
+
+    def keep(self, groups: Iterable[int]) -> None:
+        """Forget all plans but those of some groups."""
+        steps = {self.step_of(group) for group in groups}
+        self._plans = {step: plan for step, plan in self._plans.items() if step in steps}
+
+    def spared(self) -> dict[int, int]:
+        """How many rows took the places of others, by step."""
+        return {step: plan.num_spared for step, plan in self._plans.items() if plan.num_spared}
+
+
+@define(kw_only=True, eq=False)
+class Cohort:
+    """Groups of one step that begin at the same moment. Rows take the places of those with long prompts in the groups' order,
+    once it is known which are: whichever environment is the first to answer changes nothing."""
+
+    plan: StepPlan
+    limit: PromptLimit
+    num_unknown: int
+    """Groups of which it is not known yet whether their prompt is too long."""
+    groups: Sequence[EpisodeGroup] = ()
+    """Those whose first turns are asked for together; none where each is as soon as its prompt is known."""
+    num_long: int = 0
+    has_begun: bool = False
+    """Whether some group has a prompt within the limit."""
+    _long: dict[int, tuple[Row, int]] = field(factory=dict)
+    """By their place: the row, and the tokens of its prompt."""
+
+    def begun(self) -> Mapping[int, Row | None]:
+        """A group's prompt is within the limit, or its environment failed. Returns as `too_long`."""
+        self.has_begun = True
+        return self._known()
+
+    def too_long(self, place: int, row: Row, num_tokens: int) -> Mapping[int, Row | None]:
+        """A row's prompt is over the limit. Returns, once all are known, the rows that take the places of such ones, None where
+        none is left. DataError where long prompts are an error, or no prompt is within the limit."""
+        self._long[place] = (row, num_tokens)
+        return self._known()
+
+    def _known(self) -> Mapping[int, Row | None]:
+        self.num_unknown -= 1
+        if self.num_unknown or not self._long:
+            return {}
+        self.num_long += len(self._long)
+        places = sorted(self._long)
+        spares = {place: self.plan.next_spare() if self.limit.drops else None for place in places}
+        self.num_unknown = sum(row is not None for row in spares.values())
+        if not (self.limit.drops and (self.has_begun or self.num_unknown)):
+            raise self._error()
+        self._long = {}
+        return spares
+
+    def _error(self) -> DataError:
+        row, num_tokens = max(self._long.values(), key=lambda one: one[1])
+        found = (
+            f"the environment's prompt for row {row!r:.200} has {num_tokens} tokens; expected at most "
+            f"{self.limit.max_tokens} (rollout.max_prompt_tokens)"
         )
-
-
-def _too_long(rows: Sequence[Row], lengths: Sequence[int], limit: PromptLimit, num_long: int) -> DataError:
-    longest = int(np.argmax(lengths))
-    found = (
-        f"the environment's prompt for row {rows[longest]!r:.200} has {lengths[longest]} tokens; expected at most "
-        f"{limit.max_tokens} (rollout.max_prompt_tokens)"
-    )
-    if limit.drops:
-        return DataError(f"{limit.key}: all {num_long} prompts asked for are over the limit: {found}")
-    return DataError(f'{limit.key}: {found}. Raise it, or leave such rows out with {limit.key}.on_long_prompt = "drop"')
+        key = self.limit.key
+        if self.limit.drops:
+            return DataError(f"{key}: all {self.num_long} prompts asked for are over the limit: {found}")
+        return DataError(f'{key}: {found}. Raise it, or leave such rows out with {key}.on_long_prompt = "drop"')

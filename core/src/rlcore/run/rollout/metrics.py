@@ -3,25 +3,28 @@
 import numpy as np
 
 from rlcore.run.protocols import CollectedRollouts
-from rlcore.spi import FinishReason, RolloutBatch
+from rlcore.spi import RolloutBatch
 
 
 def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
     """What the samples were like. Rewards and success are those of valid samples, 0.0 where there is none; lengths and ends are
     those of all, since the policy said what it said, whatever the environment did with it."""
-    valid = collected.valid
-    rewards = collected.rewards[valid] if valid.any() else np.zeros(1, np.float32)
-    success = collected.success[valid] if valid.any() else np.zeros(1, np.bool_)
-    truncated = collected.finish_reasons != FinishReason.STOP
+    first = collected.first_sequences
+    valid = collected.valid[first]
+    rewards = collected.rewards[first][valid] if valid.any() else np.zeros(1, np.float32)
+    success = collected.success[first][valid] if valid.any() else np.zeros(1, np.bool_)
+    num_generated = np.add.reduceat(collected.num_generated, first)
     return {
         "reward_mean": float(rewards.mean(dtype=np.float64)),
         "reward_std": float(rewards.std(dtype=np.float64)),
         "success_rate": float(success.mean()),
-        "response_length_mean": float(collected.num_generated.mean()),
-        "response_length_max": float(collected.num_generated.max()),
-        "truncated_fraction": float(truncated.mean()),
-        "environment/failed": float((~valid).sum()),
+        "response_length_mean": float(num_generated.mean()),
+        "response_length_max": float(num_generated.max()),
+        "truncated_fraction": float(collected.truncated.mean()),
+        "environment/failed": float(collected.failed[first].sum()),
+        "environment/timed_out": float(collected.timed_out[first].sum()),
         **{f"environment/{name}": value for name, value in collected.environment_metrics.items()},
+        **collected.schedule_metrics,
     }
 
 
@@ -40,7 +43,7 @@ def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
     metrics = rollout_metrics(collected)
     names = ("reward_mean", "response_length_mean", "truncated_fraction")
     return {
-        "evaluation/pass@1": float(collected.success.mean()),
+        "evaluation/pass@1": float(collected.success[collected.first_sequences].mean()),
         **{f"evaluation/{name}": metrics[name] for name in names},
         "evaluation/failed": metrics["environment/failed"],
     }

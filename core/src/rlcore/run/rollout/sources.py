@@ -1,22 +1,29 @@
 """Where a step's samples come from, and how the held-out set is measured."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.config.recipe import Recipe
-from rlcore.run.data.datasets import PromptStream, Split
+from rlcore.run.data.datasets import Split
+from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.data.prompts import Demonstrations, demonstration_batch
 from rlcore.run.data.seeds import Stream
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_starts import PromptLimit
+from rlcore.run.rollout.episode_run import EpisodeRun
+from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics
-from rlcore.spi import RolloutBatch, Row, SamplingParams
+from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
+from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore.run.rollout.tool_calls import ToolParser
+from rlcore.spi import RolloutBatch, Row, SamplingParams, capabilities
 from rlcore.spi.arrays import Int64Array
 
 
@@ -26,69 +33,250 @@ def collector_of(
     generator: GeneratorGroup,
     episodes: EpisodeRunner,
     tokenizer: Tokenizer,
+    tool_parser: ToolParser | None,
     clock: PhaseClock,
     progress: Progress,
-) -> RolloutCollector:
+) -> RolloutCollector | AgentCollector:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
     drops = getattr(recipe.data, split).on_long_prompt == "drop"
+    purpose = "the step" if trains else "the evaluation"
+    sampling = SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        stop_token_ids=stops,
+        stop_strings=rollout.stop_strings,
+    )
+    if episodes.runs_agents:
+        return AgentCollector(
+            generator=generator,
+            episodes=episodes,
+            tokenizer=tokenizer,
+            sampling=sampling,
+            samples_per_prompt=options.samples_per_prompt,
+            max_sequence_length=rollout.max_sequence_length,
+            max_response_tokens=rollout.max_response_tokens,
+            max_failed_fraction=rollout.max_failed_fraction,
+            history="segment" if rollout.history == "segment" else "refuse",
+            purpose=purpose,
+            clock=clock,
+            progress=progress,
+        )
     return RolloutCollector(
         generator=generator,
         episodes=episodes,
         tokenizer=tokenizer,
-        sampling=SamplingParams(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            stop_token_ids=stops,
-            stop_strings=rollout.stop_strings,
-        ),
+        sampling=sampling,
         samples_per_prompt=options.samples_per_prompt,
         prompt_limit=PromptLimit(max_tokens=rollout.max_prompt_tokens, drops=drops, key=f"data.{split}"),
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
+        max_turn_tokens=rollout.max_turn_tokens,
+        episode_timeout_s=rollout.episode_timeout_s,
+        masks_truncated=trains and rollout.on_truncation == "mask",
         max_failed_fraction=rollout.max_failed_fraction,
-        purpose="the step" if trains else "the evaluation",
+        history="as_seen" if rollout.history == "as_seen" else "refuse",
+        tool_parser=tool_parser,
+        purpose=purpose,
         routed_experts=rollout.replay_routing and trains,
         clock=clock,
         progress=progress,
     )
 
 
-@frozen(kw_only=True, eq=False)
-class RolloutSource:
-    """Rewarded samples of the present policy."""
+def policy_of(recipe: Recipe) -> SchedulePolicy:
+    """The rules of a recipe's schedule."""
+    num_groups, rollout, options = recipe.training.prompts_per_step, recipe.rollout, recipe.async_
+    return SchedulePolicy(
+        groups_per_step=num_groups,
+        num_steps=recipe.run.num_steps,
+        max_staleness=options.max_staleness,
+        on_stale=options.on_stale,
+        num_extra=options.extra_prompts,
+        max_refills=int(rollout.max_refill_ratio * num_groups) if rollout.refill_equal_rewards else None,
+    )
 
-    collector: RolloutCollector
+
+class Source(ABC):
+    """Where the samples of steps come from."""
+
+    @abstractmethod
+    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> RolloutBatch | None:
+        """The samples of step `step`, counted from 1; None where `may_go_on` turned False before they were there."""
+
+    def begin(self, step: int, saved: bytes | None) -> None:  # noqa: B027 - most follow from the step alone
+        """Begin behind `step`, from what `state` returned then."""
+
+    def trained(self) -> None:  # noqa: B027 - likewise
+        """The last samples were trained on."""
+
+    def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
+        """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
+
+    def make_way(self) -> None:  # noqa: B027 - likewise
+        """The weights are about to change: pause, unless the generator takes them in flight."""
+
+    def state(self) -> bytes | None:
+        """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - likewise
+        """End what is under way."""
+
+
+class RolloutSource(Source):
+    """Rewarded samples of the policy: of the present one, or within the schedule's bound of those before it."""
+
+    def __init__(
+        self,
+        *,
+        collector: RolloutCollector,
+        rows: Sequence[Row],
+        kept: Int64Array,
+        stream: PromptStream,
+        seed: int,
+        policy: SchedulePolicy,
+        restarts: bool,
+        overlaps: bool,
+    ) -> None:
+        """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
+        they go on. `overlaps` lets the generator go on while others train."""
+        self._collector = collector
+        self._rows = rows
+        self._kept = kept
+        self._stream = stream
+        self._seed = seed
+        self._policy = policy
+        self._restarts = restarts
+        self._overlaps = overlaps
+        self._run = self._run_at(self._position(0))
+        self._version_of_step: dict[int, int] = {}
+        """The weights that each of the last steps began with."""
+        self._next_of_step = 0
+        """The group that the present step begins with, where it takes none from before."""
+
+    def begin(self, step: int, saved: bytes | None) -> None:
+        """Begin behind a step. CheckpointError where what was saved cannot be read."""
+        self.close()
+        found = SavedRollouts(position=self._position(step)) if saved is None else loads(saved)
+        self._version_of_step = dict(found.version_of_step)
+        self._run = self._run_at(found.position)
+        restore_rollouts(self._run, found)
+        self._next_of_step = self._run.schedule.next_number
+
+    def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> CollectedRollouts | None:
+        """At a staleness of 0 determined by seed, step and weights."""
+        schedule = self._run.schedule
+        assert schedule.trained == step - 1, "steps follow each other"
+        self._version_of_step[step - 1] = weight_version
+        collected = self._collector.collect_step(self._run, weight_version, may_go_on)
+        if collected is None:
+            return None
+        collected = evolve(collected, weight_version=weight_version)
+        if self._policy.is_synchronous:
+            return collected
+        rescores = self._policy.on_stale == "rescore"
+        return evolve(
+            collected,
+            schedule_metrics=schedule.metrics(),
+            oldest_version=self._version_of_step.get(step - 1 - self._policy.max_staleness, 0) if rescores else 0,
+        )
+
+    def trained(self) -> None:
+        """Close the step's groups, and those that are too old for the next step."""
+        if self._restarts:
+            self._run.pause()
+        self._run.train()
+        if self._restarts:
+            self._run.restart()
+        oldest = self._run.schedule.trained - self._policy.max_staleness
+        self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
+        self._next_of_step = self._run.schedule.next_number
+
+    def pause(self) -> None:
+        """What has not ended goes on with the next stream."""
+        self._run.pause()
+
+    def make_way(self) -> None:
+        """Samples that are under way see weights that come in flight."""
+        if not self._collector.generator.has(capabilities.IN_FLIGHT_REFIT):
+            self._run.pause()
+
+    def state(self) -> bytes | None:
+        """The open groups, and the position in the data. At a staleness of 0 a step begins again as a whole, so that it is the
+        one that it would have been."""
+        if self._policy.max_staleness:
+            return dumps(save_rollouts(self._run, self._version_of_step, self._collector.progress.note))
+        trained = self._run.schedule.trained
+        if self._next_of_step == trained * self._policy.groups_per_step:
+            return None
+        return dumps(SavedRollouts(position=Position(next_number=self._next_of_step, trained=trained)))
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._run.close()
+
+    def _position(self, step: int) -> Position:
+        return Position(next_number=step * self._policy.groups_per_step, trained=step)
+
+    def _run_at(self, position: Position) -> EpisodeRun:
+        return self._collector.run_of(Schedule(self._policy, position), self._plan_of, overlaps=self._overlaps)
+
+    def _plan_of(self, step: int) -> StepPlan:
+        indices = self._kept[self._stream.indices(step)]
+        return StepPlan(
+            rows=[self._rows[int(index)] for index in indices],
+            draws=Draws((self._seed, Stream.ROLLOUTS, step + 1), len(indices), self._collector.samples_per_prompt),
+            spare=self._following(step),
+        )
+
+    def _following(self, step: int) -> Iterator[Row]:
+        """One whole pass over the data from behind a step's rows. The next step begins there all the same: what a step takes
+        follows from its number, whatever was left out before."""
+        for index in self._kept[self._stream.following(step)]:
+            yield self._rows[int(index)]
+
+
+@frozen(kw_only=True, eq=False)
+class AgentSource(Source):
+    """Rewarded episodes that agents run by themselves, a step's all with its own weights."""
+
+    collector: AgentCollector
     rows: Sequence[Row]
     kept: Int64Array
     """int64 [P]: the rows within the limits."""
     stream: PromptStream
     seed: int
 
-    def sample(self, step: int, weight_version: int) -> CollectedRollouts:
-        """The samples of step `step`, counted from 1: determined by seed, step and weights."""
+    def sample(
+        self,
+        step: int,
+        weight_version: int,
+        may_go_on: Callable[[], bool] = lambda: True,  # noqa: ARG002 - nothing outlives a step
+    ) -> CollectedRollouts:
+        """Determined by seed, step, weights, and what the agents do."""
         rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]
-        return self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step), self._following(step))
-
-    def _following(self, step: int) -> Iterator[Row]:
-        """One whole pass over the data from behind a step's rows. The next step begins there all the same: what a step takes
-        follows from its number, whatever was left out before."""
-        for index in self.kept[self.stream.following(step - 1)]:
-            yield self.rows[int(index)]
+        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step))
+        return evolve(collected, weight_version=weight_version)
 
 
 @frozen(kw_only=True, eq=False)
-class DemonstrationSource:
+class DemonstrationSource(Source):
     """Source of batches from prompt/completion pairs."""
 
     demonstrations: Demonstrations
     stream: PromptStream
 
-    def sample(self, step: int, weight_version: int) -> RolloutBatch:  # noqa: ARG002 - no policy is asked
-        """The demonstrations of step `step`, counted from 1."""
+    def sample(
+        self,
+        step: int,
+        weight_version: int,  # noqa: ARG002 - no policy is asked
+        may_go_on: Callable[[], bool] = lambda: True,  # noqa: ARG002 - nothing takes time
+    ) -> RolloutBatch:
+        """The demonstrations of a step."""
         return demonstration_batch(self.demonstrations, self.stream.indices(step - 1))
 
 
@@ -96,7 +284,7 @@ class DemonstrationSource:
 class HeldOutEvaluator:
     """pass@1 on the held-out rows; the same draws at every evaluation, so that curves differ by the weights alone."""
 
-    collector: RolloutCollector
+    collector: RolloutCollector | AgentCollector
     rows: Sequence[Row]
     kept: Int64Array
     """int64 [P]: the rows within the limits."""
@@ -105,5 +293,5 @@ class HeldOutEvaluator:
     def evaluate(self, weight_version: int) -> dict[str, float]:
         """Return the metrics of an evaluation, named `evaluation/…`."""
         rows = [self.rows[int(index)] for index in self.kept]
-        collected = self.collector.collect(rows, weight_version, seed=(self.seed, Stream.EVALUATION))
+        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
         return evaluation_metrics(collected)

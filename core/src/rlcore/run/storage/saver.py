@@ -21,7 +21,18 @@ from rlcore.run.storage.run_directory import RunDirectory, prompt_texts
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
 
+ROLLOUTS = "rollouts.pickle"
+"""The file of a checkpoint that holds what was under way."""
 SAMPLES_PER_FILE, SAMPLE_BYTES = 16, 2**16
+
+
+def read_rollouts(checkpoint: Path) -> bytes | None:
+    """What was under way when a checkpoint was written; None where nothing was."""
+    path = checkpoint / ROLLOUTS
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def model_digest(model_path: str, revision: str | None = None) -> str:
@@ -59,8 +70,8 @@ class RunSaver:
     def _model(self) -> str:
         return model_digest(self.plan.recipe.model.path, self.plan.recipe.model.revision)
 
-    def save(self, position: LoopPosition, *, prune: bool) -> None:
-        """A checkpoint of a position; `prune` drops all but the `checkpoint.keep` newest."""
+    def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
+        """A checkpoint of a position and of what is under way there; `prune` drops all but the `checkpoint.keep` newest."""
         state = LoopState(
             step=position.step,
             weight_version=position.weight_version,
@@ -68,7 +79,7 @@ class RunSaver:
             trainer=self.plan.chosen["trainer"].name,
             unlogged=position.unlogged,
         )
-        write = partial(self._write, position.algorithm_state)
+        write = partial(self._write, position.algorithm_state, rollouts)
         save_checkpoint(self.directory.checkpoints, state, write, keep=self.plan.recipe.checkpoint.keep if prune else None)
         self.directory.note_saved(position.step)
 
@@ -112,7 +123,9 @@ class RunSaver:
             shutil.rmtree(partial, ignore_errors=True)
         return final
 
-    def _write(self, algorithm_state: AlgorithmState | None, checkpoint: Path) -> None:
+    def _write(self, algorithm_state: AlgorithmState | None, rollouts: bytes | None, checkpoint: Path) -> None:
+        if rollouts is not None:
+            (checkpoint / ROLLOUTS).write_bytes(rollouts)
         (checkpoint / "trainer").mkdir()
         self.backends.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
         if self.backends.generator is not None:

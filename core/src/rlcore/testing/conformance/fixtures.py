@@ -1,13 +1,14 @@
 """Fixtures that both halves of the kit share; a test class overrides those that do not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pytest
+from attrs import evolve
 
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
-from rlcore.spi import ModelSpec, Provider, Role, capabilities
+from rlcore.spi import DtypeName, ModelSpec, Provider, Role, capabilities
 from rlcore.testing.conformance.reference import Reference, RoutedPolicy
 from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.models import make_model
@@ -15,6 +16,8 @@ from rlcore.testing.models import make_model
 Device = Literal["cpu", "cuda"]
 INITIALIZER_RANGE = 0.35
 """Standard deviation of the kit's models' weights."""
+TOLERANCES: Mapping[DtypeName, float] = {"float32": 1e-4, "float16": 0.04, "bfloat16": 0.3}
+"""Most that a log-probability of the kit's models may be off, in nats, by the dtype that a backend computes in."""
 
 
 class BackendFixtures:
@@ -36,9 +39,14 @@ class BackendFixtures:
         return "cpu"
 
     @pytest.fixture
-    def model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-        """The model: a tiny Qwen3 with random weights, in float32."""
-        return tiny_model(tmp_path_factory, seed=0)
+    def dtype(self, provider: Provider) -> DtypeName:
+        """The dtype it computes in: float32, or else the first that it declares."""
+        return next(dtype for dtype in TOLERANCES if dtype in provider.dtypes)
+
+    @pytest.fixture
+    def model(self, tmp_path_factory: pytest.TempPathFactory, dtype: DtypeName) -> ModelSpec:
+        """The model: a tiny Qwen3 with random weights."""
+        return evolve(tiny_model(tmp_path_factory, seed=0), dtype=dtype)
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:
@@ -48,11 +56,11 @@ class BackendFixtures:
         return HuggingFaceReference(model)
 
     @pytest.fixture
-    def routed_model(self, provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-        """A mixture-of-experts model: a tiny Qwen3-MoE with random weights, in float32."""
+    def routed_model(self, provider: Provider, tmp_path_factory: pytest.TempPathFactory, dtype: DtypeName) -> ModelSpec:
+        """A mixture-of-experts model: a tiny Qwen3-MoE with random weights."""
         if not {capabilities.ROUTED_EXPERTS, capabilities.ROUTING_REPLAY} & provider.capabilities:
             pytest.skip(f"{provider.name} declares nothing about routing")
-        return tiny_model(tmp_path_factory, seed=2, architecture="qwen3_moe")
+        return evolve(tiny_model(tmp_path_factory, seed=2, architecture="qwen3_moe"), dtype=dtype)
 
     @pytest.fixture
     def routed_reference(self, routed_model: ModelSpec) -> Callable[[Values], RoutedPolicy]:
@@ -62,9 +70,9 @@ class BackendFixtures:
         return HuggingFaceReference(routed_model).load
 
     @pytest.fixture
-    def tolerance(self) -> float:
-        """Most that a log-probability may be off, in nats."""
-        return 1e-4
+    def tolerance(self, model: ModelSpec) -> float:
+        """Most that a log-probability may be off, in nats, by the model's dtype."""
+        return TOLERANCES[model.dtype]
 
 
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, seed: int, architecture: str = "qwen3", **options: Any) -> ModelSpec:

@@ -1,5 +1,6 @@
 """The generator's half of the conformance kit."""
 
+from rlcore.testing.conformance.generator_continuous import GeneratorContinuous
 from rlcore.testing.conformance.generator_distribution import GeneratorDistribution
 from rlcore.testing.conformance.generator_routing import GeneratorRouting
 from rlcore.testing.conformance.generator_sampling import GeneratorSampling
@@ -7,7 +8,9 @@ from rlcore.testing.conformance.generator_streaming import GeneratorStreaming
 from rlcore.testing.conformance.generator_weights import GeneratorWeights
 
 
-class GeneratorConformance(GeneratorSampling, GeneratorDistribution, GeneratorWeights, GeneratorStreaming, GeneratorRouting):
+class GeneratorConformance(
+    GeneratorSampling, GeneratorDistribution, GeneratorWeights, GeneratorStreaming, GeneratorContinuous, GeneratorRouting
+):
     """What every generator has to pass::
 
         class TestMine(GeneratorConformance):
@@ -15,7 +18,7 @@ class GeneratorConformance(GeneratorSampling, GeneratorDistribution, GeneratorWe
             def provider(self): return PROVIDER
 
     Fixtures to override where the default does not fit: `config` (the provider's defaults), `device` ("cpu"), `channel`
-    ("in_process"), `model` (a tiny Qwen3 in float32), `weights` (the model's own and those of another seed), `tolerance`
-    (1e-4 nats), `decode` (the model's tokenizer), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE)
-    and `routed_reference`.
+    ("in_process"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `weights` (the
+    model's own and those of another seed), `tolerance` (in nats, by the dtype), `decode` (the model's tokenizer), `reference`
+    (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
     """

@@ -23,7 +23,8 @@ from rlcore.spi import (
 )
 from rlcore.spi.arrays import Float32Array
 from rlcore.testing.conformance.fixtures import entry_of
-from rlcore.testing.conformance.trainer_fixtures import StepOutcome, TrainerUnderTest
+from rlcore.testing.conformance.step_outcome import StepOutcome
+from rlcore.testing.conformance.trainer_fixtures import TrainerUnderTest
 
 NUM_RANKS = 2
 ItemT = TypeVar("ItemT")
@@ -114,7 +115,7 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
 
 def _taken(trainer: TrainerUnderTest, step: SharedStep) -> StepOutcome:
     result = trainer.handle.train_step(step.of(trainer.handle.layout))
-    return StepOutcome(result=result, weights=trainer.weights(result.weight_version, max_bucket_bytes=1 << 14))
+    return trainer.after(result, max_bucket_bytes=1 << 14)
 
 
 def _refusal(handle: TrainerHandle, step: SharedStep) -> str:

@@ -18,7 +18,8 @@ class TrainerConformance(TrainerNumerics, TrainerOptimizer, TrainerWeights, Trai
     One that declares several ranks is launched on two, in processes of their own, on one machine.
 
     Fixtures to override where the default does not fit: `config` (the provider's defaults), `rank_config` (the same), `device`
-    ("cpu"), `model` (a tiny Qwen3 in float32), `optimizer` (AdamW with a learning rate of 1e-3, which makes updates well
-    visible), `tolerance` (1e-4 nats), `loss_path` (the probe loss in torch), `narrow_dtype` (one that it declares), `reference`
-    (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
+    ("cpu"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `optimizer` (AdamW with a
+    learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
+    in torch), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE)
+    and `routed_reference`.
     """

@@ -1,10 +1,9 @@
 """How the kit builds a trainer and talks to it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import pytest
 from attrs import evolve, frozen
 
@@ -33,18 +32,11 @@ from rlcore.testing.conformance.batches import MAX_SEQUENCE_LENGTH, counts_of, m
 from rlcore.testing.conformance.fixtures import BackendFixtures, Device, entry_of, require
 from rlcore.testing.conformance.probe import ProbeConfig
 from rlcore.testing.conformance.reference import Reference
+from rlcore.testing.conformance.step_outcome import StepOutcome
 from rlcore.testing.conformance.tensors import Values, collect
 
 ENTROPY_COEFFICIENT = 0.3
 NARROW_DTYPES: tuple[DtypeName, ...] = ("bfloat16", "float16")
-
-
-@frozen(kw_only=True, eq=False)
-class StepOutcome:
-    """One update, and the weights after it."""
-
-    result: TrainStepResult
-    weights: Values
 
 
 @frozen(kw_only=True, eq=False)
@@ -56,6 +48,11 @@ class TrainerUnderTest:
     loss: LossSpec
     tolerance: float
     """Most that a log-probability may be off, in nats."""
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """Most that the norm of a gradient may be off, as a share of it."""
+        return 10 * self.tolerance
 
     def require(self, capability: str) -> None:
         """Skip the test unless the trainer declares the capability."""
@@ -87,8 +84,12 @@ class TrainerUnderTest:
 
     def outcome(self, batches: tuple[TokenBatch, ...], weight_version: int = 0, **options: Any) -> StepOutcome:
         """One update and the weights after it."""
-        result = self.step(batches, weight_version, **options)
-        return StepOutcome(result=result, weights=self.weights(weight_version + 1))
+        return self.after(self.step(batches, weight_version, **options))
+
+    def after(self, result: TrainStepResult, *, max_bucket_bytes: int = 1 << 20) -> StepOutcome:
+        """An update that was made, and the weights after it."""
+        weights = self.weights(result.weight_version, max_bucket_bytes=max_bucket_bytes)
+        return StepOutcome(result=result, weights=weights, tolerance=self.tolerance)
 
     def logprobs(
         self,
@@ -249,50 +250,6 @@ class TrainerFixtures(BackendFixtures):
             _KEPT.clear()
             _KEPT[key] = Undisturbed(batch=batch, other=other, before=before, steps=steps)
         return _KEPT[key]
-
-
-def assert_same_step(found: StepOutcome, expected: StepOutcome, before: Values, whose: str = "") -> None:
-    """The two updates are one but for rounding; `whose` begins each message.
-
-    Weights are compared by the norm of the whole update: Adam divides each gradient by its own size, so that where it is
-    nothing but rounding, single elements may differ.
-    """
-    one, other = found.result, expected.result
-    assert_close(f"{whose}loss", one.loss, other.loss, 1e-5)
-    assert_close(f"{whose}grad_norm", one.grad_norm, other.grad_norm, 1e-4)
-    assert one.learning_rate == other.learning_rate, (
-        f"{whose}learning_rate: found {one.learning_rate}; expected {other.learning_rate}"
-    )
-    assert_same_names(f"{whose}metrics", one.metrics, other.metrics)
-    for name, value in other.metrics.items():
-        assert_close(whose + name, one.metrics[name], value, 1e-5)
-    difference, update = distance(found.weights, expected.weights), distance(expected.weights, before)
-    assert difference <= 0.02 * update, (
-        f"{whose}the updated weights differ by {difference:.3g}; expected at most 0.02 of the update's own {update:.3g}"
-    )
-
-
-def assert_same_weights(found: Values, expected: Values) -> None:
-    """Every tensor of `expected` is in `found`, to the bit."""
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
-def assert_same_names(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Assert that two mappings of metrics or tensors have the same names."""
-    assert found.keys() == expected.keys(), f"{what}: found {sorted(found)}; expected {sorted(expected)}"
-
-
-def assert_close(name: str, found: float, expected: float, relative: float) -> None:
-    """Equal within `relative`, or as much in absolute terms below 1."""
-    allowed = relative * max(abs(expected), 1.0)
-    assert abs(found - expected) <= allowed, f"{name}: found {found}; expected {expected} within {allowed:.3g}"
-
-
-def distance(one: Values, other: Values) -> float:
-    """L2 norm of the difference of all weights."""
-    assert one.keys() == other.keys()
-    return float(np.sqrt(sum(((one[name].astype(np.float64) - other[name]) ** 2).sum() for name in one)))
 
 
 def with_loss(

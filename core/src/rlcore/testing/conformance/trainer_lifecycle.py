@@ -28,16 +28,9 @@ from rlcore.testing.conformance.batches import arrange, spoiled
 from rlcore.testing.conformance.fixtures import Device, require
 from rlcore.testing.conformance.probe import LARGEST_SURPRISE, TOKEN_SHARE
 from rlcore.testing.conformance.reference import reference_logprobs
+from rlcore.testing.conformance.step_outcome import assert_same_step, assert_same_weights
 from rlcore.testing.conformance.tensors import num_bytes
-from rlcore.testing.conformance.trainer_fixtures import (
-    OpenTrainer,
-    TrainerFixtures,
-    TrainerUnderTest,
-    Undisturbed,
-    assert_same_step,
-    assert_same_weights,
-    with_loss,
-)
+from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, Undisturbed, with_loss
 from rlcore.transformers_import import import_transformers
 
 ON_DEVICE = SetResidencyRequest(weights="device", state="device")

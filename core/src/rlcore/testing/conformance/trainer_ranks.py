@@ -25,17 +25,9 @@ from rlcore.testing.conformance.fixtures import Device, require
 from rlcore.testing.conformance.probe import TOKEN_SHARE
 from rlcore.testing.conformance.rank_script import NUM_RANKS, RankJob, RankReport, SharedStep, Shares, play, share_of
 from rlcore.testing.conformance.reference import Reference
+from rlcore.testing.conformance.step_outcome import StepOutcome, assert_close, assert_same_names, assert_same_step
 from rlcore.testing.conformance.tensors import Values
-from rlcore.testing.conformance.trainer_fixtures import (
-    OpenTrainer,
-    StepOutcome,
-    TrainerFixtures,
-    TrainerUnderTest,
-    assert_close,
-    assert_same_names,
-    assert_same_step,
-    with_loss,
-)
+from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest, with_loss
 from rlcore.testing.ranks import free_address, launch
 
 TEMPERATURE = 0.8
@@ -169,9 +161,9 @@ def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
     """Return what one rank computes without the others."""
     first, second = (trainer.logprobs(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
     steps, before = [], trainer.weights(0)
-    for version, step in enumerate(job.steps):
+    for step in job.steps:
         result = trainer.handle.train_step(step.request)
-        steps.append((StepOutcome(result=result, weights=trainer.weights(version + 1)), before))
+        steps.append((trainer.after(result), before))
         before = steps[-1][0].weights
     return Alone(logprobs=(first, second), steps=(*steps, steps[-1]))
 

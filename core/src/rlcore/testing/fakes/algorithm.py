@@ -7,6 +7,7 @@ from attrs import frozen
 
 from rlcore.spi import (
     ADVANTAGES,
+    GENERATION_LOGPROBS,
     REFERENCE_LOGPROBS,
     AlgorithmContext,
     AlgorithmNeeds,
@@ -26,6 +27,8 @@ class FakeAlgorithmConfig:
     """Whether it learns from samples or from demonstrations."""
     previous_logprobs: bool = False
     """Whether updates use an importance ratio."""
+    generation_ratio: bool = False
+    """Whether updates use the ratio to the probabilities that were sampled with, in place of that one."""
     kl_coefficient: float = 0.0
     """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
     entropy_coefficient: float = 0.0
@@ -47,7 +50,8 @@ class FakeAlgorithm:
             reference_logprobs=self.config.kl_coefficient > 0.0,
             entropy=self.config.source == "rollouts",
             min_samples_per_prompt=2 if self.config.source == "rollouts" else 1,
-            untruncated_sampling=self.config.previous_logprobs,
+            untruncated_sampling=self.config.previous_logprobs or self.config.generation_ratio,
+            corrects_staleness=self.config.generation_ratio,
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
@@ -69,14 +73,16 @@ class FakeAlgorithm:
     def loss(self) -> LossSpec:
         """The policy gradient, with the columns and the entropy that its coefficients ask for."""
         reference = (REFERENCE_LOGPROBS,) if self.config.kl_coefficient > 0.0 else ()
+        generation = (GENERATION_LOGPROBS,) if self.config.generation_ratio else ()
         return LossSpec(
             path="rlcore.testing.fakes.loss:fake_policy_gradient",
             config=FakePolicyGradientConfig(
                 importance_ratio=self.config.previous_logprobs,
+                generation_ratio=self.config.generation_ratio,
                 entropy_coefficient=self.config.entropy_coefficient,
                 kl_coefficient=self.config.kl_coefficient,
             ),
-            token_columns=(ADVANTAGES, *reference),
+            token_columns=(ADVANTAGES, *generation, *reference),
             entropy="loss" if self.config.entropy_coefficient > 0.0 else "metric",
         )
 

@@ -1,5 +1,6 @@
-"""A correct generator in numpy: it samples from the tables of `policy`, all running samples at once."""
+"""A correct generator in numpy: it samples from the tables of `policy`, a token of all running samples at once."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from rlcore.spi import (
     SamplingParams,
     SetResidencyRequest,
     SetResidencyResult,
+    StreamRequest,
+    StreamResult,
     hookimpl,
     tensor_digest,
 )
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
 from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits
 from rlcore.testing.fakes.residency import count_residency
 from rlcore.testing.fakes.tokenizer import FakeTokenizer
@@ -44,6 +47,8 @@ class FakeGenerator:
         self.max_sequence_length = context.max_sequence_length
         self.weights: dict[str, AnyArray] = {}
         self.weight_version = -1
+        self.changing = threading.Lock()
+        """Held while weights and version change, and while both are looked at."""
         self.tokenizer = FakeTokenizer()
         self.rank_info = context.rank_info
 
@@ -55,20 +60,37 @@ class FakeGenerator:
             raise ContractError(
                 f"generate: found {found}; expected {self.weight_version}, the one held (-1 is none). Refit before"
             )
-        prompt_lengths = np.repeat(request.prompts.lengths, request.num_samples)
-        limits = np.minimum(request.max_tokens, self.max_sequence_length - prompt_lengths)
-        if len(limits) and limits.min() < 1:
-            raise ContractError(f"generate: a prompt has no room for a response below {self.max_sequence_length} tokens")
         if self.config.instant:
-            return self.sample_instantly(request, limits)
-        tokens, logprobs, lengths, reasons = self.sample(request, limits)
-        taken = np.arange(tokens.shape[1]) < lengths[:, None]
-        if request.on_finished is not None:
-            for sample in np.argsort(lengths, kind="stable").tolist():
-                part = slice(sample, sample + 1)
-                row, own = tokens[sample][taken[sample]].astype(np.int32), logprobs[sample][taken[sample]]
-                request.on_finished(sample, self.result(row, lengths[part], own, reasons[part]))
-        return self.result(tokens[taken].astype(np.int32), lengths, logprobs[taken], reasons)
+            return self.sample_instantly(request, self.limits(request))
+        running = self.begin(request)
+        while running.left.size:
+            ended = self.step(running)
+            if request.on_finished is not None:
+                for sample in ended.tolist():
+                    request.on_finished(sample, running.result(np.array([sample])))
+        return running.result(np.arange(len(request.seeds)))
+
+    @hookimpl
+    def stream(self, request: StreamRequest) -> StreamResult:
+        """Sample what the feed brings, a token of all samples at a time."""
+        feed, number = request.feed, 0
+        running: dict[int, RunningSamples] = {}
+        while (taken := feed.take(wait=not running)) is not None:
+            for one in taken:
+                if self.config.instant and len(one.seeds):
+                    feed.deliver(number + np.arange(len(one.seeds)), self.sample_instantly(one, self.limits(one)))
+                elif len(one.seeds):
+                    running[number] = self.begin(one)
+                number += len(one.seeds)
+            for first, samples in list(running.items()):
+                ended = self.step(samples)
+                if ended.size:
+                    feed.deliver(first + ended, samples.result(ended))
+                if not samples.left.size:
+                    del running[first]
+        for first, samples in running.items():
+            feed.deliver(first + samples.left, samples.result(samples.left))
+        return StreamResult()
 
     @hookimpl
     def refit(self, request: RefitRequest) -> RefitResult:
@@ -113,28 +135,42 @@ class FakeGenerator:
 
     def take(self, weights: dict[str, AnyArray], weight_version: int) -> None:
         """Hold `weights` from now on."""
-        self.weights, self.weight_version = weights, weight_version
+        with self.changing:
+            self.weights, self.weight_version = weights, weight_version
 
-    def sample(self, request: GenerateRequest, limits: Int64Array) -> tuple[Int64Array, Float64Array, Int64Array, AnyArray]:
-        """Tokens and log-probabilities [S, longest], lengths int64 [S] and finish reasons uint8 [S], token by token."""
-        prompts, prompt_of = request.prompts, np.repeat(np.arange(request.prompts.num_sequences), request.num_samples)
-        first = prompts.tokens[prompts.offsets[:-1]][prompt_of].astype(np.int64)
-        previous = prompts.tokens[prompts.offsets[1:] - 1][prompt_of].astype(np.int64)
-        position = prompts.lengths[prompt_of]
-        shape = (len(limits), int(limits.max(initial=0)))
-        tokens, logprobs = np.zeros(shape, np.int64), np.zeros(shape)
-        lengths, reasons = np.zeros(shape[0], np.int64), np.zeros(shape[0], np.uint8)
-        running = np.arange(shape[0])
-        for step in range(shape[1]):
-            values = logits(self.weights, first[running], previous[running], position[running] + step)
-            chosen, chosen_logprobs = choose(values, request.sampling, uniforms(request.seeds[running], step))
-            tokens[running, step], logprobs[running, step] = chosen, chosen_logprobs
-            previous[running], lengths[running] = chosen, step + 1
-            stopped = self.stopped(tokens[running, : step + 1], request.sampling)
-            ended = stopped | (limits[running] == step + 1)
-            reasons[running] = np.where(stopped, FinishReason.STOP, FinishReason.LENGTH)
-            running = running[~ended]
-        return tokens, logprobs, lengths, reasons
+    def limits(self, request: GenerateRequest) -> Int64Array:
+        """int64 [S]: tokens at which each sample is cut."""
+        limits = np.minimum(
+            request.max_tokens, self.max_sequence_length - np.repeat(request.prompts.lengths, request.num_samples)
+        )
+        if len(limits) and limits.min() < 1:
+            raise ContractError(f"generate: a prompt has no room for a response below {self.max_sequence_length} tokens")
+        return limits
+
+    def begin(self, request: GenerateRequest) -> "RunningSamples":
+        """The samples of a request before their first token."""
+        return RunningSamples(request, self.limits(request))
+
+    def step(self, samples: "RunningSamples") -> Int64Array:
+        """Draw one more token of each sample that has not ended; int64 [M]: those that it ends."""
+        with self.changing:
+            weights, version = self.weights, self.weight_version
+        running, request = samples.left, samples.request
+        values = logits(weights, samples.first[running], samples.previous[running], samples.position[running])
+        chosen, chosen_logprobs = choose(values, request.sampling, uniforms(request.seeds[running], samples.num_steps))
+        samples.tokens[running, samples.num_steps] = chosen
+        samples.logprobs[running, samples.num_steps] = chosen_logprobs
+        samples.versions[running, samples.num_steps] = version
+        samples.previous[running] = chosen
+        samples.position[running] += 1
+        samples.lengths[running] += 1
+        samples.num_steps += 1
+        stopped = self.stopped(samples.tokens[running, : samples.num_steps], request.sampling)
+        ended = stopped | (samples.limits[running] == samples.num_steps)
+        samples.reasons[running[ended]] = np.where(stopped[ended], FinishReason.STOP, FinishReason.LENGTH)
+        samples.left = running[~ended]
+        done: Int64Array = running[ended]
+        return done
 
     def sample_instantly(self, request: GenerateRequest, limits: Int64Array) -> GenerateResult:
         """Uniform tokens for every sample up to its limit."""
@@ -142,27 +178,56 @@ class FakeGenerator:
         num_tokens = int(limits.sum())
         drawn = np.random.default_rng(request.seeds).integers(0, vocab_size, num_tokens, dtype=np.int32)
         reasons = np.full(len(limits), FinishReason.LENGTH, np.uint8)
-        return self.result(drawn, limits, np.full(num_tokens, -np.log(vocab_size)), reasons)
-
-    def result(self, tokens: Int32Array, lengths: Int64Array, logprobs: Float64Array, reasons: AnyArray) -> GenerateResult:
-        """The record of packed samples."""
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
         return GenerateResult(
-            tokens=tokens,
-            offsets=offsets,
-            logprobs=logprobs.astype(np.float32),
-            weight_versions=np.full(len(tokens), self.weight_version, np.int32),
+            tokens=drawn,
+            offsets=offsets_of(limits),
+            logprobs=np.full(num_tokens, -np.log(vocab_size), np.float32),
+            weight_versions=np.full(num_tokens, self.weight_version, np.int32),
             finish_reasons=reasons,
         )
 
-    def stopped(self, tokens: Int64Array, sampling: SamplingParams) -> BoolArray:
-        """bool [S]: which of the samples `tokens` [S, length] the last token ends."""
+    def stopped(self, tokens: Int32Array, sampling: SamplingParams) -> BoolArray:
+        """bool [M]: which of the samples `tokens` [M, length] the last token ends."""
         stopped = np.isin(tokens[:, -1], sampling.stop_token_ids)
         if sampling.stop_strings:
             texts = (self.tokenizer.decode(row) for row in tokens)
             stopped |= np.array([any(stop in text for stop in sampling.stop_strings) for text in texts], np.bool_)
         return stopped
+
+
+class RunningSamples:
+    """The S samples of one request while they are made."""
+
+    def __init__(self, request: GenerateRequest, limits: Int64Array) -> None:
+        prompts, prompt_of = request.prompts, np.repeat(np.arange(request.prompts.num_sequences), request.num_samples)
+        shape = (len(limits), int(limits.max(initial=0)))
+        self.request = request
+        self.limits = limits
+        self.first = prompts.tokens[prompts.offsets[:-1]][prompt_of].astype(np.int64)
+        """int64 [S]: the first token of each sample's prompt; `previous` is its last token so far."""
+        self.previous = prompts.tokens[prompts.offsets[1:] - 1][prompt_of].astype(np.int64)
+        self.position = prompts.lengths[prompt_of]
+        self.num_steps = 0
+        """Tokens of those that have not ended."""
+        self.lengths = np.zeros(shape[0], np.int64)
+        self.tokens = np.zeros(shape, np.int32)
+        self.logprobs = np.zeros(shape, np.float32)
+        self.versions = np.zeros(shape, np.int32)
+        self.reasons = np.full(shape[0], FinishReason.ABORTED, np.uint8)
+        self.left = np.arange(shape[0])
+        """int64 [M]: those that have not ended."""
+
+    def result(self, samples: Int64Array) -> GenerateResult:
+        """The record of some of them."""
+        lengths = self.lengths[samples]
+        taken = np.arange(self.tokens.shape[1]) < lengths[:, None]
+        return GenerateResult(
+            tokens=self.tokens[samples][taken],
+            offsets=offsets_of(lengths),
+            logprobs=self.logprobs[samples][taken],
+            weight_versions=self.versions[samples][taken],
+            finish_reasons=self.reasons[samples],
+        )
 
 
 def choose(values: Float64Array, sampling: SamplingParams, uniform: Float64Array) -> tuple[Int64Array, Float64Array]:

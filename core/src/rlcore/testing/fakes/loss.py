@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import ADVANTAGES, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -41,6 +41,8 @@ class FakePolicyGradientConfig:
 
     importance_ratio: bool = False
     """Weigh tokens by how much more probable they are than at the start of the step."""
+    generation_ratio: bool = False
+    """Weigh tokens by how much more probable they are than when they were sampled."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     kl_coefficient: float = 0.0
@@ -49,8 +51,8 @@ class FakePolicyGradientConfig:
 
 def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -> LossOutput:
     """Policy gradient, divided by the global loss tokens: Σ m · (-A · objective + kl_coefficient · (current - reference)² / 2 -
-    entropy_coefficient · entropy), where the objective is `current`, or exp(current - previous) with an importance ratio;
-    ContractError where the inputs lack `previous_logprobs` then.
+    entropy_coefficient · entropy), where the objective is `current`, or exp(current - previous) with an importance ratio, or
+    exp(current - generation) with the generator's; ContractError where the inputs lack `previous_logprobs` that are read.
     """
     weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
     current = np.asarray(inputs.logprobs, np.float64)
@@ -61,6 +63,9 @@ def fake_policy_gradient(inputs: LossInputs, config: FakePolicyGradientConfig) -
             raise ContractError("fake_policy_gradient: found no previous_logprobs; expected those that LossSpec declares")
         objective = slope = np.exp(current - np.asarray(inputs.previous_logprobs))
         sums["ratio"] = float((weights * slope).sum())
+    elif config.generation_ratio:
+        objective = slope = np.exp(current - columns[GENERATION_LOGPROBS])
+        sums["generation_ratio"] = float((weights * slope).sum())
     per_token, grads = -columns[ADVANTAGES] * objective, -columns[ADVANTAGES] * slope
     if config.kl_coefficient:
         distance = current - columns[REFERENCE_LOGPROBS]

@@ -1,6 +1,7 @@
 """A character tokenizer of 32 tokens, without a tokenizer library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class FakeTokenizer:
     eos_token_id: int | None = END_TOKEN_ID
     stop_token_ids: tuple[int, ...] = (END_TOKEN_ID,)
     prompt_prefix: tuple[int, ...] = ()
+    chat_template: str | None = None
 
     def __init__(self) -> None:
         self._characters = np.frombuffer(("\0" + ALPHABET).encode(), np.uint8)
@@ -46,6 +48,6 @@ class FakeTokenizer:
         """The text of token ids; end tokens have none."""
         return self.decode(tokens)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """A line for each message, and the beginning of the assistant's."""
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
+        """A line for each message, and the beginning of the assistant's; tools are not shown."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "

@@ -43,7 +43,7 @@ class Sender(channel.Sender):
         super().__init__(config, device)
         self._shared: dict[int, _Shared] = {}
         """The storages shared in this refit, by their address."""
-        self._buffers: list[Tensor | None] = [None, None]
+        self.buffers: list[Tensor | None] = [None, None]
         self._persistent = False
 
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Sender(channel.Sender):
     def end(self) -> None:
         """The buffers go back to the allocator: between refits the memory is the trainer's and the engine's."""
         self._shared.clear()
-        self._buffers = [None, None]
+        self.buffers = [None, None]
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
 
@@ -93,11 +93,11 @@ class Sender(channel.Sender):
         return self._shared[storage.data_ptr()].handle
 
     def _buffer(self, slot: int, size: int) -> Tensor:
-        buffer = self._buffers[slot]
+        buffer = self.buffers[slot]
         if buffer is None or len(buffer) < size:
             if buffer is not None:
                 del self._shared[buffer.untyped_storage().data_ptr()]
-            buffer = self._buffers[slot] = torch.empty(size, dtype=torch.uint8, device=self.device)
+            buffer = self.buffers[slot] = torch.empty(size, dtype=torch.uint8, device=self.device)
         return buffer
 
 
@@ -106,7 +106,7 @@ class Receiver(channel.Receiver):
 
     def __init__(self, device: torch.device, rank: int, options: dict[str, Any]) -> None:
         super().__init__(device, rank, options)
-        self._source = _index_of(options["uuid"])
+        self._source = index_of(options["uuid"])
         self._mapped: dict[bytes, Tensor] = {}
         self._stable = False
 
@@ -144,7 +144,7 @@ class Receiver(channel.Receiver):
         return self._mapped[handle]
 
 
-def _index_of(uuid: str) -> int:
+def index_of(uuid: str) -> int:
     """This process's own number of a device, which CUDA_VISIBLE_DEVICES may have changed."""
     uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
     if uuid not in uuids:

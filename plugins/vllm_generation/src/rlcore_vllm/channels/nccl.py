@@ -138,7 +138,7 @@ class Sender(channel.Sender):
 
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        self._options: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
         self._broadcasts: _Broadcasts | None = None
         self._started: dict[int, Future[torch.cuda.Event]] = {}
 
@@ -148,18 +148,18 @@ class Sender(channel.Sender):
             raise RefitError(
                 'refit: channel nccl needs a trainer on CUDA; found its weights on the CPU. Set refit.channel = "auto"'
             )
-        _refuse_shared_devices(str(torch.cuda.get_device_properties(self.device).uuid), ranks)
+        refuse_shared_devices(str(torch.cuda.get_device_properties(self.device).uuid), ranks)
         replicas = [rank.replica for rank in ranks]
-        self._options = {
+        self.options = {
             "host": _address(ranks),
             "port": _free_port(),
             "world_size": 1 + len(ranks),
             "timeout_s": self.config.refit_timeout_s,
         }
-        return [self._options | {"first_rank": 1 + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
+        return [self.options | {"first_rank": 1 + replicas.index(replica)} for replica in dict.fromkeys(replicas)]
 
     def join(self) -> None:
-        self._broadcasts = _Broadcasts(self.device, _SENDER, self._options)
+        self._broadcasts = _Broadcasts(self.device, _SENDER, self.options)
 
     def put(self, index: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         broadcasts, slot = self._joined(), index % _NUM_SLOTS
@@ -226,7 +226,7 @@ class Receiver(channel.Receiver):
         self._broadcasts.close()
 
 
-def _refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
+def refuse_shared_devices(sender: str, ranks: Sequence[EngineRank]) -> None:
     """NCCL gives each device one rank."""
     uuids = [sender, *(str(rank.uuid) for rank in ranks)]
     twice = sorted({uuid for uuid in uuids if uuids.count(uuid) > 1})

@@ -37,7 +37,7 @@ class Sender(channel.Sender):
 
     def __init__(self, config: VllmConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        self._segments: list[_Segment | None] = [None, None]
+        self.segments: list[_Segment | None] = [None, None]
 
     def connect(self, ranks: Sequence[EngineRank]) -> list[dict[str, Any]]:
         for rank in ranks:
@@ -54,18 +54,18 @@ class Sender(channel.Sender):
         return {"descriptor": segment.descriptor, "num_bytes": len(segment.buffer)}
 
     def close(self) -> None:
-        for segment in self._segments:
+        for segment in self.segments:
             if segment is not None:
                 os.close(segment.descriptor)
-        self._segments = [None, None]
+        self.segments = [None, None]
 
     def _segment(self, slot: int, size: int) -> _Segment:
         """The slot's segment, made larger where it has to be; memory is taken only as it is written to."""
-        segment = self._segments[slot]
+        segment = self.segments[slot]
         if segment is None or len(segment.buffer) < size:
             descriptor = os.memfd_create("rlcore-refit") if segment is None else segment.descriptor
             os.ftruncate(descriptor, size)
-            segment = self._segments[slot] = _Segment(descriptor, _mapped(descriptor, size))
+            segment = self.segments[slot] = _Segment(descriptor, _mapped(descriptor, size))
         return segment
 
 

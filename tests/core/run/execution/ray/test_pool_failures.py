@@ -108,7 +108,7 @@ def test_a_rank_that_lags_behind_the_first_is_named_alone(run: Run) -> None:
 def test_ranks_that_disagree_end_the_run(run: Run) -> None:
     with pytest.raises(ContractError, match=r"train_step: rank 1 .* returned .*; expected rank 0's"):
         run(*POOL, *fault("differ", "train_step"))
-    with pytest.raises(ContractError, match=r"export_weights: rank 1 .* exports other values than rank 0, in 1 tensors"):
+    with pytest.raises(ContractError, match="export_weights: rank 1 .* rank 0, in 1 tensors"):
         separate = ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1")
         run(*POOL, *separate, "run.name=other", *fault("differ", "export_weights"))
 
@@ -127,11 +127,11 @@ def test_a_refit_that_fails_on_one_rank_is_tried_again_on_all(run: Run, tmp_path
         run(*POOL, "run.name=again", "refit.max_attempts=1", *fault("fail_refit", "refit", role="generator"))
 
 
-@pytest.mark.parametrize("hook", ["train_step", "save_state", "generate", "get_logprobs", "export_weights"])
+@pytest.mark.parametrize("hook", ["train_step", "save_state", "stream", "get_logprobs", "export_weights"])
 def test_a_rank_that_dies_costs_a_restart(run: Run, tmp_path: Path, undisturbed: list[Any], hook: str) -> None:
     folder = tmp_path / "marks"
     folder.mkdir()
-    role = "generator" if hook == "generate" else "trainer"
+    role = "generator" if hook == "stream" else "trainer"
     notes = Notes()
     run(*POOL, KL, f"{role}.ranked.folder={folder}", *fault("die", hook, version=4, role=role), progress=notes)
     assert [text for text in notes.texts if "restart 1 of 3, from the newest checkpoint" in text]

@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.failures import Reply, WorkerInfo, last_lines, with_origin
+from rlcore.run.execution.ray.failures import Reply, WorkerInfo, cause_of_death, last_lines, with_origin
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
 BESIDE = "beside"
-"""The concurrency group of what a worker answers while it is busy."""
+"""The concurrency group of what a worker answers at once while it is busy."""
+COLLECT = "collect"
+"""The concurrency group of what waits in a worker for samples of its stream."""
 POLL_S = 0.25
 GRACE_S = 5.0
 """Seconds that the other ranks get to answer after one has failed: an error that all have is the error of the call."""
@@ -29,6 +31,10 @@ _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "gen
 
 Outcome: TypeAlias = Any
 """What a rank returned, or the exception that it raised; a WorkerError where it died."""
+
+
+class PoolLostError(WorkerError):
+    """The pool was given up, for a reason that is an error of its own elsewhere."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,6 +72,8 @@ class Calls:
     """Ranks whose backends are in an unknown state."""
     _left_behind: list[_Wait] = field(factory=list)
     """Calls whose answers nobody waits for, after another rank's failure."""
+    _at_rest: dict[str, str] = field(factory=dict)
+    """What a pool does between calls, for the display, where it is not idle."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -130,6 +138,35 @@ class Calls:
                 self._check_others(wait, limit_s)
         return dict(sorted(wait.outcomes.items()))
 
+    def beside(self, name: str, arguments: Mapping[int, tuple[Any, ...]], group: str = BESIDE) -> list[Any]:
+        """What some ranks return, in the order of `arguments`, beside the calls that they are busy with. From any thread."""
+        self._require_workers(name)
+        actors = {rank: self.ranks[rank].actor for rank in arguments}
+        references = {
+            actors[rank].beside.options(concurrency_group=group).remote(name, *given): rank for rank, given in arguments.items()
+        }
+        wait = _Wait(name=name, pending=references)
+        while wait.pending:
+            self._collect(wait)
+            self._check_limit(wait, None)
+        return self.values({rank: wait.outcomes[rank] for rank in arguments}, wait.failed_first)
+
+    def require_progress(self, name: str, rank: int, since: float) -> None:
+        """WorkerError, and no rank can be used any more, where a rank has made no progress since a time (of time.monotonic) for
+        as long as a call may take. From any thread."""
+        self._check_limit(_Wait(name=name, began=since, pending={None: rank}), None)
+
+    @contextlib.contextmanager
+    def streaming(self, num_ranks: int) -> Iterator[None]:
+        """Show the generators at work meanwhile, also between the calls that their ranks are busy with."""
+        self._at_rest["generator"] = _on_ranks("stream", num_ranks)
+        self.progress.pool("generator", self._at_rest["generator"])
+        try:
+            yield
+        finally:
+            del self._at_rest["generator"]
+            self.progress.pool("generator", "idle")
+
     def values(self, outcomes: Mapping[int, Outcome], first: int | None = None) -> list[Any]:
         """The outcomes, none of which may be an error: the first one's is raised, with the names of the others."""
         failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, BaseException)}
@@ -158,6 +195,7 @@ class Calls:
         """Kill every worker."""
         import ray
 
+        self.lost = self.lost or "they were ended"
         for rank in self.ranks:
             with contextlib.suppress(Exception):
                 ray.kill(rank.actor)
@@ -178,8 +216,7 @@ class Calls:
         return answers
 
     def _begin(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> _Wait:
-        if self.lost is not None:
-            raise WorkerError(f"{name}: the workers are gone: {self.lost}")
+        self._require_workers(name)
         while self._left_behind:
             wait = self._left_behind[0]
             while wait.pending:
@@ -194,19 +231,24 @@ class Calls:
         """However the driver stops to wait, after Ctrl-C too: the next call waits for what is still under way."""
         pools = _POOLS.get(wait.name, ("trainer",))
         for pool in pools:
-            self.progress.pool(pool, f"{wait.name} on {len(wait.pending)} rank{'s' if len(wait.pending) > 1 else ''}")
+            self.progress.pool(pool, _on_ranks(wait.name, len(wait.pending)))
         try:
             yield
         finally:
             for pool in pools:
-                self.progress.pool(pool, "idle")
+                self.progress.pool(pool, self._at_rest.get(pool, "idle"))
             if wait.pending and self.lost is None:
                 self._left_behind.append(wait)
 
+    def _require_workers(self, name: str) -> None:
+        if self.lost is not None:
+            raise PoolLostError(f"{name}: the workers are gone: {self.lost}")
+
     def _collect(self, wait: _Wait) -> None:
-        """Take the answers that come within a moment."""
+        """Take the answers that come within a moment. WorkerError where another thread has given the pool up."""
         import ray
 
+        self._require_workers(wait.name)
         pending = list(wait.pending)
         ready, _ = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
         for reference in ready:
@@ -214,6 +256,7 @@ class Calls:
             try:
                 outcome = self._outcome(rank, ray.get(reference))
             except ray.exceptions.RayError as error:
+                self._require_workers(wait.name)
                 raise self._death(rank, wait, error) from None
             wait.outcomes[rank] = outcome
             now = time.monotonic()
@@ -231,7 +274,7 @@ class Calls:
     def _death(self, rank: int, wait: _Wait, error: Exception) -> WorkerError:
         """The error for a rank that ended; all others then wait for it in vain."""
         worker = self.workers[rank]
-        cause = _cause(error, worker)
+        cause = cause_of_death(error, worker)
         self.lose(f"{worker} {cause}")
         return WorkerError(f"{wait.name}: {worker} {cause}. {last_lines(worker.log_file)}")
 
@@ -274,6 +317,10 @@ class Calls:
         return "; ".join(f"{self.workers[rank]} {position}" for rank, position in zip(ranks, found, strict=True))
 
 
+def _on_ranks(name: str, num_ranks: int) -> str:
+    return f"{name} on {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+
+
 def _first_error(wait: _Wait) -> BaseException:
     assert wait.failed_first is not None
     error = wait.outcomes[wait.failed_first]
@@ -284,20 +331,3 @@ def _first_error(wait: _Wait) -> BaseException:
 def _goes_on(wait: _Wait) -> bool:
     """Whether the rank that failed has let the others go on: a generator that fails a refit does not end the export."""
     return wait.name == "refit" and isinstance(_first_error(wait), RefitError | WorkerError)
-
-
-def _cause(error: Exception, worker: WorkerInfo) -> str:
-    """Why a rank is gone, as far as Ray can tell."""
-    import ray
-
-    with contextlib.suppress(Exception):
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        alive = {node["NodeID"] for node in nodes if node["Alive"]}
-        if worker.node_id and worker.node_id not in alive:
-            return "is gone: its node has left the cluster"
-    text = str(error)
-    if "OOM" in text and "memory monitor" in text.lower():
-        return "was ended by Ray, since its node ran out of memory"
-    if isinstance(error, ray.exceptions.ActorUnavailableError):
-        return "cannot be reached any more; its node may have left the cluster"
-    return "died: it was killed (by a signal, or for lack of memory) or ended by itself"

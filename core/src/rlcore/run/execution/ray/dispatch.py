@@ -109,14 +109,18 @@ def deal_prompts(request: GenerateRequest, num_workers: int) -> list[Int64Array]
 
 def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
-    rows = request.prompts
-    samples = (prompts[:, None] * request.num_samples + np.arange(request.num_samples)).reshape(-1)
+    rows, samples = request.prompts, samples_of(request, prompts)
     return evolve(
         request,
         prompts=RaggedTokens(tokens=take_rows(rows.tokens, rows.offsets, prompts), offsets=offsets_of(rows.lengths[prompts])),
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
     )
+
+
+def samples_of(request: GenerateRequest, prompts: Int64Array) -> Int64Array:
+    """int64 [S']: the numbers of the samples of some of a request's prompts, in the order of `request_for`."""
+    return (prompts[:, None] * request.num_samples + np.arange(request.num_samples)).reshape(-1)
 
 
 def join_responses(dealt: Sequence[Int64Array], num_samples: int, responses: Sequence[Responses]) -> Responses:

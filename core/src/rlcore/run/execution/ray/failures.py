@@ -106,6 +106,23 @@ def with_origin(error: BaseException, worker: WorkerInfo, remote: RemoteError) -
     return error
 
 
+def cause_of_death(error: Exception, worker: WorkerInfo) -> str:
+    """Why a rank is gone, as far as Ray can tell."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        alive = {node["NodeID"] for node in nodes if node["Alive"]}
+        if worker.node_id and worker.node_id not in alive:
+            return "is gone: its node has left the cluster"
+    text = str(error)
+    if "OOM" in text and "memory monitor" in text.lower():
+        return "was ended by Ray, since its node ran out of memory"
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return "cannot be reached any more; its node may have left the cluster"
+    return "died: it was killed (by a signal, or for lack of memory) or ended by itself"
+
+
 def _pickled(value: object) -> bytes | None:
     try:
         return pickle.dumps(value)

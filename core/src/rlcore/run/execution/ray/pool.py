@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.execution.ray.calls import BESIDE, Calls, Rank
+from rlcore.run.execution.ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import end_everywhere
@@ -58,7 +58,7 @@ def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Pa
 
     from rlcore.run.execution.ray.worker import Worker
 
-    actor: Any = ray.remote(concurrency_groups={BESIDE: 1})(Worker)  # type: ignore[call-overload]
+    actor: Any = ray.remote(concurrency_groups={BESIDE: 1, COLLECT: 1})(Worker)  # type: ignore[call-overload]
     ranks = []
     for number in range(cluster.world_size):
         node, local_rank = divmod(number, cluster.ranks_per_node)

@@ -13,7 +13,8 @@ from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, request_for
-from rlcore.run.protocols import RefitCommand, Responses
+from rlcore.run.execution.ray.pool_stream import PoolStream
+from rlcore.run.protocols import RefitCommand, ResponseFeed, Responses
 from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi.arrays import Float32Array, Int64Array
@@ -133,6 +134,10 @@ class PoolGenerator(_PoolGroup):
         parts = {rank: (request_for(request, prompts),) for rank, prompts in given.items()}
         results = self.calls.apart("generate", parts, watch=count)
         return join_responses(list(given.values()), request.num_samples, results)
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
+        PoolStream(self.calls, self.hosts, feed).run(weight_version)
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every generator holds."""

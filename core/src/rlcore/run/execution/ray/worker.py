@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,17 @@ from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorComm
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import mark_children
+from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest, WorkerStream
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.execution.streams import run_stream
 from rlcore.run.protocols import RefitCommand, Responses
 from rlcore.spi.arrays import Float32Array
 
 
 class Worker:
-    """Made by Ray in a process of its own. Every call but `where` and `num_finished` goes through `call`, one after another."""
+    """Made by Ray in a process of its own. Its work goes through `call`, one after another; a stream of its generator runs in a
+    thread of its own, and what concerns that goes through `beside`."""
 
     def __init__(self, rank: int, log_file: Path) -> None:
         self._rank = rank
@@ -48,12 +52,20 @@ class Worker:
         self._reserved: socket.socket | None = None
         self._thread: int | None = None
         self._doing = ""
+        self._stream: WorkerStream | None = None
         self._num_finished = 0
         self._counting = threading.Lock()
 
     def call(self, name: str, *arguments: Any) -> Reply:
         """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
         self._thread, self._doing = threading.get_ident(), name
+        try:
+            return self.beside(name, *arguments)
+        finally:
+            self._doing = ""
+
+    def beside(self, name: str, *arguments: Any) -> Reply:
+        """`call` of what may run while another call does."""
         try:
             value, error = getattr(self, name)(*arguments), None
         except BaseException as raised:  # a panic in a native library is no Exception
@@ -65,7 +77,6 @@ class Worker:
             value, error = None, RemoteError.of(failure, self._log_file)
             traceback.print_exception(raised)
         finally:
-            self._doing = ""
             sys.stdout.flush()
             sys.stderr.flush()
         handles = [handle for handle in (self._trainer, self._generator) if handle is not None]
@@ -73,11 +84,13 @@ class Worker:
 
     def where(self) -> str:
         """What the rank is doing, and at which line; answered beside the calls."""
-        frame = sys._current_frames().get(self._thread or 0)
-        if not self._doing or frame is None:
-            return "idle"
-        last = traceback.extract_stack(frame)[-1]
-        return f"in {self._doing}, at {last.filename}:{last.lineno} in {last.name}"
+        doing = [(self._doing, self._thread), ("stream", None if self._stream is None else self._stream.thread)]
+        frames, positions = sys._current_frames(), []
+        for name, thread in doing:
+            if name and thread in frames:
+                last = traceback.extract_stack(frames[thread])[-1]
+                positions.append(f"in {name}, at {last.filename}:{last.lineno} in {last.name}")
+        return " and ".join(positions) or "idle"
 
     def num_finished(self) -> int:
         """Samples that the generation under way has finished; answered beside the calls."""
@@ -184,7 +197,7 @@ class Worker:
             version = order.export.weight_version
             try:
                 self._generator.refit(
-                    spi.RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=True)
+                    spi.RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=order.may_alias)
                 )
             finally:
                 for _ in export.buckets:
@@ -202,6 +215,28 @@ class Worker:
         result = generator.generate(evolve(request, on_finished=self._count) if streams else request)
         assert self._tokenizer is not None
         return Responses.of(result, self._tokenizer)
+
+    def stream_begin(self, weight_version: int) -> None:
+        """Begin a stream of the generator."""
+        if self._stream is not None and self._stream.thread is not None:
+            raise spi.ContractError("a worker is asked for a second stream while one runs; this is a defect of the driver")
+        assert self._tokenizer is not None
+        self._stream = WorkerStream(partial(run_stream, self._generator_handle(), self._tokenizer), weight_version)
+
+    def stream_add(self, requests: Sequence[NumberedRequest]) -> None:
+        """Have the stream generate more."""
+        assert self._stream is not None
+        self._stream.add(requests)
+
+    def stream_collect(self) -> Collected:
+        """What has ended since the last time, as soon as something has; what the generator raised is raised."""
+        assert self._stream is not None
+        return self._stream.collect()
+
+    def stream_end(self) -> None:
+        """End the stream, where there is one: what has not ended comes back as it is."""
+        if self._stream is not None:
+            self._stream.end()
 
     def move_trainer(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
@@ -228,7 +263,10 @@ class Worker:
         return self._generator_handle().load_state(request)
 
     def close(self) -> None:
-        """Close the trainer and the generator."""
+        """End the stream, and close the trainer and the generator."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream.join()
         with ExitStack() as stack:
             for handle in (self._trainer, self._generator):
                 if handle is not None:

@@ -37,7 +37,7 @@ from rlcore.testing.fakes.generator import FakeGenerator, FakeGeneratorConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
 
-Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "differ", "fail_refit"]
+Kind = Literal["", "defect", "refuse", "not_finite", "bound", "die", "hang", "differ", "fail_refit", "wait"]
 
 
 @frozen(kw_only=True)
@@ -154,6 +154,7 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
     actions: dict[str, Callable[[], Any]] = {
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "hang": lambda: time.sleep(1000),
+        "wait": lambda: wait_for(Path(folder) / "go"),
     }
     errors = {
         "defect": ZeroDivisionError("a defect on purpose"),
@@ -166,6 +167,12 @@ def go_wrong(fault: Fault, rank: int, hook: str, version: int, folder: str) -> b
         raise errors[fault.kind]
     actions.get(fault.kind, lambda: None)()
     return fault.kind == "differ"
+
+
+def wait_for(file: Path) -> None:
+    """Until the test says so."""
+    while not file.exists():
+        time.sleep(0.02)
 
 
 class RankedTrainer(FakeTrainer):
@@ -267,11 +274,20 @@ class RankedGenerator(FakeGenerator):
     @hookimpl
     def generate(self, request):
         go_wrong(self.options.fault, self.rank_info.rank, "generate", request.weight_version, self.options.folder)
-        self.require_engine()
-        result = FakeGenerator.generate(self, request)
+        return FakeGenerator.generate(self, request)
+
+    @hookimpl
+    def stream(self, request):
+        go_wrong(self.options.fault, self.rank_info.rank, "stream", request.weight_version, self.options.folder)
+        return FakeGenerator.stream(self, request)
+
+    def begin(self, request):
         time.sleep(self.options.pause_s)
+        return super().begin(request)
+
+    def step(self, samples):
         self.require_engine()
-        return result
+        return super().step(samples)
 
     @hookimpl
     def refit(self, request):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.data.datasets import PromptStream
+from rlcore.run.data.prompt_stream import PromptStream
 
 sizes = st.integers(1, 40)
 
@@ -58,3 +58,13 @@ def test_a_million_rows_are_not_shuffled_again_each_step(monkeypatch):
         patch.setattr(np.random, "default_rng", None)  # nothing is drawn any more
         for step in range(200):
             stream.indices(step)
+
+
+@given(num_rows=sizes, batch_size=sizes, seed=st.integers(0, 2**31), step=st.integers(0, 1000), shuffle=st.booleans())
+def test_what_follows_a_step_is_every_row_once_and_its_own_last(num_rows, batch_size, seed, step, shuffle):
+    stream = PromptStream(num_rows=num_rows, batch_size=batch_size, seed=seed, shuffle=shuffle)
+    following, own = stream.following(step).tolist(), set(stream.indices(step).tolist())
+    assert sorted(following) == list(range(num_rows))
+    assert set(following[num_rows - len(own) :]) == own
+    others = [row for later in range(1, 1 + 2 * num_rows) for row in stream.indices(step + later).tolist() if row not in own]
+    assert following[: num_rows - len(own)] == list(dict.fromkeys(others))

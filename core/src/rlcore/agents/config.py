@@ -1,0 +1,23 @@
+"""Options of the environment `agent`."""
+
+from typing import Annotated
+
+from attrs import frozen
+
+from rlcore.schema.constraints import at_least
+
+
+@frozen(kw_only=True)
+class AgentConfig:
+    """`[environment.agent]`: what runs an episode, a function or a command."""
+
+    function: str | None = None
+    """An `async def run(task, client)` that returns the episode's reward, as "agent.py:run" or "package.module:run". `task` is
+    the row; `client` has `base_url`, `api_key`, `model`, and `openai`, an openai.AsyncOpenAI."""
+    command: tuple[str, ...] = ()
+    """A program with its arguments, which is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and, as JSON, RLCORE_TASK in
+    its environment, and the task on its standard input too. The last line that it prints is the reward."""
+    max_concurrent: Annotated[int, at_least(1)] = 64
+    """Most episodes at once."""
+    success_reward: float = 1.0
+    """The reward from which on a task counts as solved, where the agent itself does not say."""

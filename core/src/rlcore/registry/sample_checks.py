@@ -1,0 +1,117 @@
+"""What a generator's samples are checked for: lengths, ends, versions, ranges."""
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore.registry.checks import TOLERANCE, check_range
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
+from rlcore.spi.errors import ContractError
+from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+
+
+@frozen(kw_only=True, eq=False)
+class ExpectedSamples:
+    """What S samples were to be."""
+
+    prompt_lengths: Int64Array
+    """int64 [S]"""
+    max_tokens: Int32Array
+    """int32 [S]"""
+    sampling: SamplingParams
+    routed_experts: bool
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> "ExpectedSamples":
+        """What a request asks for."""
+        return cls(
+            prompt_lengths=np.repeat(request.prompts.lengths, request.num_samples),
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            routed_experts=request.routed_experts,
+        )
+
+    def select(self, samples: Int64Array) -> "ExpectedSamples":
+        """Some of them, int64 [M]."""
+        return evolve(self, prompt_lengths=self.prompt_lengths[samples], max_tokens=self.max_tokens[samples])
+
+
+def check_samples(expected: ExpectedSamples, result: GenerateResult, newest_version: int, max_sequence_length: int) -> None:
+    """ContractError for the first thing that is wrong. `newest_version` is the newest that a token can be of."""
+    check_range("logprobs", result.logprobs, upper=TOLERANCE)
+    check_range("tokens", result.tokens, lower=0)
+    check_range("weight_versions", result.weight_versions, lower=0, upper=newest_version)
+    _check_spans(result)
+    _check_lengths(expected, result, max_sequence_length)
+    _check_routed(expected, result)
+    if expected.sampling.stop_token_ids:
+        _check_stops(expected.sampling, result)
+
+
+def _check_spans(result: GenerateResult) -> None:
+    """Require that later tokens of a sample come from the same weights or newer ones."""
+    falls = np.flatnonzero(np.diff(result.weight_versions) < 0) + 1
+    within = falls[~np.isin(falls, result.offsets)]
+    if len(within):
+        position = int(within[0])
+        sample = int(np.searchsorted(result.offsets, position, side="right")) - 1
+        found = f"{result.weight_versions[position - 1]} before {result.weight_versions[position]}"
+        raise ContractError(f"weight_versions: found {found} in sample {sample}; expected versions that never fall")
+
+
+def _check_lengths(expected: ExpectedSamples, result: GenerateResult, max_sequence_length: int) -> None:
+    """How many samples, how long each is, and whether the finish reason agrees with that."""
+    reasons = result.finish_reasons
+    if len(reasons) != len(expected.max_tokens):
+        raise ContractError(f"found {len(reasons)} samples; expected {len(expected.max_tokens)}")
+    lengths = np.diff(result.offsets)
+    limits = np.minimum(expected.max_tokens, max_sequence_length - expected.prompt_lengths)
+    _refuse(reasons > max(FinishReason), "finish_reasons", reasons, "a FinishReason")
+    _refuse(lengths > limits, "sample lengths", lengths, "at most max_tokens, and the prompt with it within the sequence limit")
+    _refuse((lengths == 0) & (reasons != FinishReason.ABORTED), "sample lengths", lengths, "at least 1 unless aborted")
+    short = (reasons == FinishReason.LENGTH) & (lengths < limits)
+    _refuse(short, "sample lengths", lengths, "the whole limit, since its finish reason is LENGTH")
+
+
+def _check_routed(expected: ExpectedSamples, result: GenerateResult) -> None:
+    """Rows for the tokens of every prompt and response where they were asked for, and for none otherwise."""
+    routed = result.routed_experts
+    if (routed is not None) != expected.routed_experts:
+        found, wanted = ("None", "experts") if routed is None else ("experts", "None, since they were not asked for")
+        raise ContractError(f"routed_experts: found {found}; expected {wanted}")
+    if routed is not None:
+        expected_lengths = expected.prompt_lengths + np.diff(result.offsets)
+        lengths = np.diff(routed.offsets)
+        if len(lengths) != len(expected_lengths):
+            raise ContractError(f"routed_experts: found {len(lengths)} samples; expected {len(expected_lengths)}")
+        _refuse(lengths != expected_lengths, "routed_experts", lengths, "a row for each token of prompt and response")
+        lowest = int(routed.experts.min(initial=0))
+        if lowest < -1:
+            raise ContractError(f"routed_experts: found the expert {lowest}; expected -1 where none is known")
+
+
+def _check_stops(sampling: SamplingParams, result: GenerateResult) -> None:
+    """A stop token ends its sample, whose finish reason is then STOP; without stop strings nothing else is STOP."""
+    is_stop = np.zeros(len(result.tokens), np.bool_)
+    for token in sampling.stop_token_ids:
+        is_stop |= result.tokens == token
+    present = np.diff(result.offsets) > 0
+    last = result.offsets[1:][present] - 1
+    ends_with_stop = np.zeros(len(present), np.bool_)
+    ends_with_stop[present] = is_stop[last]
+    is_stop[last] = False
+    if is_stop.any():
+        position = int(is_stop.argmax())
+        sample = int(np.searchsorted(result.offsets, position, side="right")) - 1
+        raise ContractError(f"tokens: sample {sample} goes on after the stop token {result.tokens[position]}; expected its end")
+    stopped = result.finish_reasons == FinishReason.STOP
+    _refuse(ends_with_stop & ~stopped, "finish_reasons", result.finish_reasons, "STOP, since its last token is a stop token")
+    if not sampling.stop_strings:
+        expected = "a stop token at the end, or another reason than STOP"
+        _refuse(stopped & ~ends_with_stop, "finish_reasons", result.finish_reasons, expected)
+
+
+def _refuse(wrong: BoolArray, name: str, values: AnyArray, expected: str) -> None:
+    """Raise ContractError for the first sample where `wrong` bool [S] is True."""
+    if wrong.any():
+        sample = int(wrong.argmax())
+        raise ContractError(f"{name}: found {values[sample]} at sample {sample}; expected {expected}")

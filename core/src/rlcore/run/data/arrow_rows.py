@@ -1,0 +1,92 @@
+"""Rows of an Arrow table: Parquet files and data sets of the Hub."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field
+from rlcore.spi import DataError, LazyRows, Row
+
+CHUNK_ROWS = 1024
+
+
+class ArrowRows(LazyRows):
+    """The rows of an Arrow table, made into Python objects as they are taken."""
+
+    def __init__(self, table: pa.Table) -> None:
+        super().__init__(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0])
+        self._table = table
+
+    def __iter__(self) -> Iterator[Row]:
+        if self.numbers.step != 1:
+            yield from super().__iter__()
+            return
+        for batch in self._table.slice(self.numbers.start, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
+            yield from batch.to_pylist()
+
+
+def arrow_rows(table: pa.Table, config: DatasetConfig, key: str) -> ArrowRows:
+    """The rows of a table, whose fields and texts are checked. DataError where one is not what it has to be."""
+    names = table.column_names
+    if config.prompt_field not in names:
+        raise no_such_field(key, f"{config.path}", config.prompt_field, names)
+    table = table if config.limit is None else table.slice(0, config.limit)
+    _require_utf8(table, config, key)
+    prompts = table.column(config.prompt_field)
+    if not _holds_prompts(prompts.type):
+        raise DataError(
+            f"{key}: the field {config.prompt_field!r} of {config.path} holds {prompts.type}; expected text, or lists of "
+            "chat messages with role and content"
+        )
+    if prompts.null_count:
+        first = prompts.is_null().index(True).as_py()
+        raise DataError(
+            f"{key}: row {first} of {config.path} (the first is 0) has no {config.prompt_field!r}: it is null there and in "
+            f"{prompts.null_count - 1} other rows; expected a prompt in every row"
+        )
+    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
+        if field_name != name and field_name in names:
+            others = table.drop_columns([name]) if name in table.column_names else table
+            table = others.append_column(name, table.column(field_name))
+    return ArrowRows(table)
+
+
+def _require_utf8(table: pa.Table, config: DatasetConfig, key: str) -> None:
+    """DataError names the first row with a text that is none. What numbers and times hold, pyarrow reads in any case."""
+    checked = table.select([name for name in table.column_names if not pa.types.is_primitive(table.field(name).type)])
+    try:
+        checked.validate(full=True)
+        return
+    except pa.ArrowException as error:
+        if "UTF8" not in str(error):
+            raise DataError(f"{key}.path: {config.path} is damaged: {error}. Write or download it again") from error
+    first, end = 0, table.num_rows
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (first, middle) if _undecodable(table.slice(first, middle - first)) else (middle, end)
+    if fields := ", ".join(map(repr, _undecodable(table.slice(first, 1)))):  # else it lies beyond the limit
+        raise DataError(
+            f"{key}.path: {config.path}, row {first} (the first is 0): found bytes that are not UTF-8 in the field {fields}; "
+            "expected text. Write the file anew with text in UTF-8"
+        )
+
+
+def _undecodable(table: pa.Table) -> list[str]:
+    """The columns with a text that is not UTF-8."""
+    found = []
+    for name in table.column_names:
+        try:
+            table.column(name).to_pylist()
+        except UnicodeDecodeError:
+            found.append(name)
+    return found
+
+
+def _holds_prompts(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+        return bool(pa.types.is_struct(kind)) and {"role", "content"} <= {kind.field(i).name for i in range(kind.num_fields)}
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

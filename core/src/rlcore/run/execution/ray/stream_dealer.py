@@ -1,0 +1,58 @@
+"""Dealing the requests of a stream to the hosts of a pool."""
+
+import heapq
+import threading
+
+import numpy as np
+
+from rlcore.run.execution.ray.dispatch import request_for, samples_of
+from rlcore.run.execution.ray.worker_stream import NumberedRequest
+from rlcore.spi import GenerateRequest
+from rlcore.spi.arrays import Int64Array
+
+
+class StreamDealer:
+    """Gives each prompt, with all its samples, to the host with the least work under way.
+
+    Work is counted in tokens at the samples' limits, for how long they will be is not known. Of a request, prompts of more work
+    are dealt first. Samples are numbered in the order of being dealt.
+    """
+
+    def __init__(self, num_hosts: int) -> None:
+        self._lock = threading.Lock()
+        self._limits: list[dict[int, int]] = [{} for _ in range(num_hosts)]
+        """By host: the limits of its samples, by their numbers."""
+        self._work = [0] * num_hosts
+        self._num_samples = 0
+
+    def deal(self, request: GenerateRequest) -> dict[int, NumberedRequest]:
+        """What each host gets of a request; hosts that get nothing are left out."""
+        num_prompts = request.prompts.num_sequences
+        work = request.max_tokens.reshape(num_prompts, request.num_samples).sum(axis=1, dtype=np.int64)
+        host_of = np.empty(num_prompts, np.int64)
+        with self._lock:
+            hosts = [(total, host) for host, total in enumerate(self._work)]
+            heapq.heapify(hosts)
+            for prompt in np.argsort(-work, kind="stable").tolist():
+                total, host = hosts[0]
+                host_of[prompt] = host
+                heapq.heapreplace(hosts, (total + int(work[prompt]), host))
+            dealt = {host: self._number(request, host, np.flatnonzero(host_of == host)) for _, host in sorted(hosts)}
+            self._num_samples += len(request.seeds)
+        return {host: numbered for host, numbered in dealt.items() if len(numbered[0])}
+
+    def done(self, host: int, samples: Int64Array) -> None:
+        """Samples of a host, int64 [M], are under way no longer."""
+        with self._lock:
+            self._work[host] -= sum(map(self._limits[host].pop, samples.tolist()))
+
+    def is_busy(self, host: int) -> bool:
+        """Whether a host has samples under way."""
+        return bool(self._limits[host])
+
+    def _number(self, request: GenerateRequest, host: int, prompts: Int64Array) -> NumberedRequest:
+        part = request_for(request, prompts)
+        numbers = self._num_samples + samples_of(request, prompts)
+        self._limits[host] |= dict(zip(numbers.tolist(), part.max_tokens.tolist(), strict=True))
+        self._work[host] += int(part.max_tokens.sum(dtype=np.int64))
+        return numbers, part

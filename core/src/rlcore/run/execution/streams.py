@@ -1,0 +1,130 @@
+"""Streams of one generator: its samples get their texts, and waves take the place of a stream where requests cannot join."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import evolve
+
+from rlcore.registry.generator_handle import GeneratorHandle
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.protocols import ResponseFeed, Responses
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, RoutedExperts, StreamRequest, capabilities
+from rlcore.spi.arrays import Int64Array, offsets_of, take_rows
+
+
+def run_stream(generator: GeneratorHandle, tokenizer: Tokenizer, feed: ResponseFeed, weight_version: int) -> None:
+    """Generate what a feed brings until it ends.
+
+    A generator without the capability `continuous` generates one request after another, at the version that it then holds: the
+    stream has to end before it is refitted.
+    """
+    decoded = DecodedFeed(feed, tokenizer)
+    if generator.has(capabilities.CONTINUOUS):
+        generator.stream(StreamRequest(feed=decoded, weight_version=weight_version))
+    else:
+        _generate_in_waves(generator, decoded)
+    decoded.finish()
+
+
+def not_begun(num_samples: int) -> Responses:
+    """Samples that a stream's end came before."""
+    result = GenerateResult(
+        tokens=np.zeros(0, np.int32),
+        offsets=np.zeros(num_samples + 1, np.int64),
+        logprobs=np.zeros(0, np.float32),
+        weight_versions=np.zeros(0, np.int32),
+        finish_reasons=np.full(num_samples, FinishReason.ABORTED, np.uint8),
+    )
+    return Responses(result=result, texts=[""] * num_samples)
+
+
+class DecodedFeed:
+    """A stream's feed as the generator's handle sees it: samples get their texts on the way."""
+
+    def __init__(self, feed: ResponseFeed, tokenizer: Tokenizer) -> None:
+        self._feed = feed
+        self._tokenizer = tokenizer
+        self._error: Exception | None = None
+
+    def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
+        """See rlcore.spi.SampleFeed."""
+        return self._feed.take(wait=wait)
+
+    def deliver(self, samples: Int64Array, result: GenerateResult) -> None:
+        """Hand out samples with their texts. An error of the tokenizer's ends the stream: it would be lost in the generator's
+        thread."""
+        try:
+            responses = Responses.of(result, self._tokenizer)
+        except Exception as error:
+            self._error = self._error or error
+            self._feed.end()
+        else:
+            self._feed.deliver(samples, responses)
+
+    def give_back(self, samples: Int64Array) -> None:
+        """Hand out samples that have not begun."""
+        self._feed.deliver(samples, not_begun(len(samples)))
+
+    def end(self) -> None:
+        """End the stream."""
+        self._feed.end()
+
+    def finish(self) -> None:
+        """Raise what the tokenizer raised."""
+        if self._error is not None:
+            raise self._error
+
+
+def _generate_in_waves(generator: GeneratorHandle, feed: DecodedFeed) -> None:
+    """Generate the requests one after another."""
+    first, waiting = 0, deque[GenerateRequest]()
+    while (taken := feed.take(wait=not waiting)) is not None:
+        waiting.extend(taken)
+        if waiting:
+            _generate_wave(generator, feed, waiting[0], first)
+            first += len(waiting.popleft().seeds)
+    num_left = sum(len(request.seeds) for request in waiting)
+    if num_left:
+        feed.give_back(first + np.arange(num_left))
+
+
+def _generate_wave(generator: GeneratorHandle, feed: DecodedFeed, request: GenerateRequest, first: int) -> None:
+    """Generate one request, whose samples are numbered from `first` on, and hand out each as it ends where that is known."""
+    missing, lock = np.ones(len(request.seeds), np.bool_), threading.Lock()
+
+    def hand_out(sample: int, result: GenerateResult) -> None:
+        with lock:
+            is_missing, missing[sample] = bool(missing[sample]), False
+        if is_missing:
+            feed.deliver(np.array([first + sample], np.int64), result)
+
+    result = generator.generate(
+        evolve(
+            request,
+            # The handle refuses what this leaves wrong: a request newer than the weights, and weights that do not count.
+            weight_version=max(request.weight_version, generator.weight_version or 0),
+            on_finished=hand_out if generator.has(capabilities.STREAMING) else None,
+        )
+    )
+    left = np.flatnonzero(missing)
+    if len(left):
+        feed.deliver(first + left, _select(result, left))
+
+
+def _select(result: GenerateResult, samples: Int64Array) -> GenerateResult:
+    """Some samples of a result, int64 [M]."""
+    routed = result.routed_experts
+    return GenerateResult(
+        tokens=take_rows(result.tokens, result.offsets, samples),
+        offsets=offsets_of(np.diff(result.offsets)[samples]),
+        logprobs=take_rows(result.logprobs, result.offsets, samples),
+        weight_versions=take_rows(result.weight_versions, result.offsets, samples),
+        finish_reasons=result.finish_reasons[samples],
+        routed_experts=None
+        if routed is None
+        else RoutedExperts(
+            experts=take_rows(routed.experts, routed.offsets, samples), offsets=offsets_of(np.diff(routed.offsets)[samples])
+        ),
+    )

@@ -1,0 +1,53 @@
+"""A generator's stream in a thread of its own, while the loop trains."""
+
+import threading
+from collections.abc import Callable
+
+from rlcore.run.protocols import GeneratorGroup
+from rlcore.run.rollout.request_feed import RequestFeed
+
+
+class BackgroundStream:
+    """One stream after another over the same feed."""
+
+    def __init__(self, feed: RequestFeed, on_end: Callable[[], None]) -> None:
+        """`on_end` is called in the stream's thread once it has ended, for whatever reason."""
+        self._feed = feed
+        self._on_end = on_end
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a stream has begun that `end` has not ended."""
+        return self._thread is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether that stream ended by an error, which `end` raises."""
+        return self._error is not None
+
+    def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
+        """Begin a stream; the feed's has begun."""
+        self._thread = threading.Thread(
+            target=self._run, args=(generator, weight_version), name="generation-stream", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the stream, once what has not ended has come back. Raises what it raised."""
+        if self._thread is None:
+            return
+        self._feed.end()
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, generator: GeneratorGroup, weight_version: int) -> None:
+        try:
+            generator.stream(self._feed, weight_version)
+        except BaseException as error:  # which would be lost in this thread
+            self._error = error
+        self._on_end()

@@ -1,0 +1,136 @@
+"""Calls of one environment on an event loop: each within its time, and what fails is an outcome."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+from attrs import field, frozen
+
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.event_loop import Abandoned
+from rlcore.spi import ContractError, EpisodeResult, ResetResult, StepResult
+
+GRACE_S = 2.0
+"""Seconds past the time limit after which a call that neither ends nor lets itself be cancelled counts as stuck."""
+POLL_S = 0.05
+TURN_S = 0.002
+"""Seconds that calls which never wait may run before others that did wait go on."""
+
+Result = TypeVar("Result", ResetResult, StepResult, EpisodeResult)
+
+
+@frozen(kw_only=True, eq=False)
+class Call(Generic[Result]):
+    """One call of a function of the environment."""
+
+    key: Hashable
+    """Names it among all that are under way; the same when it is made again on another event loop."""
+    function: Literal["reset", "step", "run"]
+    start: Callable[[], Awaitable[Any]]
+    check: Callable[[Any], Result]
+    describe: Callable[[], str]
+    """Which episode it is of, in words."""
+
+
+@frozen(kw_only=True, eq=False)
+class EnvironmentCalls:
+    """The calls under way on one event loop. Each is made in a task of its caller's, who makes one call after another: a task
+    a call would cost more than most calls do."""
+
+    timeout_s: float
+    given_up: Mapping[Hashable, Failure] = field(factory=dict)
+    """Calls that got stuck on an earlier event loop, by their keys: they are not made again."""
+    uncancellable: list[Call[Any]] = field(factory=list)
+    """Calls that were cancelled and go on."""
+    state: "_State" = field(factory=lambda: _State())
+    _running: dict["asyncio.Task[Any]", tuple[Call[Any], float]] = field(factory=dict)
+    _cancelled: set["asyncio.Task[Any]"] = field(factory=set)
+
+    async def make(self, call: Call[Result]) -> "Result | Failure":
+        """What a call came to."""
+        if (failure := self.given_up.get(call.key)) is not None:
+            return failure
+        task = asyncio.current_task()
+        assert task is not None
+        self._require_going_on()
+        self._running[task] = (call, time.monotonic())
+        try:
+            outcome = await self._outcome(call, task)
+        finally:
+            del self._running[task]
+        self._require_going_on()  # else another event loop makes the call again
+        self.state.heartbeats += 1
+        return outcome
+
+    async def give_way(self) -> None:
+        """Let other tasks go on, where calls that never wait have kept them from it for a while."""
+        if time.monotonic() > self.state.give_way_at:
+            await self.others()
+            self.state.give_way_at = time.monotonic() + TURN_S
+
+    async def others(self) -> None:
+        """Let other tasks go on."""
+        await asyncio.sleep(0)
+        self._require_going_on()
+
+    async def watch(self) -> None:
+        """Cancel calls whose time is up, until this is cancelled itself."""
+        while True:
+            await asyncio.sleep(min(self.timeout_s / 4, POLL_S))
+            self.state.heartbeats += 1
+            now = time.monotonic()
+            for task, (call, started) in list(self._running.items()):
+                if now - started <= self.timeout_s:
+                    break  # a dict keeps the order of insertion: all others started later
+                if task not in self._cancelled:
+                    self._cancelled.add(task)
+                    task.cancel()
+                elif now - started > self.timeout_s + GRACE_S:
+                    self.uncancellable.append(call)
+
+    def executing(self, loop: asyncio.AbstractEventLoop) -> list[Call[Any]]:
+        """The call whose code the loop is executing; all in flight where it executes none of them."""
+        current = asyncio.current_task(loop)
+        running = dict(self._running)
+        return [call for task, (call, _) in running.items() if current not in running or task is current]
+
+    def _require_going_on(self) -> None:
+        if self.state.over:
+            raise asyncio.CancelledError
+
+    async def _outcome(self, call: Call[Result], task: "asyncio.Task[Any]") -> "Result | Failure":
+        outcome: Result | Failure
+        try:
+            outcome = call.check(await _awaitable(call.start()))
+        except asyncio.CancelledError as error:
+            if task.cancelling() and task not in self._cancelled:
+                raise
+            outcome = Failure.of(error)
+        except BaseException as error:  # a panic in a native library is no Exception
+            if self.state.over and isinstance(error, (Abandoned, GeneratorExit)):  # which end the call, not the environment
+                raise
+            outcome = Failure.of(error)
+        if task in self._cancelled and not (isinstance(outcome, Failure) and outcome.interrupts):
+            self._cancelled.discard(task)
+            task.uncancel()
+            outcome = Failure(reason=f"took longer than {self.timeout_s:g} s (rollout.environment_timeout_s)")
+        return outcome
+
+
+class _State:
+    """What changes while calls are made."""
+
+    def __init__(self) -> None:
+        self.heartbeats = 0
+        """Grows while the event loop turns."""
+        self.over = False
+        """Set where the work ends or its event loop is given up: no further call may start."""
+        self.give_way_at = 0.0
+
+
+def _awaitable(value: Any) -> Awaitable[Any]:
+    if not hasattr(value, "__await__"):
+        raise ContractError(f"returned {type(value).__name__} at once; expected an awaitable: write it as `async def`")
+    awaitable: Awaitable[Any] = value
+    return awaitable

@@ -1,0 +1,220 @@
+"""One episode as data: what it has read and said, and where it goes on. It can be left at any moment and taken up again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from rlcore.run.rollout.request_feed import Sampled
+from rlcore.spi import FinishReason, Observation, ResetResult, Row, StepResult, Tool, ToolCall, Turn
+from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
+
+NOT_GENERATED = -1
+"""The weight version of a token that the policy did not say."""
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@define(kw_only=True, eq=False)
+class Episode:
+    """One of the samples of a group."""
+
+    number: int
+    """Its number in the run: that of its group times the size of a group, and its own in the group."""
+    state: Any
+    """The environment's."""
+    budget: int
+    """Tokens that may still be said and read."""
+    max_turn_tokens: int | None = None
+    """Most tokens of one turn, where the budget is larger."""
+    tools: Sequence[Tool] = ()
+    """What the policy may call."""
+    valid: bool = True
+    """False where its environment failed."""
+    turn: int = 0
+    """The number of the turn that is being said, or answered."""
+    begun: list[Int32Array] = field(factory=list)
+    """What of the present turn was said before the generator was stopped, in pieces."""
+    said: Turn | None = None
+    """The turn that its environment is to answer; None while the policy says it."""
+    shown: Observation | None = None
+    """What the policy is to read before its next turn, where the environment has answered."""
+    ended: bool = False
+    rewards: list[float] = field(factory=list)
+    """What each turn earned; 0.0 where its environment has not answered."""
+    timed_out: bool = False
+    success: bool = False
+    text: str = ""
+    """What the policy said in all its turns."""
+    num_generated: int = 0
+    num_continued: int = 0
+    """How often a turn went on after the generator was stopped in it."""
+    finish_reason: FinishReason = FinishReason.ABORTED
+    metrics: list[tuple[str, float]] = field(factory=list)
+    """What its environment reported, in order."""
+    tokens: list[Int32Array] = field(factory=list)
+    """All that it has read and said, in pieces."""
+    logprobs: list[Float32Array] = field(factory=list)
+    versions: list[Int32Array] = field(factory=list)
+    turns: list[tuple[int, int]] = field(factory=list)
+    """Where each turn begins and ends among the tokens."""
+    length: int = 0
+    routed: list[AnyArray] = field(factory=list)
+    """The experts of the tokens of each turn, from its first token on, where they are wanted."""
+
+    @property
+    def reward(self) -> float:
+        """What all turns earned."""
+        return sum(self.rewards)
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens of the present turn that were said before the generator was stopped."""
+        return sum(map(len, self.begun))
+
+    @property
+    def turn_budget(self) -> int:
+        """Most tokens of the next turn, or of the rest of the present one."""
+        return self.budget if self.max_turn_tokens is None else min(self.budget, self.max_turn_tokens - self.num_begun)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens or turns cut it off: its last turn, or what was to come after that."""
+        return self.finish_reason is not FinishReason.STOP or (self.valid and self.shown is not None)
+
+    def read(self, tokens: Int32Array) -> None:
+        """Append what the environment shows."""
+        number = len(tokens)
+        self._append(tokens, np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32))
+
+    def begin_turn(self, sampled: Sampled) -> None:
+        """Append what of a turn was said before the generator was stopped."""
+        if len(sampled.tokens):
+            self._take(sampled)
+            self.begun.append(sampled.tokens)
+            self.num_continued += 1
+
+    def say(self, sampled: Sampled, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
+        """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
+        self._take(sampled)
+        self.finish_reason = sampled.finish_reason
+        self.text += text
+        tokens = np.concatenate([*self.begun, sampled.tokens]) if self.begun else sampled.tokens.view()
+        self.begun = []
+        self.turns.append((self.length - len(tokens), self.length))
+        self.rewards.append(0.0)
+        tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
+        self.said = Turn(
+            text=text,
+            tokens=tokens,
+            finish_reason=sampled.finish_reason,
+            content=text if content is None else content,
+            tool_calls=tool_calls,
+        )
+
+    def score(self, answer: StepResult) -> None:
+        """Take the environment's answer to the turn that was said."""
+        self.said = None
+        self.shown = answer.observation
+        self.state = answer.state
+        self.rewards[-1] += float(answer.reward)
+        self.success = answer.success
+        self.metrics += answer.metrics.items()
+
+    def go_on(self, tokens: Int32Array) -> None:
+        """Read what was shown, and come to the next turn; the end where no token could be said after it."""
+        if len(tokens) >= self.budget:
+            self.ended = True
+            return
+        self.shown = None
+        self.budget -= len(tokens)
+        self.read(tokens)
+        self.turn += 1
+
+    def context(self) -> Int32Array:
+        """int32 [length]: all that it has read and said."""
+        if len(self.tokens) > 1:
+            self.tokens = [np.concatenate(self.tokens)]
+        return self.tokens[0] if self.tokens else _NO_TOKENS
+
+    def _take(self, sampled: Sampled) -> None:
+        self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)
+        if sampled.routed_experts is not None:
+            self.routed.append(sampled.routed_experts)
+        self.budget -= len(sampled.tokens)
+        self.num_generated += len(sampled.tokens)
+
+    def _append(self, tokens: Int32Array, logprobs: Float32Array, versions: Int32Array) -> None:
+        self.tokens.append(tokens)
+        self.logprobs.append(logprobs)
+        self.versions.append(versions)
+        self.length += len(tokens)
+
+
+@define(kw_only=True, eq=False)
+class EpisodeGroup:
+    """The samples of one row, which share its prompt."""
+
+    number: int
+    """Its number in the run."""
+    instead: Row | None = None
+    """The row that takes the place of its own, whose prompt is over the limit."""
+    num_long: int = 0
+    """Rows whose prompts were over the limit."""
+    reset: ResetResult | None = None
+    """What the environment began with; None before, and where that failed."""
+    prompt: Int32Array = field(factory=lambda: _NO_TOKENS)
+    """int32 [length]; of a group whose environment failed, one token in place of it."""
+    is_left_out: bool = False
+    """Whether its row's prompt is over the limit, and no other takes its place."""
+    episodes: list[Episode] = field(factory=list)
+    """Empty until the environment has begun, and where it is left out."""
+    max_turn_tokens: int | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is known what its prompt is."""
+        return self.is_left_out or bool(self.episodes)
+
+    def begin(
+        self,
+        prompt: Int32Array,
+        reset: ResetResult | None,
+        group_size: int,
+        budget: int,
+        max_turn_tokens: int | None = None,
+    ) -> None:
+        """Begin the episodes after a prompt; with none to answer where the environment failed."""
+        self.prompt, self.reset, self.max_turn_tokens = prompt, reset, max_turn_tokens
+        first = self.number * group_size
+        self.episodes = [self._episode(number, budget) for number in range(first, first + group_size)]
+
+    def settle(self) -> None:
+        """All episodes have ended: forget what only their environment needs."""
+        self.reset = None
+        for episode in self.episodes:
+            episode.state = episode.said = None
+
+    def restart(self, budget: int) -> list[Episode]:
+        """Begin again, behind the prompt, the episodes that have not ended and have said something; these."""
+        restarted = []
+        for member, episode in enumerate(self.episodes):
+            if not episode.ended and episode.num_generated:
+                self.episodes[member] = self._episode(episode.number, budget)
+                restarted.append(self.episodes[member])
+        return restarted
+
+    def _episode(self, number: int, budget: int) -> Episode:
+        failed = self.reset is None
+        state = None if self.reset is None else self.reset.state
+        episode = Episode(
+            number=number,
+            state=state,
+            budget=budget,
+            max_turn_tokens=self.max_turn_tokens,
+            tools=() if self.reset is None else self.reset.observation.tools,
+            valid=not failed,
+            ended=failed,
+        )
+        episode.read(self.prompt)
+        return episode

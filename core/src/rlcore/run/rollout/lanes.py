@@ -1,0 +1,91 @@
+"""Work on an event loop, so many pieces at once and in the order of coming."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_runner import all_or_first
+
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class Lanes:
+    """A few tasks that take one piece of work after another: a task for each would cost more than most calls of an
+    environment do."""
+
+    def __init__(self) -> None:
+        self._todo: deque[tuple[Work, Any, int]] = deque()
+        self._errors: list[tuple[int, BaseException]] = []
+        """What work raised, with its place in the order."""
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._at_work: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Begin anew, on another event loop: what was to do is forgotten."""
+        self._todo.clear()
+        self._idle.clear()
+        self._at_work.clear()
+        self._errors.clear()
+        self._is_closed, self._error = False, None
+
+    def add(self, work: Work, item: Any = None, order: int = 0) -> None:
+        """Have `work(item)` done. Of errors that several pieces raise at once, that of the lowest order is raised."""
+        self._todo.append((work, item, order))
+        self._wake(1)
+
+    def close(self) -> None:
+        """Nothing is to do any longer; work that no one waits for any more is cancelled."""
+        self._is_closed = True
+        self._wake(len(self._idle))
+        if self._at_work:
+            for task in self._at_work - {asyncio.current_task()}:
+                task.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Let `run` raise an error."""
+        self._error = self._error or error
+        self._wake(len(self._idle))
+
+    async def run(self, calls: EnvironmentCalls, num_lanes: int) -> None:
+        """Work until `close`. An error that a piece of work raises ends the others and is raised."""
+        raised: BaseException | None = None
+        try:
+            await all_or_first([self._lane(calls) for _ in range(num_lanes)])
+        except BaseException as error:
+            raised = min(self._errors, key=itemgetter(0))[1] if self._errors else error
+        if raised is not None:
+            raise raised
+
+    async def _lane(self, calls: EnvironmentCalls) -> None:
+        while not self._is_closed:
+            if self._error is not None:
+                raise self._error
+            if self._todo:
+                await self._do(*self._todo.popleft())
+                await calls.give_way()
+            else:
+                self._idle.append(asyncio.get_running_loop().create_future())
+                await self._idle[-1]
+
+    async def _do(self, work: Work, item: Any, order: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._at_work.add(task)
+        try:
+            await work(item)
+        except Exception as error:
+            self._errors.append((order, error))
+            raise
+        finally:
+            self._at_work.discard(task)
+
+    def _wake(self, num_lanes: int) -> None:
+        for _ in range(min(num_lanes, len(self._idle))):
+            future = self._idle.popleft()
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,53 @@
+"""A stream's feed in the thread that generates, which looks at the environment's work now and then."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from rlcore.run.rollout.environment_calls import POLL_S
+from rlcore.run.rollout.environment_runner import Driven
+from rlcore.run.rollout.request_feed import RequestFeed, Sampled
+from rlcore.spi import GenerateRequest
+
+
+class PollingFeed(RequestFeed):
+    """Ends the stream where the environment's work has failed, or where nothing may go on."""
+
+    def __init__(self, hand_out: Callable[[Sequence[Sampled]], None]) -> None:
+        super().__init__(hand_out)
+        self.driven: Driven | None = None
+        """The work that is looked at."""
+        self._may_go_on: Callable[[], bool] = lambda: True
+        self._polled = 0.0
+        self._error: BaseException | None = None
+
+    def begin_polling(self, driven: Driven, weight_version: int, may_go_on: Callable[[], bool]) -> None:
+        """Begin another stream beside this work."""
+        self.driven, self._may_go_on, self._error = driven, may_go_on, None
+        self.begin(weight_version)
+
+    def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
+        """See rlcore.run.protocols.ResponseFeed."""
+        while True:
+            self._look()
+            taken = super().take(wait=False)
+            if taken is None or taken or not wait:
+                return taken
+            self.wait(POLL_S)
+
+    def _look(self) -> None:
+        """Look at the work. Never raises: it is called within the generator."""
+        if self.driven is None or time.monotonic() - self._polled < POLL_S:
+            return
+        try:
+            self.driven.poll(0.0)
+            if not self._may_go_on():
+                self.end()
+        except BaseException as error:
+            self._error = error
+            self.end()
+        self._polled = time.monotonic()
+
+    def finish(self) -> None:
+        """Raise what the work raised while the stream went on."""
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,201 @@
+"""What a generator's stream reads from and hands to: samples are asked for one by one, and travel many at a time."""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define, frozen
+
+from rlcore.run.protocols import Responses
+from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingParams
+from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
+
+_REASONS = {int(reason): reason for reason in FinishReason}
+
+
+@frozen(kw_only=True, eq=False)
+class Wanted:
+    """One sample that is asked for."""
+
+    prompt: Int32Array
+    """int32 [length]: all that it has read and said. Samples of one array, asked for one after another, share a prompt."""
+    seed: int
+    max_tokens: int
+    sampling: SamplingParams
+    owner: object
+    """Whose sample it is."""
+    routed_experts: bool = False
+
+
+@frozen(kw_only=True, eq=False)
+class Sampled:
+    """What came of it."""
+
+    wanted: Wanted
+    text: str
+    tokens: Int32Array
+    """int32 [T]"""
+    logprobs: Float32Array
+    """float32 [T]"""
+    weight_versions: Int32Array
+    """int32 [T]"""
+    finish_reason: FinishReason
+    routed_experts: Int16Array | None = None
+    """int16 [prompt and T, L, K]"""
+
+
+HandOut: TypeAlias = Callable[[Sequence[Sampled]], None]
+
+
+@define(eq=False)
+class _Request:
+    """A request under way: its samples by their number in the stream, from `first` on."""
+
+    first: int
+    wanted: list[Wanted | None]
+    num_left: int
+
+
+class RequestFeed:
+    """A stream's feed that any thread may ask for samples.
+
+    What is asked for waits until the generator takes it, and is then one request a kind of sampling. A stream that fails owes
+    what it has taken: `requeue` asks for that again.
+    """
+
+    def __init__(self, hand_out: HandOut) -> None:
+        """`hand_out` gets samples that ended, from the generator's threads; it is quick and never raises."""
+        self._hand_out = hand_out
+        self._changed = threading.Condition()
+        self._waiting: list[Wanted] = []
+        self._taken: list[_Request] = []
+        """Ascending by number."""
+        self._num_samples = 0
+        self._has_ended = True
+        self._weight_version = 0
+
+    @property
+    def num_outstanding(self) -> int:
+        """Samples that wait or are under way."""
+        with self._changed:
+            return len(self._waiting) + sum(request.num_left for request in self._taken)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream is to end, or none has begun."""
+        return self._has_ended
+
+    def begin(self, weight_version: int) -> None:
+        """Begin another stream; what waits is asked for at this version or a newer one."""
+        with self._changed:
+            assert not self._taken, "a stream that has ended owes nothing"
+            self._num_samples, self._has_ended, self._weight_version = 0, False, weight_version
+
+    def ask(self, wanted: Sequence[Wanted]) -> None:
+        """Ask for samples; those that share a prompt are adjacent."""
+        with self._changed:
+            self._waiting += wanted
+            self._changed.notify_all()
+
+    def withdraw(self, is_wanted: Callable[[Wanted], bool]) -> int:
+        """Ask no longer for what waits and is not wanted; how much that was. What is under way goes on."""
+        with self._changed:
+            num_before = len(self._waiting)
+            self._waiting = [wanted for wanted in self._waiting if is_wanted(wanted)]
+            return num_before - len(self._waiting)
+
+    def end(self) -> None:
+        """End the stream: what has not ended comes back with the tokens that it has; what waits goes on waiting."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something is asked for or the stream is to end, at most so long."""
+        with self._changed:
+            if not self._waiting and not self._has_ended:
+                self._changed.wait(timeout_s)
+
+    def requeue(self) -> None:
+        """Ask again for what a stream that failed has taken and not delivered."""
+        with self._changed:
+            owed = [wanted for request in self._taken for wanted in request.wanted if wanted is not None]
+            self._waiting, self._taken = owed + self._waiting, []
+
+    def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
+        """See rlcore.run.protocols.ResponseFeed."""
+        with self._changed:
+            while wait and not self._waiting and not self._has_ended:
+                self._changed.wait()
+            if self._has_ended:
+                return None
+            waiting, self._waiting = self._waiting, []
+            return [self._request(samples) for samples in _alike(waiting)]
+
+    def deliver(self, samples: Int64Array, responses: Responses) -> None:
+        """See rlcore.run.protocols.ResponseFeed."""
+        result = responses.result
+        bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
+        routed = result.routed_experts
+        rows = None if routed is None else routed.offsets.tolist()
+        handed = []
+        for row, wanted in enumerate(self._claim(samples)):
+            part = slice(bounds[row], bounds[row + 1])
+            experts = None if routed is None or rows is None else routed.experts[rows[row] : rows[row + 1]]
+            handed.append(
+                Sampled(
+                    wanted=wanted,
+                    text=responses.texts[row],
+                    tokens=result.tokens[part],
+                    logprobs=result.logprobs[part],
+                    weight_versions=result.weight_versions[part],
+                    finish_reason=_REASONS[reasons[row]],
+                    routed_experts=experts,
+                )
+            )
+        self._hand_out(handed)
+
+    def _request(self, samples: Sequence[Sequence[Wanted]]) -> GenerateRequest:
+        """One request of the samples of each of P prompts, as many of each."""
+        flat = [wanted for shared in samples for wanted in shared]
+        prompts = [shared[0].prompt for shared in samples]
+        self._taken.append(_Request(self._num_samples, list(flat), len(flat)))
+        self._num_samples += len(flat)
+        return GenerateRequest(
+            prompts=RaggedTokens(tokens=np.concatenate(prompts), offsets=offsets_of([len(prompt) for prompt in prompts])),
+            num_samples=len(samples[0]),
+            seeds=np.array([wanted.seed for wanted in flat], np.int64),
+            max_tokens=np.array([wanted.max_tokens for wanted in flat], np.int32),
+            sampling=flat[0].sampling,
+            weight_version=self._weight_version,
+            routed_experts=flat[0].routed_experts,
+        )
+
+    def _claim(self, samples: Int64Array) -> list[Wanted]:
+        """What was asked for under these numbers; it is owed no longer."""
+        with self._changed:
+            claimed = []
+            for number in samples.tolist():
+                index = bisect_right(self._taken, number, key=attrgetter("first")) - 1
+                request = self._taken[index]
+                wanted = request.wanted[number - request.first]
+                assert wanted is not None, "the handle delivers each sample once"
+                claimed.append(wanted)
+                request.wanted[number - request.first] = None
+                request.num_left -= 1
+                if not request.num_left:
+                    del self._taken[index]
+            return claimed
+
+
+def _alike(waiting: Sequence[Wanted]) -> list[list[list[Wanted]]]:
+    """Samples of one prompt together, and prompts of as many samples and the same sampling in one request."""
+    shared = [list(group) for _, group in groupby(waiting, lambda one: (id(one.prompt), one.sampling, one.routed_experts))]
+    requests: dict[tuple[int, SamplingParams, bool], list[list[Wanted]]] = {}
+    for samples in shared:
+        requests.setdefault((len(samples), samples[0].sampling, samples[0].routed_experts), []).append(samples)
+    return list(requests.values())

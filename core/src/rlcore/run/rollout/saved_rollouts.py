@@ -1,0 +1,94 @@
+"""Open groups in a checkpoint: unfinished episodes, finished ones that no step has trained on, and the position in the data.
+
+They are pickled, since an environment's state may be anything: a checkpoint is as trustworthy as whoever may write to it.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore.run.rollout.episode import EpisodeGroup
+from rlcore.run.rollout.episode_run import EpisodeRun
+from rlcore.run.rollout.schedule import Position
+from rlcore.spi import CheckpointError
+
+
+@frozen(kw_only=True)
+class SavedRollouts:
+    """What a checkpoint keeps of the episodes of a run."""
+
+    position: Position
+    groups: Mapping[int, bytes] = field(factory=dict)
+    """Each open group, pickled with its conversations; one that is not there begins again."""
+    spared: Mapping[int, int] = field(factory=dict)
+    """How many rows took the places of others, by step."""
+    version_of_step: Mapping[int, int] = field(factory=dict)
+    """The weights that each of the last steps began with."""
+
+
+def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
+    """The open groups as they are at this moment; those that cannot be pickled are noted, and begin again."""
+    conversations = run.turns.conversations
+    errors: list[str] = []
+
+    def make(groups: Sequence[EpisodeGroup]) -> SavedRollouts:
+        pickled = {}
+        for group in groups:
+            numbers = [episode.number for episode in group.episodes]
+            heard = {} if conversations is None else {number: conversations.state(number) for number in numbers}
+            try:
+                pickled[group.number] = pickle.dumps((group, heard), pickle.HIGHEST_PROTOCOL)
+            except Exception as error:  # whatever an environment's state raises
+                errors.append(f"{type(error).__name__}: {error}")
+        return SavedRollouts(
+            position=run.schedule.position(),
+            groups=pickled,
+            spared=run.plans.spared(),
+            version_of_step=dict(version_of_step),
+        )
+
+    saved = run.snapshot(make)
+    if errors:
+        note(
+            f"the states of {len(errors)} unfinished groups cannot be pickled ({errors[0]}): a run that is resumed from this "
+            "checkpoint begins them again. Let the environment's `reset` and `step` return states that can"
+        )
+    return saved
+
+
+def restore_rollouts(run: EpisodeRun, saved: SavedRollouts) -> None:
+    """Go on with the groups of a checkpoint, in a run whose schedule is at its position."""
+    groups = {number: EpisodeGroup(number=number) for number in (*saved.position.running, *saved.position.complete)}
+    for number, pickled in saved.groups.items():
+        groups[number], heard = _loads(pickled)
+        for episode, state in heard.items():
+            if run.turns.conversations is not None:
+                run.turns.conversations.restore(episode, state)
+    for step, num_spared in saved.spared.items():
+        run.plans.of_step(step).skip_spares(num_spared)
+    run.restore(groups.values())
+
+
+def dumps(saved: SavedRollouts) -> bytes:
+    """As a checkpoint keeps it."""
+    return pickle.dumps(saved, pickle.HIGHEST_PROTOCOL)
+
+
+def loads(data: bytes) -> SavedRollouts:
+    """What `dumps` made; CheckpointError where it cannot be read."""
+    saved = _loads(data)
+    if not isinstance(saved, SavedRollouts):
+        raise CheckpointError(f"the checkpoint's rollouts are a {type(saved).__name__}; expected those of this version")
+    return saved
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever a class that has changed raises
+        raise CheckpointError(
+            f"the checkpoint's rollouts cannot be read: {type(error).__name__}: {error}. They are of the environment and the "
+            "version of rlcore that wrote them"
+        ) from error

@@ -1,0 +1,191 @@
+"""Which groups may begin, which of them make the next step's batch, and which are too old to train on: data and rules alone."""
+
+from collections.abc import Collection
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from rlcore.spi import RewardError
+
+
+@frozen(kw_only=True)
+class SchedulePolicy:
+    """The rules of a schedule."""
+
+    groups_per_step: int
+    num_steps: int
+    """Steps of the whole run: nothing begins that no step would train on."""
+    max_staleness: int = 0
+    """Steps that may be trained between the weights which a group begins with and the step which trains on it."""
+    on_stale: Literal["wait", "drop", "rescore"] = "wait"
+    num_extra: int = 0
+    """Groups that run beyond those which steps need, so that a step need not wait for its slowest."""
+    max_refills: int | None = None
+    """Groups without a signal that each step may replace by others; None keeps them."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether each step trains on the very groups that begin with its weights."""
+        return not (self.max_staleness or self.num_extra or self.max_refills is not None)
+
+    @property
+    def capacity(self) -> int:
+        """Groups that are open at once: begun, and not yet trained on."""
+        return (self.max_staleness + 1) * self.groups_per_step + self.num_extra
+
+
+@define(kw_only=True)
+class Position:
+    """Where a schedule stands, as a checkpoint keeps it."""
+
+    next_number: int = 0
+    """The number of the group that begins next: the position in the data."""
+    trained: int = 0
+    """Steps that were trained."""
+    running: dict[int, int] = field(factory=dict)
+    """Groups that run, each with the number of steps that were trained when it began."""
+    complete: dict[int, int] = field(factory=dict)
+    """Groups that have ended and wait for a step, likewise."""
+
+
+class Schedule:
+    """The groups of a run, by number. Group n reads the row that is n-th in the data's order.
+
+    A step trains on the oldest complete groups. With `on_stale` "wait" it takes no group while that would leave more of the
+    older ones than the steps until their bound can train on, so that each group is trained on within its bound. With "drop" a
+    group that no later step may train on is given up; with "rescore" it is trained on all the same.
+
+    No method blocks, and none depends on time: what happens follows from the order of the calls.
+    """
+
+    def __init__(self, policy: SchedulePolicy, position: Position | None = None) -> None:
+        self.policy = policy
+        self._at = Position() if position is None else position
+        self._training: dict[int, int] = {}
+        """Groups of the batch that was taken and is not yet trained on."""
+        self.num_dropped = 0
+        """Groups that were given up since the last step, being too old."""
+        self.num_refilled = 0
+        """Groups that were replaced since the last step, having no signal."""
+
+    @property
+    def trained(self) -> int:
+        """Steps that were trained."""
+        return self._at.trained
+
+    @property
+    def next_number(self) -> int:
+        """The number of the group that begins next."""
+        return self._at.next_number
+
+    @property
+    def running(self) -> Collection[int]:
+        """The groups that run."""
+        return self._at.running.keys()
+
+    @property
+    def num_complete(self) -> int:
+        """Groups that have ended and wait for a step."""
+        return len(self._at.complete)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no batch can come, whatever happens: nothing runs, and what there is makes none."""
+        return not (self._at.running or self._training or self.can_take())
+
+    def position(self) -> Position:
+        """Where it stands. A batch that is taken and not trained on counts as complete, so that nothing of it is lost."""
+        at = self._at
+        return Position(
+            next_number=at.next_number,
+            trained=at.trained,
+            running=dict(at.running),
+            complete=at.complete | self._training,
+        )
+
+    def admit(self) -> list[int]:
+        """The groups that begin now."""
+        policy, at = self.policy, self._at
+        num_open = len(at.running) + len(at.complete) + len(self._training)
+        num_wanted = (policy.num_steps - at.trained) * policy.groups_per_step + policy.num_extra
+        begun = list(range(at.next_number, at.next_number + max(0, min(policy.capacity, num_wanted) - num_open)))
+        at.next_number += len(begun)
+        at.running.update(dict.fromkeys(begun, at.trained))
+        return begun
+
+    def restart(self, number: int) -> None:
+        """A group that runs has begun again, with the present weights."""
+        self._at.running[number] = self._at.trained
+
+    def end(self, number: int, *, has_signal: bool) -> bool:
+        """A group has ended. False where it is given up and another takes its place, since nothing can be learned from it;
+        RewardError where a step has given up too many."""
+        begun = self._at.running.pop(number)
+        if has_signal or self.policy.max_refills is None:
+            self._at.complete[number] = begun
+            return True
+        self.num_refilled += 1
+        if self.num_refilled > self.policy.max_refills:
+            raise RewardError(
+                f"step {self._at.trained + 1}: the rewards were all equal in each of {self.num_refilled} groups that were "
+                f"replaced, and {len(self._at.complete)} of {self.policy.groups_per_step} groups have a signal; expected at "
+                f"most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make the tasks easier or harder, "
+                "raise rollout.samples_per_prompt or that ratio, or keep such groups (rollout.refill_equal_rewards)"
+            )
+        return False
+
+    def can_take(self) -> bool:
+        """Whether the next step's batch is there."""
+        return bool(self._next())
+
+    def take(self) -> list[int]:
+        """The groups of the next step, ascending; they stay open until `train`. Empty where the batch is not there yet."""
+        chosen = self._next()
+        for number in chosen:
+            self._training[number] = self._at.complete.pop(number)
+        return sorted(chosen)
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of the batch that was taken. Staleness is the number of steps that were trained between the weights
+        which a group began with and the step which trains on it."""
+        staleness = [self._at.trained - begun for begun in self._training.values()]
+        return {
+            "async/staleness_mean": sum(staleness) / len(staleness),
+            "async/staleness_max": float(max(staleness)),
+            "async/groups_dropped": float(self.num_dropped),
+            "async/groups_refilled": float(self.num_refilled),
+            "async/groups_open": float(len(self._at.running) + len(self._at.complete)),
+        }
+
+    def train(self) -> list[int]:
+        """The batch was trained on. Returns the groups that are open no longer: its own, and those that are given up since they
+        would be too old for the next step."""
+        at, policy = self._at, self.policy
+        closed = list(self._training)
+        self._training.clear()
+        at.trained += 1
+        self.num_dropped = self.num_refilled = 0  # those of the next batch are counted from here on
+        if policy.on_stale == "drop":
+            for groups in (at.running, at.complete):
+                stale = [number for number, begun in groups.items() if at.trained - begun > policy.max_staleness]
+                for number in stale:
+                    del groups[number]
+                self.num_dropped += len(stale)
+                closed += stale
+        return closed
+
+    def _next(self) -> list[int]:
+        at, policy = self._at, self.policy
+        num_groups = policy.groups_per_step
+        oldest = sorted(at.complete.items(), key=lambda group: (group[1], group[0]))[:num_groups]
+        if self._training or len(oldest) < num_groups:
+            return []
+        if policy.on_stale == "wait":
+            open_since = [*at.running.values(), *at.complete.values()]
+            for later in range(policy.max_staleness + 1):
+                # What has to be trained on by the step that is so much later, and what the steps after this one can take of it.
+                last = at.trained + later - policy.max_staleness
+                num_due = sum(begun <= last for begun in open_since) - later * num_groups
+                if sum(begun <= last for _, begun in oldest) < num_due:
+                    return []
+        return [number for number, _ in oldest]

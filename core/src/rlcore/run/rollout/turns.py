@@ -1,0 +1,320 @@
+"""Episodes turn after turn, on the environment's event loop: each turn is asked for as soon as it is ready.
+
+An episode is changed between two waits, never across one: where the event loop is given up in a wait, or a checkpoint is
+written, all that is known of it is in its data.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.rollout.conversation import Conversations, History
+from rlcore.run.rollout.cut_turns import seed_after, until_stop
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode import Episode
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.lanes import Lanes
+from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.polling_feed import PollingFeed
+from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.tool_calls import ToolParser
+from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
+
+
+@frozen(kw_only=True, eq=False)
+class TurnOptions:
+    """What all turns of a run have in common."""
+
+    sampling: SamplingParams
+    max_turns: int
+    history: History = "refuse"
+    """What to do where the chat template would rewrite what it has shown."""
+    tool_parser: ToolParser | None = None
+    """What reads the calls of tools; None where nothing says how the model writes them."""
+    timeout_s: float | None = None
+    """How long an episode may take, less the seconds in which its generator was stopped."""
+    routed_experts: bool = False
+    """Whether the generator is to say which experts it sent each token to."""
+
+
+class Turns:
+    """Takes open episodes through their turns: samples of the policy, answers of the environment, tokens of what it shows."""
+
+    def __init__(
+        self,
+        *,
+        options: TurnOptions,
+        runner: EpisodeRunner,
+        tokenizer: Tokenizer,
+        failures: MaskedFailures,
+        seed_of: Callable[[int, int], int],
+        num_samples: int,
+        on_sampled: Callable[[int, int], None],
+    ) -> None:
+        """`seed_of` returns the seed of an episode's turn, by the numbers of both; `num_samples` are those of a step;
+        `on_sampled` gets the numbers of samples that ended since the last `begin_count` and that were asked for, from any
+        thread."""
+        self._options = options
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self.failures = failures
+        self._seed_of = seed_of
+        self._num_samples = num_samples
+        self._on_sampled = on_sampled
+        self.feed = PollingFeed(self._hand_out)
+        self.lanes = Lanes()
+        self.conversations = (
+            Conversations(tokenizer, options.sampling.stop_token_ids, options.history) if options.max_turns > 1 else None
+        )
+        self._calls: EnvironmentCalls
+        self._on_ended: Callable[[Episode], None]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: dict[int, Episode] = {}
+        """Episodes that have not ended."""
+        self._wanted: set[int] = set()
+        """Open episodes that wait for a sample."""
+        self._reading: list[Episode] = []
+        """Open episodes that read what they were shown."""
+        self._arrived: deque[Sampled] = deque()
+        """Samples that the event loop has not looked at."""
+        self._counting = threading.Lock()
+        self._num_sampled = 0
+        self._num_asked = 0
+        """Samples asked for that have not come."""
+        self._idle_since = time.perf_counter()
+        self._idle_s = 0.0
+        self._stopped_since: float | None = None
+        self._stopped_before_s = 0.0
+
+    # In the thread that generates.
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether calls of tools can be read."""
+        return self._options.tool_parser is not None
+
+    def begin_count(self) -> None:
+        """Count samples and seconds anew."""
+        with self._counting:
+            self._num_sampled, self._idle_s, self._idle_since = 0, 0.0, time.perf_counter()
+
+    def generating(self, is_generating: bool) -> None:
+        """A stream begins, or has ended."""
+        with self._counting:
+            if is_generating and self._stopped_since is not None:
+                self._stopped_before_s += time.perf_counter() - self._stopped_since
+            self._stopped_since = None if is_generating else time.perf_counter()
+
+    def _stopped_s(self) -> float:
+        """Seconds in which no stream ran."""
+        with self._counting:
+            since = self._stopped_since
+            return self._stopped_before_s + (0.0 if since is None else time.perf_counter() - since)
+
+    def idle_s(self) -> float:
+        """Seconds since then in which no sample was asked for: what was waited for was the environment."""
+        with self._counting:
+            return self._idle_s + (0.0 if self._num_asked else time.perf_counter() - self._idle_since)
+
+    # On the event loop.
+
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[Episode], None]) -> None:
+        """Work on this event loop from now on; `on_ended` is called with each episode that ends."""
+        self._calls, self._on_ended = calls, on_ended
+        self._loop = asyncio.get_running_loop()
+        self._reading = []
+        self.lanes.begin()
+
+    def look(self) -> None:
+        """Take what has come while no event loop was at work; once all open episodes go on."""
+        assert self._loop is not None
+        self._take_arrived(self._loop)
+
+    def go_on(self, episodes: Sequence[Episode]) -> None:
+        """Take episodes that have not ended from where they are to their end."""
+        self._open |= {episode.number: episode for episode in episodes}
+        if self._options.timeout_s is not None and self._loop is not None:
+            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self._stopped_s())
+        unasked = []
+        for episode in episodes:
+            if episode.shown is not None:
+                self._read(episode)
+            elif episode.said is not None:
+                self.lanes.add(self._answer, episode, episode.number)
+            elif episode.number not in self._wanted:
+                unasked.append(episode)
+        if unasked:
+            self._ask(unasked)
+
+    def forget(self, episodes: Iterable[Episode]) -> None:
+        """Episodes are open no longer; what comes for them yet is thrown away."""
+        were_open = False
+        for episode in episodes:
+            were_open |= self._open.pop(episode.number, None) is not None
+            self.failures.reasons.pop(episode.number, None)
+            self._wanted.discard(episode.number)
+            if self.conversations is not None:
+                self.conversations.end(episode.number)
+        if were_open:
+            num_withdrawn = self.feed.withdraw(lambda wanted: self._is_open(wanted.owner))
+            with self._counting:
+                self._num_asked -= num_withdrawn
+
+    def _is_open(self, episode: Any) -> bool:
+        return self._open.get(episode.number) is episode
+
+    def fail(self, number: int, reason: str) -> None:
+        """The environment failed on an episode. That too many have is found behind what is to do by now, so that it is told how
+        many they are."""
+        self.failures.add(number, reason)
+        self.lanes.add(self._check_failures)
+
+    async def _check_failures(self, _: None) -> None:
+        self.failures.check()
+
+    def _end(self, episode: Episode) -> None:
+        episode.ended = True
+        self._open.pop(episode.number, None)
+        self._on_ended(episode)
+
+    def _lose(self, episode: Episode, reason: str) -> None:
+        episode.valid = False
+        self.fail(episode.number, reason)
+        self._end(episode)
+
+    def _say(self, episode: Episode, sampled: Sampled) -> None:
+        begun = [token for piece in episode.begun for token in piece.tolist()]
+        tokens = [*begun, *sampled.tokens.tolist()] if begun or episode.tools else []
+        text = self._tokenizer.decode(tokens) if begun else sampled.text
+        episode.say(sampled, text, *(self._calls_in(tokens, episode.tools) if episode.tools else ()))
+        if self.conversations is not None:
+            last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
+            self.conversations.add_turn(episode.number, text, last)
+        self.lanes.add(self._answer, episode, episode.number)
+
+    def _calls_in(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[str, Sequence[ToolCall]]:
+        """The text of a turn without its calls of tools, and these. Some forms have special tokens in them."""
+        assert self._options.tool_parser is not None, "it is asked for where episodes begin"
+        ended = bool(tokens) and tokens[-1] in self._options.sampling.stop_token_ids
+        return self._options.tool_parser.parse(self._tokenizer.show(tokens[:-1] if ended else tokens), tools)
+
+    def _time_out(self, episodes: Sequence[Episode], stopped_s: float) -> None:
+        """Mask those of some episodes that go on, whatever the recipe does with failures. `stopped_s` is what the generator had
+        been stopped for when their time began: what was added to it since is added to their time."""
+        late = [episode for episode in episodes if self._is_open(episode)]
+        if not late or self._loop is None:
+            return
+        if self._stopped_s() > stopped_s:
+            self._loop.call_later(self._stopped_s() - stopped_s, self._time_out, late, self._stopped_s())
+            return
+        for episode in late:
+            episode.timed_out = True
+            self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
+
+    async def _answer(self, episode: Episode) -> None:
+        """Let the environment answer the turn that was said."""
+        if not self._is_open(episode) or episode.said is None:
+            return
+        place = (episode.number % self._num_samples, self._num_samples)
+        call = self._runner.step(episode.state, episode.said, place, (episode.number, episode.turn))
+        answer = await self._calls.make(call)
+        if not self._is_open(episode):
+            return  # given up meanwhile
+        if isinstance(answer, Failure):
+            self._runner.require(call, answer)
+            self._lose(episode, answer.reason)
+            return
+        episode.score(answer)
+        if episode.shown is None or episode.turn + 1 == self._options.max_turns or episode.budget <= 0:
+            self._end(episode)
+        else:
+            self._read(episode)
+
+    def _read(self, episode: Episode) -> None:
+        """Let an episode read what it was shown, with all that are shown something at the same moment."""
+        self._reading.append(episode)
+        if len(self._reading) == 1:
+            self.lanes.add(self._read_all)
+
+    async def _read_all(self, _: None) -> None:
+        """Encode what was shown, and ask for the next turn of the episodes that go on."""
+        assert self.conversations is not None
+        await self._calls.others()
+        reading, self._reading = [one for one in self._reading if self._is_open(one)], []
+        shown = [episode.shown for episode in reading if episode.shown is not None]
+        encoded = self.conversations.read([episode.number for episode in reading], shown)
+        for episode, tokens in zip(reading, encoded, strict=True):
+            if not isinstance(tokens, DataError):
+                episode.go_on(tokens)
+                if episode.ended:
+                    self._end(episode)
+            elif self._runner.masks_failures:  # a chat template that cannot tell how the conversation goes on
+                self._lose(episode, str(tokens))
+            else:
+                raise tokens
+        self._ask([episode for episode in reading if not episode.ended])
+
+    def _ask(self, episodes: Sequence[Episode]) -> None:
+        """Ask for the next turn of episodes, or for the rest of it. One array is one prompt to the feed."""
+        self._wanted.update(episode.number for episode in episodes)
+        wanted = [
+            Wanted(
+                prompt=episode.context(),
+                seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun),
+                max_tokens=episode.turn_budget,
+                sampling=self._options.sampling,
+                owner=episode,
+                routed_experts=self._options.routed_experts,
+            )
+            for episode in episodes
+        ]
+        with self._counting:
+            if wanted and not self._num_asked:
+                self._idle_s += time.perf_counter() - self._idle_since
+            self._num_asked += len(wanted)
+        self.feed.ask(wanted)
+
+    def _take_arrived(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is not self._loop:  # one that was given up
+            return
+        try:
+            while self._arrived:
+                self._take(self._arrived.popleft())
+        except BaseException as error:  # which the event loop would only print
+            self.lanes.fail(error)
+
+    def _take(self, sampled: Sampled) -> None:
+        episode: Any = sampled.wanted.owner
+        if not self._is_open(episode):
+            return  # given up meanwhile
+        self._wanted.discard(episode.number)
+        if episode.begun:
+            sampled = until_stop(episode.begun, sampled, self._tokenizer.decode)
+        if sampled.finish_reason == FinishReason.ABORTED:  # its turn goes on in the next stream
+            episode.begin_turn(sampled)
+            self._ask([episode])
+        else:
+            self._say(episode, sampled)
+
+    # In the generator's threads.
+
+    def _hand_out(self, samples: Sequence[Sampled]) -> None:
+        self._arrived.extend(samples)
+        with self._counting:
+            self._num_sampled += sum(sampled.finish_reason != FinishReason.ABORTED for sampled in samples)
+            self._num_asked -= len(samples)
+            self._idle_since = time.perf_counter()
+            num_sampled, num_asked = self._num_sampled, self._num_sampled + self._num_asked
+        self._on_sampled(num_sampled, num_asked)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it was given up and is closed: the next one looks when it begins
+                loop.call_soon_threadsafe(self._take_arrived, loop)

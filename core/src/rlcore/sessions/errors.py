@@ -1,0 +1,32 @@
+"""Errors of the server's requests, in the form that OpenAI's clients read."""
+
+from typing import Any
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class RequestError(Exception):
+    """A request that is answered with an HTTP status of 400 or above."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+        """Seconds after which the client may try again; None where that is of no use."""
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's JSON object of an error."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that the response carries besides its content type."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}

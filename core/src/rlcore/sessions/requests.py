@@ -1,0 +1,217 @@
+"""Requests of OpenAI's API, read strictly: what the server does not do is refused, with everything else that is wrong."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from rlcore.sessions.errors import RequestError
+from rlcore.sessions.record import Message
+from rlcore.spi import SamplingParams
+from rlcore.spi.arrays import Int32Array
+
+MAX_N = 128
+_IGNORED = {
+    "metadata",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "user",
+}
+"""Keys that ask for nothing that would change an answer."""
+_COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
+_CHAT = {"messages", "max_completion_tokens", "tools"}
+_ONLY: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+}
+"""Keys of which the server does only these values, besides null."""
+
+
+@frozen(kw_only=True, eq=False)
+class AnswerRequest:
+    """A request for `n` answers, of either kind."""
+
+    model: str
+    sampling: SamplingParams
+    """What the client wants, over the default."""
+    chooses_distribution: bool
+    """Whether the client chose a distribution other than the default."""
+    max_tokens: int | None
+    n: int
+    seed: int | None
+    stream: bool
+    include_usage: bool
+    """Whether a stream ends with the numbers of tokens."""
+    logprobs: bool
+    messages: tuple[Message, ...] = ()
+    """The messages of a chat, as `normal_message` writes them."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt: str | Int32Array | None = None
+    """The prompt of a completion: text, or int32 [length]; None in a chat."""
+
+
+def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> AnswerRequest:
+    """Return what a request's JSON asks for. RequestError with status 400, and all that is wrong, where anything is."""
+    if not isinstance(body, dict):
+        raise RequestError(400, f"found a {type(body).__name__} as the request's body; expected a JSON object")
+    values = {name: value for name, value in body.items() if value is not None}
+    problems = [*_unknown(values, is_chat), *_wrong(values, is_chat)]
+    if problems:
+        raise RequestError(400, "\n".join(problems))
+    stop = values.get("stop", ())
+    sampling = evolve(
+        default,
+        temperature=float(values.get("temperature", default.temperature)),
+        top_p=float(values.get("top_p", default.top_p)),
+        top_k=max(values.get("top_k", default.top_k), 0),
+    )
+    chooses = sampling != default
+    sampling = evolve(sampling, stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)))
+    tools = () if values.get("tool_choice") == "none" else tuple(values.get("tools", ()))
+    return AnswerRequest(
+        model=values["model"],
+        sampling=sampling,
+        chooses_distribution=chooses,
+        max_tokens=values.get("max_completion_tokens", values.get("max_tokens", None if is_chat else 16)),
+        n=values.get("n", 1),
+        seed=values["seed"] % 2**63 if "seed" in values else None,
+        stream=values.get("stream", False),
+        include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
+        logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
+        messages=tuple(normal_message(message) for message in values["messages"]) if is_chat else (),
+        tools=tools,
+        prompt=None if is_chat else _prompt(values["prompt"]),
+    )
+
+
+def normal_message(message: Mapping[str, Any]) -> Message:
+    """Return a message with text as its content, and the arguments of tool calls as objects."""
+    content = message.get("content") or ""
+    normal: dict[str, Any] = {
+        "role": message["role"],
+        "content": content if isinstance(content, str) else "".join(part["text"] for part in content),
+    }
+    if message.get("tool_calls"):
+        normal["tool_calls"] = [_normal_call(call) for call in message["tool_calls"]]
+    for name in ("name", "tool_call_id"):
+        if message.get(name) is not None:
+            normal[name] = message[name]
+    return normal
+
+
+def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments: Any = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # a client is free to write what is no JSON; the template then shows the text
+            arguments = json.loads(arguments)
+    return {"type": "function", "id": call.get("id", ""), "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _prompt(prompt: Any) -> str | Int32Array:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+
+
+def _unknown(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
+    known = _COMMON | _IGNORED | (_CHAT if is_chat else {"prompt"})
+    for name, value in values.items():
+        if name in _ONLY:
+            if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _ONLY[name]):
+                allowed = " or ".join(json.dumps(one) for one in _ONLY[name])
+                yield f"{name}: found {_shown(value)}; expected {allowed}, which is all that this server does"
+        elif name not in known:
+            yield f"{name}: found a key that this server does not know; leave it out"
+
+
+def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
+    if not isinstance(values.get("model"), str):
+        yield f"model: found {_shown(values.get('model'))}; expected the model's name"
+    for name, low, high in (("n", 1, MAX_N), ("max_tokens", 1, None), ("max_completion_tokens", 1, None), ("top_k", -1, None)):
+        value = values.get(name, 1)
+        if type(value) is not int or value < low or (high is not None and value > high):
+            limit = f"at least {low}" if high is None else f"between {low} and {high}"
+            yield f"{name}: found {_shown(value)}; expected a whole number, {limit}"
+    for name, low_open, top in (("temperature", False, 2.0), ("top_p", True, 1.0)):
+        value = values.get(name, 1.0)
+        if type(value) not in (int, float) or not 0 <= value <= top or (low_open and value == 0):
+            yield f"{name}: found {_shown(value)}; expected a number from 0 to {top:g}"
+    if type(values.get("seed", 0)) is not int:
+        yield f"seed: found {_shown(values['seed'])}; expected a whole number"
+    if type(values.get("stream", False)) is not bool:
+        yield f"stream: found {_shown(values['stream'])}; expected true or false"
+    if not isinstance(values.get("stream_options", {}), dict):
+        yield f"stream_options: found {_shown(values['stream_options'])}; expected an object"
+    stop = values.get("stop", [])
+    if not isinstance(stop, str) and not (isinstance(stop, list) and all(isinstance(one, str) and one for one in stop)):
+        yield f"stop: found {_shown(stop)}; expected a text or a list of texts"
+    logprobs = values.get("logprobs", False)
+    if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
+        yield f"logprobs: found {_shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
+    yield from _wrong_messages(values) if is_chat else _wrong_prompt(values)
+
+
+def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
+    messages, tools = values.get("messages"), values.get("tools", [])
+    if not isinstance(messages, list) or not messages:
+        yield f"messages: found {_shown(messages)}; expected a list of at least one message"
+        messages = []
+    for number, message in enumerate(messages):
+        fault = _message_fault(message)
+        if fault is not None:
+            yield f"messages[{number}]: {fault}"
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        yield f"tools: found {_shown(tools)}; expected a list of objects"
+
+
+def _message_fault(message: Any) -> str | None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return f"found {_shown(message)}; expected an object with role and content"
+    content = message.get("content")
+    if isinstance(content, list):
+        odd = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
+        if odd:
+            return f"found the part {_shown(odd[0])}; expected parts of text alone"
+    elif content is not None and not isinstance(content, str):
+        return f"found the content {_shown(content)}; expected text"
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        return f"found the tool calls {_shown(calls)}; expected objects with function.name and function.arguments"
+    return None
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
+    prompt = values.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) or _are_tokens(prompt):
+        return
+    yield f"prompt: found {_shown(prompt)}; expected one text, or a list of token ids"
+
+
+def _are_tokens(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and all(type(one) is int and 0 <= one < 2**31 for one in prompt)
+
+
+def _shown(value: object) -> str:
+    return f"{json.dumps(value, ensure_ascii=False, default=str):.60}"

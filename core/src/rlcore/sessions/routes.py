@@ -1,0 +1,126 @@
+"""The routes of the server, and the errors that they answer with."""
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from rlcore.sessions.errors import RequestError
+from rlcore.sessions.replies import Reply
+from rlcore.sessions.requests import read_request
+from rlcore.sessions.served_model import ServedModel
+from rlcore.sessions.session import Session, Sessions
+
+MAX_BODY_BYTES = 64 * 2**20
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gate:
+    """Whether requests are let in."""
+
+    def __init__(self, max_waiting: int) -> None:
+        """At most `max_waiting` samples are asked for at once."""
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self.paused = ""
+        """Why requests are to come again in a second, such as that weights change; empty while they are let in."""
+        self.is_closed = False
+
+    def enter(self, number: int) -> None:
+        """Let in a request for this many samples. RequestError with status 429 or 503 where it has to come again, or not."""
+        if self.is_closed:
+            raise RequestError(503, "the server ends")
+        if self.paused:
+            raise RequestError(429, f"{self.paused}; try again", retry_after_s=1)
+        if self._num_waiting and self._num_waiting + number > self._max_waiting:
+            found = f"{self._num_waiting} samples are waited for, and at most {self._max_waiting} are taken"
+            raise RequestError(429, f"{found}; try again", retry_after_s=1)
+        self._num_waiting += number
+
+    def leave(self, number: int) -> None:
+        """A request that was let in has ended."""
+        self._num_waiting -= number
+
+
+class Routes:
+    """What answers requests, on one event loop."""
+
+    def __init__(self, model: ServedModel, sessions: Sessions, gate: Gate) -> None:
+        self._model = model
+        self._sessions = sessions
+        self._gate = gate
+
+    def application(self) -> web.Application:
+        """Return the application, with each route below `/v1` and below `/TOKEN/v1`."""
+        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        for prefix in ("/v1", "/{session}/v1"):
+            application.router.add_get(f"{prefix}/models", self._models)
+            application.router.add_get(f"{prefix}/models/{{model:.+}}", self._models)
+            application.router.add_post(f"{prefix}/chat/completions", partial(self._answer, is_chat=True))
+            application.router.add_post(f"{prefix}/completions", partial(self._answer, is_chat=False))
+        application.router.add_get("/health", self._health)
+        return application
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.json_response({"status": "ending" if self._gate.is_closed else "ok"})
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        card = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "rlcore"}
+        card["max_model_len"] = self._model.max_sequence_length
+        if "model" not in request.match_info:
+            return web.json_response({"object": "list", "data": [card]})
+        self._require_model(request.match_info["model"])
+        return web.json_response(card)
+
+    async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        session = self._session(request)
+        wanted = read_request(await _body(request), session.sampling or self._model.sampling, is_chat=is_chat)
+        self._require_model(wanted.model)
+        self._gate.enter(wanted.n)
+        try:
+            answered = await self._model.answer(session, wanted)
+        finally:
+            self._gate.leave(wanted.n)
+        reply = Reply(request=wanted, answered=answered, tokenizer=self._model.tokenizer, model=self._model.name)
+        return await _stream(request, reply) if wanted.stream else web.json_response(reply.whole())
+
+    def _session(self, request: web.Request) -> Session:
+        return self._sessions.find(request.match_info.get("session"), request.headers.get("Authorization"))
+
+    def _require_model(self, name: str) -> None:
+        if name != self._model.name:
+            message = f"found no model {name!r:.100}; this server has {self._model.name!r}"
+            raise RequestError(404, message, code="model_not_found")
+
+
+async def _stream(request: web.Request, reply: Reply) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in reply.chunks():
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+async def _body(request: web.Request) -> Any:
+    try:
+        return json.loads(await request.read())
+    except ValueError as error:
+        raise RequestError(400, f"the request's body is no JSON: {error}") from error
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return web.json_response(error.body(), status=error.status, headers=error.headers())
+    except web.HTTPException as error:  # no such route, a wrong method, a body over the limit
+        return web.json_response(RequestError(error.status, error.text or error.reason).body(), status=error.status)
+    except Exception as error:
+        failed = RequestError(500, f"the server failed: {type(error).__name__}: {error}")
+        return web.json_response(failed.body(), status=500)

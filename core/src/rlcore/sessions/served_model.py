@@ -1,0 +1,211 @@
+"""The model behind the server: requests become prompts of tokens, samples become answers, and sessions record both."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore.sessions.continuation import RewritingTemplateError, text_behind
+from rlcore.sessions.errors import RequestError
+from rlcore.sessions.record import Answer, Message, conversation_keys
+from rlcore.sessions.requests import AnswerRequest, normal_message
+from rlcore.sessions.sampling import ChatTokenizer, Sample, Sampler, SampleRequest
+from rlcore.sessions.session import Session
+from rlcore.sessions.tool_calls import ToolCall, ToolParser
+from rlcore.spi import DataError, FinishReason, SamplingParams, capabilities
+from rlcore.spi.arrays import Int32Array
+
+History = Literal["refuse", "segment"]
+
+
+@frozen(kw_only=True, eq=False)
+class Choice:
+    """One answer, as its client sees it."""
+
+    sample: Sample
+    content: str
+    """The sample's text, up to where a stop string begins, without tool calls."""
+    tool_calls: Sequence[ToolCall]
+
+
+@frozen(kw_only=True, eq=False)
+class Answered:
+    """What came of a request."""
+
+    num_prompt_tokens: int
+    choices: Sequence[Choice]
+
+
+@frozen(kw_only=True, eq=False)
+class _Prompt:
+    """What the model reads next, and the answer behind which it does."""
+
+    parent: Answer | None
+    read: Int32Array
+    messages: tuple[Message, ...]
+    shown: str | None
+
+    def tokens(self) -> Int32Array:
+        return self.read if self.parent is None else np.concatenate([self.parent.context(), self.read])
+
+
+@frozen(kw_only=True, eq=False)
+class ServedModel:
+    """A generator, its tokenizer, and how they answer."""
+
+    name: str
+    tokenizer: ChatTokenizer
+    sampler: Sampler
+    max_sequence_length: int
+    """Most tokens of a prompt and its answer."""
+    sampling: SamplingParams
+    """The default of requests; its stop tokens are those of all."""
+    capabilities: frozenset[str] = frozenset()
+    """What the generator can do."""
+    history: History = "refuse"
+    """What becomes of a chat whose template rewrites what there was: a refusal, or a new segment of tokens rendered anew."""
+    parser: ToolParser = field(factory=ToolParser)
+
+    async def answer(self, session: Session, request: AnswerRequest) -> Answered:
+        """Return `n` answers, and record them in the session. RequestError where there is none."""
+        sampling = self._sampling(session, request)
+        prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
+        tokens = prompt.tokens()
+        limit = self._max_tokens(session, request, len(tokens))
+        wanted = [
+            SampleRequest(prompt=tokens, seed=session.next_seed(request.seed, number), max_tokens=limit, sampling=sampling)
+            for number in range(request.n)
+        ]
+        samples = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
+        if any(sample.finish_reason is FinishReason.ABORTED for sample in samples):
+            raise RequestError(503, "generation has ended before the answer had")
+        session.require_open()
+        choices = [self._choice(sample, request) for sample in samples]
+        self._record(session, prompt, request, choices)
+        return Answered(num_prompt_tokens=len(tokens), choices=choices)
+
+    def _sampling(self, session: Session, request: AnswerRequest) -> SamplingParams:
+        sampling = request.sampling
+        if session.sampling is not None and request.chooses_distribution:
+            found, expected = _distribution(sampling), _distribution(session.sampling)
+            raise RequestError(400, f"found {found}; expected {expected}, which the recipe sets: leave them out")
+        lacking = {
+            capabilities.TOP_P: sampling.top_p < 1.0,
+            capabilities.TOP_K: sampling.top_k > 0,
+            capabilities.STOP_STRINGS: bool(sampling.stop_strings),
+        }
+        refused = [name for name, is_wanted in lacking.items() if is_wanted and name not in self.capabilities]
+        if refused:
+            raise RequestError(400, f"found a request that needs {', '.join(refused)}, which the generator cannot do")
+        return sampling
+
+    def _max_tokens(self, session: Session, request: AnswerRequest, num_prompt_tokens: int) -> int:
+        room = self.max_sequence_length - num_prompt_tokens
+        if room < 1:
+            raise RequestError(
+                400,
+                f"found a prompt of {num_prompt_tokens} tokens; expected fewer than {self.max_sequence_length}, the most that "
+                "prompt and answer have together",
+                code="context_length_exceeded",
+            )
+        return min(limit for limit in (room, request.max_tokens, session.max_tokens) if limit is not None)
+
+    def _text_prompt(self, session: Session, prompt: str | Int32Array) -> _Prompt:
+        """The longest answer that the prompt continues keeps its tokens; what is behind it is encoded alone."""
+        record = session.record
+        if not isinstance(prompt, str):
+            parent = None if record is None else record.continued_tokens(prompt)
+            read = prompt[0 if parent is None else parent.length :]
+            return self._readable(_Prompt(parent=parent, read=read, messages=(), shown=None))
+        parent = None if record is None else record.continued_text(prompt)
+        if parent is None:
+            encoded = [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(prompt)]
+        else:
+            encoded = self.tokenizer.encode(prompt[len(parent.whole_text) :])
+        return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), messages=(), shown=prompt))
+
+    def _readable(self, prompt: _Prompt) -> _Prompt:
+        if prompt.parent is None and not len(prompt.read):
+            raise RequestError(400, "prompt: found no tokens; expected at least one")
+        return prompt
+
+    def _chat_prompt(self, session: Session, request: AnswerRequest) -> _Prompt:
+        """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
+        keys = conversation_keys(request.messages, request.tools)
+        known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
+        try:
+            if parent is None:
+                return self._anew(request)
+            after = request.messages[known:]
+            if not after:
+                raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
+            messages, shown, behind = text_behind(
+                lambda all_: self._render(all_, request.tools), parent.messages, parent.shown or "", parent.sample.text, after
+            )
+        except RewritingTemplateError as error:
+            if self.history == "segment":
+                return self._anew(request)
+            raise RequestError(
+                400,
+                f"{error}. Set model.chat_template to one that leaves earlier messages as they were, or let "
+                'such conversations begin anew: rollout.history = "segment"',
+            ) from error
+        return _Prompt(parent=parent, read=self._behind(parent, behind), messages=messages, shown=shown)
+
+    def _anew(self, request: AnswerRequest) -> _Prompt:
+        shown = self._render(request.messages, request.tools)
+        read = np.asarray(self.tokenizer.encode(shown), np.int32)
+        return self._readable(_Prompt(parent=None, read=read, messages=request.messages, shown=shown))
+
+    def _behind(self, parent: Answer, behind: str) -> Int32Array:
+        """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
+        has not said, since its answer was cut, is none of its own."""
+        tokens, said = self.tokenizer.encode(behind), parent.sample.tokens
+        last = int(said[-1]) if len(said) else None
+        is_silent = last in self.tokenizer.stop_token_ids and not self.tokenizer.decode([last] if last is not None else [])
+        return np.asarray(tokens[1:] if is_silent and tokens[:1] == [last] else tokens, np.int32)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self.tokenizer.render_chat(messages, tools)
+        except DataError as error:
+            raise RequestError(400, str(error)) from error
+
+    def _choice(self, sample: Sample, request: AnswerRequest) -> Choice:
+        text = sample.text
+        if sample.finish_reason is FinishReason.STOP:
+            found = [text.index(stop) for stop in request.sampling.stop_strings if stop in text]
+            text = text[: min(found, default=len(text))]
+        content, calls = self.parser.parse(text) if request.tools else (text, [])
+        return Choice(sample=sample, content=content, tool_calls=calls)
+
+    def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
+        if session.record is None:
+            return
+        for choice in choices:
+            answer = Answer(
+                parent=prompt.parent, read=prompt.read, sample=choice.sample, messages=prompt.messages, shown=prompt.shown
+            )
+            told = normal_message(assistant_message(choice))
+            key = conversation_keys((*request.messages, told), request.tools)[-1]
+            session.record.add(answer, key)
+
+
+def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str, Any]:
+    """Return OpenAI's message of an answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+    if choice.tool_calls:
+        ids = call_ids or [""] * len(choice.tool_calls)
+        message["content"] = choice.content or None
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for call_id, call in zip(ids, choice.tool_calls, strict=True)
+        ]
+    return message
+
+
+def _distribution(sampling: SamplingParams) -> str:
+    return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}"

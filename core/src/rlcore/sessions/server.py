@@ -1,0 +1,122 @@
+"""The server: an event loop in a thread of its own, which listens as long as it is open."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rlcore.installed import is_installed
+from rlcore.sessions.served_model import ServedModel
+from rlcore.sessions.session import Sessions
+from rlcore.spi import ConfigError, PluginError, Problem
+
+if TYPE_CHECKING:
+    from rlcore.sessions.routes import Routes
+
+CLOSE_S = 2.0
+"""Seconds that requests have to end once the server does."""
+MAX_WAITING = 65_536
+
+
+class Server:
+    """A server that listens."""
+
+    def __init__(self, address: str, pause: Callable[[str], None]) -> None:
+        self.address = address
+        """Where it listens: http://HOST:PORT."""
+        self.pause = pause
+        """Called with a reason, lets clients come again in a second; with an empty one, lets them in."""
+
+
+@contextmanager
+def serving(
+    model: ServedModel, sessions: Sessions, *, host: str = "127.0.0.1", port: int = 0, max_waiting: int = MAX_WAITING
+) -> Iterator[Server]:
+    """Serve a model until the block ends. Port 0 takes one that is free. Requests beyond `max_waiting` samples are sent away.
+    ConfigError where nothing can listen there, PluginError where the library that serves is missing."""
+    if not is_installed("aiohttp"):
+        raise PluginError("no package `aiohttp`, which serves models over HTTP. Install it: pip install 'rlcore[serve]'")
+    from rlcore.sessions.routes import Gate, Routes
+
+    gate = Gate(max_waiting)
+    with bound(host, port) as listening:
+        thread = _Thread(Routes(model, sessions, gate), listening)
+        thread.start()
+        try:
+            name = f"[{host}]" if ":" in host else host
+            yield Server(f"http://{name}:{listening.getsockname()[1]}", lambda reason: setattr(gate, "paused", reason))
+        finally:
+            gate.is_closed = True
+            thread.close()
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that is bound there. ConfigError where that cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        expected = "an address of this machine, or 0.0.0.0 for all"
+        raise ConfigError([Problem(path="--host", found=f"{host} ({error})", expected=expected)]) from error
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+        except OSError as error:
+            found = f"{port} on {host}: {(error.strerror or str(error)).lower()}"
+            remedy = "Choose another one, or end what listens there."
+            problem = Problem(path="--port", found=found, expected="a port that is free", remedy=remedy)
+            raise ConfigError([problem]) from error
+        yield listening
+
+
+class _Thread(threading.Thread):
+    """Runs the event loop."""
+
+    def __init__(self, routes: "Routes", listening: socket.socket) -> None:
+        super().__init__(daemon=True, name="rlcore-sessions")
+        self._routes = routes
+        self._listening = listening
+        self._loop = asyncio.new_event_loop()
+        self._ended: asyncio.Event
+        self._listens = threading.Event()
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Start, and return once it listens. Raises why it does not."""
+        super().start()
+        self._listens.wait()
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        """Serve until `close` is called."""
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._listens.set()
+            self._loop.close()
+
+    def close(self) -> None:
+        """Give requests under way a moment to end, then end the thread."""
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self.join(3 * CLOSE_S)
+
+    async def _serve(self) -> None:
+        from aiohttp import web
+
+        self._ended = asyncio.Event()
+        # A client that goes away takes its request with it: what it never read is no part of its session.
+        runner = web.AppRunner(self._routes.application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._listening).start()
+            self._listens.set()
+            await self._ended.wait()
+        finally:
+            await runner.cleanup()

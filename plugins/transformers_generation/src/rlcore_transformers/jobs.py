@@ -1,0 +1,85 @@
+"""Requests under way: which of their samples wait for a place, and what went through the model for them already."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from rlcore.spi import FinishReason, GenerateRequest
+from rlcore.spi.arrays import Int64Array
+from rlcore_torchkit.generation import FinishedSample
+from rlcore_transformers.cache import PromptAttention
+from rlcore_transformers.routing import Routing
+
+Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
+
+
+@frozen(eq=False)
+class Prefilled:
+    """Prompts that went through the model, and the samples of theirs that have no place yet."""
+
+    attention: PromptAttention
+    logits: Tensor
+    """[prompts, V] after each prompt's last token."""
+    rows: Int64Array
+    """int64 [samples]: the prompt, by its row here."""
+    samples: Int64Array
+    """int64 [samples]: the sample's number in the request."""
+
+    def take(self, count: int) -> tuple["Prefilled", "Prefilled"]:
+        """The first `count` samples, and the rest."""
+        first = Prefilled(self.attention, self.logits, self.rows[:count], self.samples[:count])
+        return first, Prefilled(self.attention, self.logits, self.rows[count:], self.samples[count:])
+
+
+class Job:
+    """A request whose samples wait or run."""
+
+    def __init__(self, request: GenerateRequest, limits: Int64Array, deliver: Deliver, routing: Routing | None) -> None:
+        """`limits` int64 [S]: most tokens of each sample."""
+        self.request = request
+        self.limits = limits
+        self.deliver = deliver
+        self.routing = routing
+        self.prompt_lengths = request.prompts.lengths
+        self.waiting = np.argsort(-self.prompt_lengths, kind="stable")
+        """int64: prompts that have not gone through the model, the longest first."""
+        self.prefilled: Prefilled | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence, at the samples' limits."""
+        return int((np.repeat(self.prompt_lengths, self.request.num_samples) + self.limits).max())
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a sample of it has no place yet."""
+        return bool(self.waiting.size) or self.prefilled is not None
+
+    def unbegun(self) -> list[FinishedSample]:
+        """The samples that have no place yet, cut."""
+        num_samples = self.request.num_samples
+        waiting = (self.waiting[:, None] * num_samples + np.arange(num_samples)).flatten()
+        samples = waiting if self.prefilled is None else np.concatenate([self.prefilled.samples, waiting])
+        return [
+            FinishedSample(
+                number=sample,
+                tokens=np.zeros(0, np.int32),
+                logprobs=np.zeros(0, np.float32),
+                weight_versions=np.zeros(0, np.int32),
+                finish_reason=FinishReason.ABORTED,
+                routed_experts=None if self.routing is None else self.routing.result(sample, 0),
+            )
+            for sample in samples.tolist()
+        ]
+
+
+def hand_out(finished: Sequence[tuple[Job, FinishedSample]]) -> None:
+    """Deliver samples, those of a request together."""
+    by_job: dict[int, tuple[Job, list[FinishedSample]]] = {}
+    for job, sample in finished:
+        by_job.setdefault(id(job), (job, []))[1].append(sample)
+    for job, samples in by_job.values():
+        job.deliver(samples)

@@ -1,0 +1,174 @@
+"""The environment `agent`: functions and programs, and how each of them fails."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.agents.config import AgentConfig
+from rlcore.agents.environment import AgentBackend, check
+from rlcore.agents.function import AgentClient
+from rlcore.spi import ConfigError, EnvironmentContext, EpisodeResult, PluginError, RewardError, SessionEndpoint
+
+SESSION = SessionEndpoint(base_url="http://127.0.0.1:9/t/v1", api_key="t", model="policy")
+ROW = {"prompt": "1+1", "answer": "2"}
+GONE = "import os, sys, time\nif os.fork() == 0:\n    open(sys.argv[1], 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+"""A program that starts another one, whose number it writes to a file."""
+
+
+def run(**options: Any) -> EpisodeResult:
+    backend = AgentBackend(EnvironmentContext(seed=0), AgentConfig(**options))
+    return asyncio.run(backend.run(ROW, 3, SESSION))
+
+
+def program(text: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text, *arguments)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, looked at for a second."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Any:
+    """Writes a module with an agent and returns the path of its function."""
+
+    def write(text: str, name: str = "run") -> str:
+        (tmp_path / "agent.py").write_text(text)
+        return f"{tmp_path / 'agent.py'}:{name}"
+
+    return write
+
+
+def test_a_function_gets_the_task_and_a_client(agent: Any) -> None:
+    function = agent(
+        "async def run(task, client):\n"
+        "    assert str(client.openai.base_url) == client.base_url + '/'\n"
+        "    return {'reward': int(task['answer']) / 4, 'model': len(client.model), 'success': True}\n"
+    )
+    result = run(function=function)
+    assert (result.reward, result.success, result.metrics) == (0.5, True, {"model": 6.0})
+
+
+@pytest.mark.parametrize(("said", "success"), [("1", True), ("0.5", False), ("{'reward': 2.0}", True)])
+def test_success_is_a_reward_that_is_high_enough(agent: Any, said: str, success: bool) -> None:
+    assert run(function=agent(f"async def run(task, client):\n    return {said}\n")).success is success
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["None", "True", "'1'", "float('nan')", "{}", "{'reward': 1, 'success': 1}", "{'reward': 1, 'steps': 'x'}"],
+)
+def test_a_function_without_a_reward_has_failed(agent: Any, said: str) -> None:
+    with pytest.raises(RewardError, match="expected"):
+        run(function=agent(f"async def run(task, client):\n    return {said}\n"))
+
+
+def test_a_program_is_given_the_session_and_the_task() -> None:
+    text = (
+        "import json, os, sys\n"
+        "task = json.load(sys.stdin)\n"
+        "assert task == json.loads(os.environ['RLCORE_TASK'])\n"
+        "print('thinking')\n"
+        "names = ['OPENAI_BASE_URL', 'OPENAI_API_KEY', 'OPENAI_MODEL']\n"
+        "print(json.dumps({'reward': float(task['answer']), 'length': len(' '.join(os.environ[name] for name in names))}))\n"
+    )
+    result = run(command=program(text))
+    expected = len(f"{SESSION.base_url} {SESSION.api_key} {SESSION.model}")
+    assert (result.reward, result.metrics) == (2.0, {"length": float(expected)})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import sys; print('bad', file=sys.stderr); sys.exit(3)", "exit code 3.*bad"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("pass", "no reward.*''"),
+        ("print(1); print('done')", "no reward.*'done'"),
+        ("print('[]')", r"reward is \[\]"),
+        ("print('NaN')", "reward is nan"),
+    ],
+)
+def test_a_program_that_fails_is_one_message(text: str, names: str) -> None:
+    with pytest.raises(RewardError, match=names):
+        run(command=program(text))
+
+
+def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="missing"):
+        run(command=(str(tmp_path / "missing"),))
+
+
+def test_what_a_program_prints_may_be_long() -> None:
+    assert run(command=program("print('x' * 1_000_000); print(1)")).reward == 1.0
+
+
+def test_what_a_program_leaves_behind_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    text = (
+        GONE
+        + "else:\n    while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read(): time.sleep(0.01)\n    print(1)"
+    )
+    assert run(command=program(text, str(file))).reward == 1.0
+    assert is_gone(int(file.read_text()))
+
+
+def test_a_program_that_is_cancelled_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    backend = AgentBackend(
+        EnvironmentContext(seed=0), AgentConfig(command=program(GONE + "else:\n    time.sleep(60)", str(file)))
+    )
+
+    async def cancel() -> None:
+        task = asyncio.create_task(backend.run(ROW, 3, SESSION))
+        while not file.exists() or not file.read_text():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert is_gone(int(file.read_text()))
+
+
+def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_path: Path) -> None:
+    def path(**options: Any) -> str:
+        (problem,) = check(None, AgentConfig(**options))
+        return problem.path
+
+    assert path() == path(function="a.py:run", command=("x",)) == "environment.agent"
+    assert path(command=("no-such-program",)) == "environment.agent.command"
+    assert path(function=f"{tmp_path}/none.py:run") == "environment.agent.function"
+    assert path(function="nothing") == "environment.agent.function"
+    assert path(function=agent("raise OSError('broken')")) == "environment.agent.function"
+    assert path(function=agent("async def run(task): pass")) == "environment.agent.function"
+    assert path(function=agent("def run(task, client): pass")) == "environment.agent.function"
+    assert path(function=agent("async def run(task, client): pass", "other")) == "environment.agent.function"
+    assert not check(None, AgentConfig(function=agent("async def run(task, client): pass")))
+    assert not check(None, AgentConfig(command=(sys.executable,)))
+    with pytest.raises(ConfigError):
+        run(function="nothing")
+
+
+def test_a_client_without_the_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(PluginError, match="pip install openai"):
+        _ = AgentClient(SESSION).openai
+
+
+def test_tasks_come_from_the_recipes_data(agent: Any) -> None:
+    function = agent("async def run(task, client): return 1")
+    assert AgentBackend(EnvironmentContext(seed=0), AgentConfig(function=function)).rows("train") is None

@@ -1,0 +1,325 @@
+"""Streams of the fakes on two ranks of real Ray: what joins, what ends early, what goes on beside a stream, and what dies."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import define
+
+from rlcore.run.execution.ray.pool import open_pool
+from rlcore.run.execution.ray.pool_groups import PoolGenerator
+from rlcore.run.plan.prepare import prepare
+from rlcore.run.protocols import Backends, Minibatch, RefitCommand
+from rlcore.run.report.progress import Progress
+from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+from rlcore.spi import (
+    ADVANTAGES,
+    GENERATION_LOGPROBS,
+    ContractError,
+    ExportWeightsRequest,
+    FinishReason,
+    GenerateRequest,
+    LossSpec,
+    RaggedTokens,
+    SamplingParams,
+    TokenBatch,
+    WorkerError,
+)
+from rlcore.spi.arrays import offsets_of
+from rlcore.testing.fakes import FakeTokenizer
+from rlcore.testing.fakes.loss import FakePolicyGradientConfig
+
+from .conftest import ensure_ray, write_recipe  # type: ignore[import-not-found]
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+LIMIT = 20000
+"""More tokens than a fake makes while a test does its part."""
+PROMPTS = [np.array([prompt + 1], np.int32) for prompt in range(6)]
+LOSS = LossSpec(
+    path="rlcore.testing.fakes.loss:fake_policy_gradient", config=FakePolicyGradientConfig(), token_columns=(ADVANTAGES,)
+)
+
+
+class Pools(Progress):
+    """Keeps what the pools do."""
+
+    def __init__(self) -> None:
+        self.doing: dict[str, list[str]] = {"trainer": [], "generator": []}
+
+    def pool(self, name: str, doing: str) -> None:
+        self.doing[name].append(doing)
+
+
+@define
+class Pool:
+    """What is open, and its way to other weights."""
+
+    backends: Backends
+    channel: str
+    progress: Pools
+
+    @property
+    def generator(self) -> PoolGenerator:
+        assert isinstance(self.backends.generator, PoolGenerator)
+        return self.backends.generator
+
+    def refit(self, version: int) -> None:
+        assert self.backends.route is not None
+        export = ExportWeightsRequest(weight_version=version, dtype="float32", max_bucket_bytes=2**20)
+        self.backends.route.sync_weights(RefitCommand(export=export, channel=self.channel, may_alias=False))
+
+    def train(self) -> None:
+        lengths = [3] * 4
+        mask = np.tile([False, True, True], 4)
+        batch = TokenBatch(
+            tokens=np.arange(1, 13, dtype=np.int32),
+            offsets=offsets_of(lengths),
+            loss_mask=mask,
+            token_columns={ADVANTAGES: mask.astype(np.float32), GENERATION_LOGPROBS: np.zeros(12, np.float32)},
+            sequence_columns={"group_ids": np.zeros(4, np.int32)},
+        )
+        minibatch = Minibatch.of(batch, np.arange(4), batch.loss_lengths, 0)
+        self.backends.trainer.train_step(minibatch, LOSS, 0, bounds={}, logprobs=False)
+
+
+@contextmanager
+def opened(folder: Path, *overrides: str) -> Iterator[Pool]:
+    """Two ranks, each with a generator at version 0."""
+    ensure_ray()
+    options = ("cluster.gpus_per_node=2", f"rollout.max_response_tokens={LIMIT}", "trainer.ranked.initial_scale=0.5")
+    plan = prepare(write_recipe(folder), [f"run.directory={folder / 'runs'}", *options, *overrides])
+    assert plan.channel is not None
+    progress = Pools()
+    with open_pool(plan, FakeTokenizer(), folder / "logs", progress) as backends:
+        pool = Pool(backends, plan.channel, progress)
+        pool.refit(0)
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def pool(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """One pool for streams that leave it as it was."""
+    with opened(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool
+
+
+class Feed(RequestFeed):
+    """Keeps what is handed out, and does something after."""
+
+    def __init__(self, then: Callable[["Feed"], None]) -> None:
+        super().__init__(self.keep)
+        self.then, self.changed = then, threading.Condition()
+        self.found: dict[int, Sampled] = {}
+        """By seed."""
+
+    def keep(self, handed: Sequence[Sampled]) -> None:
+        with self.changed:
+            self.found |= {one.wanted.seed: one for one in handed}
+            self.then(self)
+            self.changed.notify_all()
+
+    def wait_for(self, seed: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: seed in self.found, 60.0)
+
+    def of(self, reason: FinishReason) -> set[int]:
+        return {seed for seed, one in self.found.items() if one.finish_reason == reason}
+
+
+def end_after(num_samples: int) -> Callable[[Feed], None]:
+    """End the stream once so many samples have ended."""
+
+    def then(feed: Feed) -> None:
+        if len(feed.found) >= num_samples:
+            feed.end()
+
+    return then
+
+
+def wanted(seed: int, max_tokens: int) -> Wanted:
+    return Wanted(prompt=PROMPTS[seed % 6], seed=seed, max_tokens=max_tokens, sampling=SamplingParams(), owner=seed)
+
+
+def generated(generator: PoolGenerator, limits: Mapping[int, int]) -> dict[int, tuple[list[int], str]]:
+    """What `generate` makes of the seeds with these limits."""
+    seeds = sorted(limits)
+    request = GenerateRequest(
+        prompts=RaggedTokens.from_lists([PROMPTS[seed % 6].tolist() for seed in seeds]),
+        num_samples=1,
+        seeds=np.array(seeds),
+        max_tokens=np.array([limits[seed] for seed in seeds], np.int32),
+        sampling=SamplingParams(),
+        weight_version=0,
+    )
+    responses = generator.generate(request)
+    bounds = responses.result.offsets
+    return {
+        seed: (responses.result.tokens[bounds[row] : bounds[row + 1]].tolist(), responses.texts[row])
+        for row, seed in enumerate(seeds)
+    }
+
+
+@contextmanager
+def streaming(pool: Pool, feed: Feed) -> Iterator[Future[None]]:
+    """A stream beside the block."""
+    feed.begin(0)
+    with ThreadPoolExecutor(1) as executor:
+        running = executor.submit(pool.generator.stream, feed, 0)
+        try:
+            yield running
+        finally:
+            feed.end()
+
+
+def assert_nothing_runs(pool: Pool) -> None:
+    assert "collect" not in {thread.name for thread in threading.enumerate()}
+    assert pool.generator.calls.query(pool.generator.hosts, "where", "?") == ["idle", "idle"]
+    assert pool.progress.doing["generator"][-1] == "idle"
+
+
+def test_samples_are_those_of_generate_also_of_requests_that_join(pool: Pool) -> None:
+    limits = {seed: 5 + seed for seed in range(12)}
+    joined = iter(range(6, 12))
+
+    def then(feed: Feed) -> None:
+        feed.ask([wanted(seed, limits[seed]) for seed in islice(joined, 1)])
+        end_after(12)(feed)
+
+    feed = Feed(then)
+    feed.begin(0)
+    feed.ask([wanted(seed, limits[seed]) for seed in range(6)])
+    pool.generator.stream(feed, 0)
+    assert {seed: (one.tokens.tolist(), one.text) for seed, one in feed.found.items()} == generated(pool.generator, limits)
+    assert all(one.tokens.flags.owndata or one.tokens.base.flags.owndata for one in feed.found.values()), "not in Ray's store"
+    assert "stream on 2 ranks" in pool.progress.doing["generator"]
+    assert_nothing_runs(pool)
+
+
+def test_the_end_brings_back_what_has_not_ended_and_the_next_stream_goes_on(pool: Pool) -> None:
+    feed = Feed(end_after(1))
+    feed.begin(0)
+    feed.ask([wanted(seed, 3 if seed == 0 else LIMIT) for seed in range(6)])
+    pool.generator.stream(feed, 0)
+    assert (feed.of(FinishReason.LENGTH), feed.of(FinishReason.ABORTED)) == ({0}, {1, 2, 3, 4, 5})
+    assert feed.num_outstanding == 0
+    whole = generated(pool.generator, {seed: max(1, len(one.tokens)) for seed, one in feed.found.items()})
+    for seed, one in feed.found.items():
+        assert one.tokens.tolist() == whole[seed][0][: len(one.tokens)]
+    assert_nothing_runs(pool)
+
+
+def test_what_a_generator_raises_is_raised_with_its_rank_and_leaves_the_pool_usable(pool: Pool) -> None:
+    feed = Feed(lambda _: None)
+    feed.begin(0)
+    feed.ask([wanted(seed, 3) for seed in range(6)])
+    with pytest.raises(ContractError, match="stream at weight version 5") as caught:
+        pool.generator.stream(feed, 5)
+    assert "raised on rank " in "\n".join(caught.value.__notes__)
+    assert feed.num_outstanding == 6
+    assert pool.generator.is_usable
+    assert_nothing_runs(pool)
+
+
+def test_ctrl_c_brings_back_what_has_not_ended_and_leaves_nothing_running(pool: Pool) -> None:
+    class Pressed(Feed):
+        """Ctrl-C comes while it waits for requests."""
+
+        def take(self, *, wait: bool) -> Any:
+            taken = super().take(wait=wait)
+            if not taken:
+                raise KeyboardInterrupt
+            return taken
+
+    feed = Pressed(lambda feed: feed.end())
+    feed.begin(0)
+    feed.ask([wanted(seed, 3 if seed == 0 else LIMIT) for seed in range(4)])
+    with pytest.raises(KeyboardInterrupt):
+        pool.generator.stream(feed, 0)
+    assert feed.of(FinishReason.ABORTED) == {1, 2, 3}
+    assert_nothing_runs(pool)
+
+
+def test_a_train_step_and_a_refit_run_beside_a_stream(tmp_path: Path, installed: Path) -> None:
+    fault = {"kind": '"wait"', "hook": '"train_step"', "rank": 0, "version": 0}
+    faults = [f"trainer.ranked.fault.{name}={value}" for name, value in fault.items()]
+    with opened(tmp_path, f"trainer.ranked.folder={tmp_path}", *faults) as pool, ThreadPoolExecutor(1) as executor:
+        feed = Feed(lambda _: None)
+        with streaming(pool, feed) as running:
+            feed.ask([wanted(seed, LIMIT) for seed in range(2)])
+            stepped = executor.submit(pool.train)
+            while not (tmp_path / "done-0").exists():
+                assert not stepped.done()
+            feed.ask([wanted(seed, 3) for seed in range(2, 6)])
+            for seed in range(2, 6):
+                feed.wait_for(seed)
+            assert not stepped.done(), "the step ended before the test had let it"
+            (tmp_path / "go").touch()
+            stepped.result()
+            pool.refit(1)
+            feed.ask([wanted(seed, 3) for seed in range(6, 10)])
+            for seed in range(6, 10):
+                feed.wait_for(seed)
+            feed.end()
+            running.result()
+        before, after = ([feed.found[seed].weight_versions.tolist() for seed in part] for part in (range(2, 6), range(6, 10)))
+        assert (before, after) == ([[0, 0, 0]] * 4, [[1, 1, 1]] * 4)
+        over = [feed.found[seed].weight_versions for seed in range(2)]
+        assert all((np.diff(versions) >= 0).all() for versions in over)
+        assert pool.generator.is_usable
+
+
+def test_a_worker_that_is_killed_ends_the_stream_and_its_samples_can_be_asked_for_again(
+    tmp_path: Path, installed: Path
+) -> None:
+    feed = Feed(lambda _: None)
+    died = pytest.raises(WorkerError, match=r"rank 1 \(node .*\) died")
+    with died, opened(tmp_path) as pool, streaming(pool, feed) as running:
+        feed.ask([wanted(seed, LIMIT if seed > 1 else 3) for seed in range(6)])
+        feed.wait_for(0)
+        os.kill(pool.generator.calls.workers[1].pid, signal.SIGKILL)
+        running.result()
+    assert not pool.generator.is_usable
+    owed = feed.num_outstanding
+    assert owed == 6 - len(feed.found) > 0
+    feed.requeue()
+    feed.begin(0)
+    requests = feed.take(wait=True)
+    assert requests is not None
+    assert {int(seed) for request in requests for seed in request.seeds} == set(range(6)) - feed.found.keys()
+    assert feed.num_outstanding == owed
+
+
+def test_a_generator_that_hangs_is_named_with_the_line_where_it_is(tmp_path: Path, installed: Path) -> None:
+    fault = {"kind": '"hang"', "hook": '"stream"', "rank": 1, "version": 0}
+    options = ("cluster.call_timeout_s=4", *(f"generator.ranked.fault.{name}={value}" for name, value in fault.items()))
+    feed = Feed(lambda _: None)
+    with pytest.raises(WorkerError) as caught, opened(tmp_path, *options) as pool, streaming(pool, feed) as running:
+        feed.ask([wanted(seed, 3) for seed in range(6)])
+        running.result()
+    message = str(caught.value)
+    assert message.startswith("stream: no answer within 4 s from rank 1 (node ")
+    assert "in stream, at " in message
+    assert "ranked_fakes.py" in message
+    assert feed.num_outstanding == 3, "those of the other rank have come"
+
+
+def test_a_pool_that_is_closed_ends_its_stream(tmp_path: Path, installed: Path) -> None:
+    feed = Feed(lambda _: None)
+    with opened(tmp_path) as pool:
+        feed.begin(0)
+        executor = ThreadPoolExecutor(1)
+        running = executor.submit(pool.generator.stream, feed, 0)
+        feed.ask([wanted(seed, 3 if seed == 0 else LIMIT) for seed in range(6)])
+        feed.wait_for(0)
+    with pytest.raises(WorkerError):
+        running.result(60.0)
+    executor.shutdown()
+    assert "collect" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,61 @@
+"""Dealing: every prompt once, to a host with the least work under way."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.run.execution.ray.stream_dealer import StreamDealer
+from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
+
+
+def request_of(limits: list[list[int]], first: int) -> GenerateRequest:
+    """Prompts of one token, which is their number, and samples whose seeds are theirs in the stream."""
+    flat = np.array(limits, np.int32).reshape(-1)
+    return GenerateRequest(
+        prompts=RaggedTokens.from_lists([[prompt] for prompt in range(len(limits))]),
+        num_samples=len(limits[0]),
+        seeds=np.arange(first, first + len(flat)),
+        max_tokens=flat,
+        sampling=SamplingParams(),
+        weight_version=0,
+    )
+
+
+@st.composite
+def limits_of_a_request(draw: st.DrawFn) -> list[list[int]]:
+    num_samples = draw(st.integers(1, 3))
+    rows = st.lists(st.integers(1, 100), min_size=num_samples, max_size=num_samples)
+    return draw(st.lists(rows, min_size=1, max_size=6))
+
+
+@settings(deadline=None)
+@given(requests=st.lists(limits_of_a_request(), max_size=6), num_hosts=st.integers(1, 4), data=st.data())
+def test_every_prompt_goes_whole_to_a_host_with_the_least_work(
+    requests: list[list[list[int]]], num_hosts: int, data: st.DataObject
+) -> None:
+    dealer, first = StreamDealer(num_hosts), 0
+    under_way: list[dict[int, int]] = [{} for _ in range(num_hosts)]
+    for limits in requests:
+        request = request_of(limits, first)
+        before = [sum(one.values()) for one in under_way]
+        work = [sum(row) for row in limits]
+        num_samples, count = request.num_samples, 0
+        after = list(before)
+        for host, (numbers, part) in dealer.deal(request).items():
+            assert part.seeds.tolist() == numbers.tolist(), "each sample under its own number"
+            prompts = part.prompts.tokens.tolist()
+            assert part.max_tokens.tolist() == [limit for prompt in prompts for limit in limits[prompt]]
+            assert len(numbers) == len(prompts) * num_samples, "a prompt's samples stay together"
+            under_way[host] |= dict(zip(numbers.tolist(), part.max_tokens.tolist(), strict=True))
+            after[host] += sum(work[prompt] for prompt in prompts)
+            count += len(numbers)
+        assert count == len(request.seeds)
+        first += count
+        spread = max(after) - min(after)
+        assert spread <= max(max(before) - min(before), max(work)), "no host waits while another one's work piles up"
+        for host, one in enumerate(under_way):
+            ended = sorted(data.draw(st.sets(st.sampled_from(sorted(one))))) if one else []
+            dealer.done(host, np.array(ended, np.int64))
+            for number in ended:
+                del one[number]
+            assert dealer.is_busy(host) == bool(one)

@@ -1,0 +1,235 @@
+"""Steps of agents: several sequences an episode, deadlines, failures that end the run or are masked."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.agent_collector import AgentCollector
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics
+from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.sessions.errors import RequestError
+from rlcore.sessions.sampling import SampleRequest
+from rlcore.spi import (
+    EPISODE_IDS,
+    GENERATION_LOGPROBS,
+    WEIGHT_VERSIONS,
+    EpisodeResult,
+    RewardError,
+    Row,
+    SamplingParams,
+    SessionEndpoint,
+    WorkerError,
+)
+from rlcore.testing.fakes import FakeTokenizer
+
+from .test_collector import Notes, Speller
+
+ROWS = [{"prompt": "a"}, {"prompt": "b"}]
+Play = Callable[[Row, SessionEndpoint], Awaitable[EpisodeResult]]
+
+
+def post(session: SessionEndpoint, *texts: str, model: str = "policy") -> str:
+    """The answer to a chat of these messages, of the user and the assistant in turn."""
+    messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
+    body = json.dumps({"model": model, "messages": messages}).encode()
+    request = urllib.request.Request(f"{session.base_url}/chat/completions", data=body)
+    with urllib.request.urlopen(request, timeout=20) as response:
+        content: str = json.loads(response.read())["choices"][0]["message"]["content"]
+        return content
+
+
+async def ask(session: SessionEndpoint, *texts: str) -> str:
+    return await asyncio.to_thread(post, session, *texts)
+
+
+class Agents:
+    """An AgentEnvironment that plays by a function."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+
+    async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
+        return await self._play(row, session)
+
+    def rows(self, split: str) -> None:
+        return None
+
+
+@pytest.fixture
+def collect() -> Any:
+    """Collects a step of agents that play so."""
+    runners = []
+
+    def call(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> CollectedRollouts:
+        runners.append(EpisodeRunner(Agents(play), timeout_s, on_error, runs_agents=True))
+        defaults: dict[str, Any] = {
+            "generator": Speller(),
+            "episodes": runners[-1],
+            "tokenizer": FakeTokenizer(),
+            "sampling": SamplingParams(stop_token_ids=(0,)),
+            "samples_per_prompt": 2,
+            "max_sequence_length": 200,
+            "max_response_tokens": 5,
+            "max_failed_fraction": 0.5,
+            "history": "refuse",
+            "purpose": "the step",
+            "progress": Notes(),
+        }
+        options = defaults | options
+        collector = AgentCollector(clock=PhaseClock(Progress()), **options)
+        return collector.collect(ROWS, 7, (1, 2, 3))
+
+    yield call
+    for runner in runners:
+        runner.close()
+
+
+async def branching(row: Row, session: SessionEndpoint) -> EpisodeResult:
+    """Two sequences for the first row, where a second turn follows the first and another begins anew; one for the other."""
+    first = await ask(session, row["prompt"])
+    if row["prompt"] == "a":
+        await ask(session, "a", first, "more")
+        await ask(session, "c", "mine", "more")
+    return EpisodeResult(reward=float(len(first)), success=row["prompt"] == "a", metrics={"turns": 2.0})
+
+
+def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -> None:
+    found = collect(branching)
+    batch = found.batch
+    assert batch.sequence_columns[EPISODE_IDS].tolist() == [0, 0, 1, 1, 2, 3]
+    assert found.group_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert found.first_sequences.tolist() == [0, 2, 4, 5]
+    assert found.episode_of.tolist() == [0, 0, 1, 1, 2, 3]
+    assert found.rewards[0] == found.rewards[1]
+    text = FakeTokenizer().show(batch.tokens[: batch.offsets[1]])
+    assert text.startswith("user: a\nassistant: ")
+    versions = batch.token_columns[WEIGHT_VERSIONS]
+    assert set(versions[batch.loss_mask].tolist()) == {7}
+    assert set(versions[~batch.loss_mask].tolist()) == {-1}
+    np.testing.assert_array_equal(
+        batch.token_columns[GENERATION_LOGPROBS], np.where(batch.loss_mask, -batch.tokens.astype(np.float32), 0)
+    )  # as Speller reports them
+    metrics = rollout_metrics(found)
+    firsts = found.rewards[found.first_sequences]
+    assert metrics["reward_mean"] == pytest.approx(firsts.mean())
+    assert (metrics["success_rate"], metrics["environment/turns"]) == (0.5, 2.0)
+    assert metrics["environment/sequences_per_episode"] == 1.5
+    assert metrics["response_length_mean"] == batch.loss_mask.sum() / 4
+    assert evaluation_metrics(found)["evaluation/pass@1"] == 0.5
+
+
+def test_a_step_is_repeated_token_for_token(collect: Any) -> None:
+    first, again = collect(branching), collect(branching)
+    np.testing.assert_array_equal(first.batch.tokens, again.batch.tokens)
+
+
+def test_an_agent_that_never_asks_has_a_reward_and_nothing_to_learn(collect: Any) -> None:
+    async def silent(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        return EpisodeResult(reward=3.0)
+
+    found = collect(silent)
+    assert found.rewards.tolist() == [3.0] * 4
+    assert found.valid.all()
+    assert not found.batch.loss_mask.any()
+    assert found.batch.num_sequences == 4
+
+
+def failing(kind: str) -> Play:
+    """Agents whose second row fails, after it has asked."""
+
+    async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        await ask(session, row["prompt"])
+        if row["prompt"] == "b":
+            if kind == "raises":
+                raise ConnectionError("no tool")
+            if kind == "hangs":
+                await asyncio.sleep(60)
+            return EpisodeResult(reward=float("nan"))
+        return EpisodeResult(reward=1.0)
+
+    return play
+
+
+@pytest.mark.parametrize(("kind", "names"), [("raises", "no tool"), ("hangs", "environment_timeout_s"), ("nan", "nan")])
+def test_failures_end_the_run_or_are_masked(collect: Any, kind: str, names: str) -> None:
+    timeout_s = 1.0 if kind == "hangs" else 20.0
+    with pytest.raises(RewardError, match=names):
+        collect(failing(kind), timeout_s=timeout_s)
+    notes = Notes()
+    found = collect(failing(kind), "mask", timeout_s=timeout_s, progress=notes)
+    assert found.valid.tolist() == [True, True, False, False]
+    assert found.rewards.tolist() == [1.0, 1.0, 0.0, 0.0]
+    starts = found.batch.offsets[2]
+    assert found.batch.loss_mask[:starts].any()
+    assert not found.batch.loss_mask[starts:].any()
+    assert "2 of 4 samples" in notes.notes[0]
+    assert names in notes.notes[0]
+
+
+def test_too_many_failures_end_the_run_all_the_same(collect: Any) -> None:
+    with pytest.raises(RewardError, match="max_failed_fraction"):
+        collect(failing("raises"), "mask", max_failed_fraction=0.25)
+
+
+def test_a_generator_that_fails_ends_the_step_and_its_agents(collect: Any) -> None:
+    class Broken(Speller):
+        def generate(self, request: Any) -> Any:
+            raise WorkerError("the engine is gone")
+
+    seen: list[BaseException] = []
+
+    async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        try:
+            await ask(session, row["prompt"])
+        except BaseException as error:
+            seen.append(error)
+            raise
+        return EpisodeResult(reward=1.0)
+
+    with pytest.raises(WorkerError, match="gone"):
+        collect(play, generator=Broken())
+
+
+def test_a_session_ends_with_its_episode(collect: Any) -> None:
+    sessions: list[SessionEndpoint] = []
+    codes: list[int] = []
+
+    async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        await ask(session, row["prompt"])
+        for other in sessions:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                await ask(other, "a")
+            codes.append(caught.value.code)
+        sessions.append(session)
+        return EpisodeResult(reward=1.0)
+
+    episodes = EpisodeRunner(Agents(play), 20.0, "error", max_concurrent=1, runs_agents=True)
+    try:
+        collect(play, episodes=episodes)
+    finally:
+        episodes.close()
+    assert codes == [401] * 6
+
+
+def test_nothing_is_sampled_once_generation_has_ended() -> None:
+    sampler = SessionSampler()
+    request = SampleRequest(prompt=np.ones(1, np.int32), seed=0, max_tokens=1, sampling=SamplingParams())
+
+    async def ask_twice() -> list[Any]:
+        waiting = asyncio.create_task(sampler.sample(request))
+        await asyncio.sleep(0)
+        sampler.close()
+        return await asyncio.gather(waiting, sampler.sample(request), return_exceptions=True)
+
+    outcomes = asyncio.run(ask_twice())
+    assert all(isinstance(one, RequestError) and one.status == 503 for one in outcomes)

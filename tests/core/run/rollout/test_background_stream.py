@@ -1,0 +1,61 @@
+"""Streams in a thread of their own: what they raise is raised to whoever ends them."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from rlcore.run.protocols import ResponseFeed
+from rlcore.run.rollout.background_stream import BackgroundStream
+from rlcore.run.rollout.request_feed import RequestFeed
+from rlcore.spi import WorkerError
+
+
+class Waits:
+    """Waits for the feed's end, and counts its streams."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        self.versions.append(weight_version)
+        while feed.take(wait=True) is not None:
+            pass
+
+
+class Dies:
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        raise WorkerError("engine 0 died")
+
+
+def begun(generator: Any, ended: threading.Event) -> tuple[BackgroundStream, RequestFeed]:
+    feed = RequestFeed(lambda _: None)
+    stream = BackgroundStream(feed, ended.set)
+    feed.begin(3)
+    stream.begin(generator, 3)
+    return stream, feed
+
+
+def test_one_stream_after_another_runs_beside_its_caller() -> None:
+    generator, ended = Waits(), threading.Event()
+    stream, feed = begun(generator, ended)
+    assert stream.has_begun
+    assert not ended.is_set()
+    stream.end()
+    assert ended.is_set()
+    assert not stream.has_begun
+    feed.begin(4)
+    stream.begin(generator, 4)
+    stream.end()
+    assert generator.versions == [3, 4]
+
+
+def test_what_it_raises_is_raised_once_at_its_end() -> None:
+    ended = threading.Event()
+    stream, _ = begun(Dies(), ended)
+    assert ended.wait(60)
+    assert stream.has_failed
+    with pytest.raises(WorkerError, match="engine 0"):
+        stream.end()
+    stream.end()
+    assert not stream.has_failed

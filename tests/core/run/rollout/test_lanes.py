@@ -1,0 +1,77 @@
+"""Lanes: pieces of work in the order of coming, so many at once."""
+
+import asyncio
+
+import pytest
+
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.lanes import Lanes
+
+
+def run(lanes: Lanes, num_lanes: int) -> None:
+    asyncio.run(lanes.run(EnvironmentCalls(timeout_s=60.0), num_lanes))
+
+
+def test_work_is_done_in_the_order_of_coming_and_so_many_at_once() -> None:
+    lanes, begun, together = Lanes(), [], []
+    at_work = 0
+
+    async def work(item: int) -> None:
+        nonlocal at_work
+        begun.append(item)
+        at_work += 1
+        together.append(at_work)
+        await asyncio.sleep(0.001)
+        at_work -= 1
+        if item == 9:
+            lanes.close()
+
+    for item in range(10):
+        lanes.add(work, item)
+    run(lanes, 3)
+    assert begun == list(range(10))
+    assert max(together) == 3
+
+
+def test_work_that_comes_later_wakes_a_lane() -> None:
+    lanes, done = Lanes(), []
+
+    async def last(item: str) -> None:
+        done.append(item)
+        lanes.close()
+
+    async def first(item: str) -> None:
+        await asyncio.sleep(0)  # the other lane is idle by then
+        done.append(item)
+        lanes.add(last, "last")
+
+    lanes.add(first, "first")
+    run(lanes, 2)
+    assert done == ["first", "last"]
+
+
+@pytest.mark.parametrize("raised_by_work", [True, False])
+def test_an_error_ends_the_lanes(raised_by_work: bool) -> None:
+    lanes = Lanes()
+
+    async def work(_: None) -> None:
+        if raised_by_work:
+            raise ValueError("no")
+        lanes.fail(ValueError("no"))
+
+    lanes.add(work)
+    with pytest.raises(ValueError, match="no"):
+        run(lanes, 2)
+
+
+def test_of_errors_at_once_that_of_the_lowest_order_is_raised() -> None:
+    lanes = Lanes()
+
+    async def work(order: int) -> None:
+        await asyncio.sleep(0)
+        raise ValueError(f"piece {order}")
+
+    for order in (3, 1, 2):
+        lanes.add(work, order, order)
+    with pytest.raises(ValueError, match="piece 1"):
+        run(lanes, 3)

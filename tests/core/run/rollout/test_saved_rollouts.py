@@ -1,0 +1,27 @@
+"""Open groups in a checkpoint: what is read back is what was saved, and what cannot be is told."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads
+from rlcore.run.rollout.schedule import Position
+from rlcore.spi import CheckpointError
+
+
+def test_what_is_loaded_is_what_was_saved() -> None:
+    position = Position(next_number=9, trained=2, running={7: 1}, complete={6: 2})
+    saved = SavedRollouts(position=position, groups={7: b"pickled"}, spared={3: 1}, version_of_step={1: 4, 2: 8})
+    assert loads(dumps(saved)) == saved
+
+
+@pytest.mark.parametrize("data", [b"", b"not a pickle", dumps(SavedRollouts(position=Position()))[:-5]])
+def test_damaged_ones_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        loads(data)
+
+
+def test_another_object_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="ndarray"):
+        loads(pickle.dumps(np.zeros(3)))
