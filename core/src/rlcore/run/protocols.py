@@ -146,9 +146,6 @@ class ResponseFeed(Protocol):
 class GeneratorGroup(Group, Protocol):
     """All generators of a run, as the loop sees them."""
 
-    def generate(self, request: spi.GenerateRequest) -> Responses:
-        """Sample responses, on whichever generators there are."""
-
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends; the generators hold `weight_version` when it begins. Requests join while
         others run where the generator is `continuous`, and are otherwise generated one after another.

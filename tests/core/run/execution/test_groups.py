@@ -1,6 +1,6 @@
 """Trainer and generator of one process as the loop sees them: whole batches in, whole results out."""
 
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,16 @@ from rlcore.registry.binding import build_generator, build_trainer
 from rlcore.registry.discovery import Registry
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
 from rlcore.run.protocols import Minibatch
+from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
 from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
     ExportWeightsRequest,
-    GenerateRequest,
     GeneratorContext,
     LoadStateRequest,
     LogprobsRequest,
     LossSpec,
     ModelSpec,
-    RaggedTokens,
     RankInfo,
     RefitRequest,
     SamplingParams,
@@ -174,16 +173,18 @@ def test_a_generators_responses_come_with_their_texts() -> None:
     handle = build_generator(entry, context, FakeGeneratorConfig())
     export = trainer().handle.export_weights(ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=2**20))
     handle.refit(RefitRequest(weight_version=0, channel="in_process", weights=export, may_alias=False))
-    request = GenerateRequest(
-        prompts=RaggedTokens.from_lists([[1, 2], [3]]),
-        num_samples=2,
-        seeds=np.arange(4),
-        max_tokens=np.full(4, 5, np.int32),
-        sampling=SamplingParams(),
-        weight_version=0,
-    )
-    responses = InProcessGenerator(handle=handle, tokenizer=FakeTokenizer()).generate(request)
-    offsets = responses.result.offsets
-    assert responses.texts == [
-        FakeTokenizer().decode(responses.result.tokens[start:end]) for start, end in pairwise(offsets.tolist())
-    ]
+    found: list[Sampled] = []
+
+    def keep(handed: Sequence[Sampled]) -> None:
+        found.extend(handed)
+        if len(found) == 4:
+            feed.end()
+
+    feed = RequestFeed(keep)
+    feed.begin(0)
+    prompts = [np.array([1, 2], np.int32), np.array([3], np.int32)]
+    sampling = SamplingParams()
+    feed.ask([Wanted(prompt=prompts[seed % 2], seed=seed, max_tokens=5, sampling=sampling, owner=seed) for seed in range(4)])
+    InProcessGenerator(handle=handle, tokenizer=FakeTokenizer()).stream(feed, 0)
+    assert [one.text for one in found] == [FakeTokenizer().decode(one.tokens) for one in found]
+    assert all(len(one.tokens) for one in found)

@@ -13,7 +13,7 @@ from rlcore.registry.handle import BackendHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.protocols import Minibatch, ResponseFeed, Responses
+from rlcore.run.protocols import Minibatch, ResponseFeed
 from rlcore.run.train_step.microbatches import plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
@@ -124,10 +124,6 @@ class InProcessGenerator(InProcessGroup[GeneratorHandle]):
     """One generator in the driver's own process."""
 
     tokenizer: Tokenizer
-
-    def generate(self, request: spi.GenerateRequest) -> Responses:
-        """Sample responses."""
-        return Responses.of(self.handle.generate(request), self.tokenizer)
 
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, request_for
+from rlcore.run.execution.ray.dispatch import Dispatch, join_responses, request_for
 from rlcore.run.protocols import Responses
 from rlcore.spi import (
     ROUTED_EXPERTS,
@@ -94,7 +94,7 @@ def test_samples_come_back_in_the_order_of_the_request(num_prompts: int, num_wor
         weight_version=4,
         routed_experts=num_prompts % 2 == 1,
     )
-    dealt = [prompts for prompts in deal_prompts(request, num_workers) if len(prompts)]
+    dealt = [prompts for prompts in np.array_split(random.permutation(num_prompts), num_workers) if len(prompts)]
     found = join_responses(dealt, 3, [respond(request_for(request, prompts)) for prompts in dealt])
     expected = respond(request)
     assert found.texts == expected.texts

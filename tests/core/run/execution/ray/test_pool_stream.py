@@ -26,9 +26,7 @@ from rlcore.spi import (
     ContractError,
     ExportWeightsRequest,
     FinishReason,
-    GenerateRequest,
     LossSpec,
-    RaggedTokens,
     SamplingParams,
     TokenBatch,
     WorkerError,
@@ -148,23 +146,16 @@ def wanted(seed: int, max_tokens: int) -> Wanted:
     return Wanted(prompt=PROMPTS[seed % 6], seed=seed, max_tokens=max_tokens, sampling=SamplingParams(), owner=seed)
 
 
-def generated(generator: PoolGenerator, limits: Mapping[int, int]) -> dict[int, tuple[list[int], str]]:
-    """What `generate` makes of the seeds with these limits."""
-    seeds = sorted(limits)
-    request = GenerateRequest(
-        prompts=RaggedTokens.from_lists([PROMPTS[seed % 6].tolist() for seed in seeds]),
-        num_samples=1,
-        seeds=np.array(seeds),
-        max_tokens=np.array([limits[seed] for seed in seeds], np.int32),
-        sampling=SamplingParams(),
-        weight_version=0,
-    )
-    responses = generator.generate(request)
-    bounds = responses.result.offsets
-    return {
-        seed: (responses.result.tokens[bounds[row] : bounds[row + 1]].tolist(), responses.texts[row])
-        for row, seed in enumerate(seeds)
-    }
+def alone(generator: PoolGenerator, limits: Mapping[int, int]) -> dict[int, tuple[list[int], str]]:
+    """What the generator makes of the seeds with these limits, one after another, each in a stream of its own."""
+    found: dict[int, tuple[list[int], str]] = {}
+    for seed, limit in limits.items():
+        feed = Feed(end_after(1))
+        feed.begin(0)
+        feed.ask([wanted(seed, limit)])
+        generator.stream(feed, 0)
+        found[seed] = feed.found[seed].tokens.tolist(), feed.found[seed].text
+    return found
 
 
 @contextmanager
@@ -185,7 +176,7 @@ def assert_nothing_runs(pool: Pool) -> None:
     assert pool.progress.doing["generator"][-1] == "idle"
 
 
-def test_samples_are_those_of_generate_also_of_requests_that_join(pool: Pool) -> None:
+def test_what_joins_a_stream_is_generated_as_alone(pool: Pool) -> None:
     limits = {seed: 5 + seed for seed in range(12)}
     joined = iter(range(6, 12))
 
@@ -197,7 +188,7 @@ def test_samples_are_those_of_generate_also_of_requests_that_join(pool: Pool) ->
     feed.begin(0)
     feed.ask([wanted(seed, limits[seed]) for seed in range(6)])
     pool.generator.stream(feed, 0)
-    assert {seed: (one.tokens.tolist(), one.text) for seed, one in feed.found.items()} == generated(pool.generator, limits)
+    assert {seed: (one.tokens.tolist(), one.text) for seed, one in feed.found.items()} == alone(pool.generator, limits)
     assert all(one.tokens.flags.owndata or one.tokens.base.flags.owndata for one in feed.found.values()), "not in Ray's store"
     assert "stream on 2 ranks" in pool.progress.doing["generator"]
     assert_nothing_runs(pool)
@@ -210,7 +201,7 @@ def test_the_end_brings_back_what_has_not_ended_and_the_next_stream_goes_on(pool
     pool.generator.stream(feed, 0)
     assert (feed.of(FinishReason.LENGTH), feed.of(FinishReason.ABORTED)) == ({0}, {1, 2, 3, 4, 5})
     assert feed.num_outstanding == 0
-    whole = generated(pool.generator, {seed: max(1, len(one.tokens)) for seed, one in feed.found.items()})
+    whole = alone(pool.generator, {seed: max(1, len(one.tokens)) for seed, one in feed.found.items()})
     for seed, one in feed.found.items():
         assert one.tokens.tolist() == whole[seed][0][: len(one.tokens)]
     assert_nothing_runs(pool)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from attrs import define, evolve, field, frozen
@@ -23,9 +23,7 @@ QUERY_TIMEOUT_S = 3.0
 """Most seconds for a rank to say where it is."""
 CLOSE_S = 30.0
 
-_GENERATOR = dict.fromkeys(
-    ("build_generator", "generate", "move_generator", "save_generator", "load_generator"), ("generator",)
-)
+_GENERATOR = dict.fromkeys(("build_generator", "move_generator", "save_generator", "load_generator"), ("generator",))
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
 """The pools that work in a call, by its name; a call that is not named is the trainer's."""
 
@@ -102,18 +100,8 @@ class Calls:
             self.lose(f"{name} ended differently on different ranks")
         return self.values(outcomes)
 
-    def apart(
-        self,
-        name: str,
-        arguments: Mapping[int, tuple[Any, ...]],
-        *,
-        limit_s: float | None = None,
-        watch: Callable[[], None] | None = None,
-    ) -> list[Any]:
-        """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end.
-
-        `watch` is called again and again meanwhile.
-        """
+    def apart(self, name: str, arguments: Mapping[int, tuple[Any, ...]], *, limit_s: float | None = None) -> list[Any]:
+        """What some ranks return, in the order of `arguments`, each by itself: where one fails, the others are left to end."""
         wait = self._begin(name, arguments)
         with self._under_way(wait):
             while wait.pending:
@@ -121,8 +109,6 @@ class Calls:
                 self._check_limit(wait, limit_s)
                 if wait.first_failure is not None and time.monotonic() - wait.first_failure > GRACE_S:
                     break
-                if watch is not None:
-                    watch()
         return self.values({rank: wait.outcomes[rank] for rank in arguments if rank in wait.outcomes}, wait.failed_first)
 
     def outcomes(

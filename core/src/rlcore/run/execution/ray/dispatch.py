@@ -99,14 +99,6 @@ class Dispatch:
         return put_rows(parts, batch.offsets, self.sequences)
 
 
-def deal_prompts(request: GenerateRequest, num_workers: int) -> list[Int64Array]:
-    """The prompts of each generator: whole groups, as many for each but for one, long and short ones alike."""
-    order = np.argsort(-request.prompts.lengths, kind="stable")
-    num_rounds = -(-len(order) // num_workers)
-    lanes = np.tile(np.concatenate([np.arange(num_workers), np.arange(num_workers)[::-1]]), (num_rounds + 1) // 2)[: len(order)]
-    return [np.sort(order[lanes == worker]) for worker in range(num_workers)]
-
-
 def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateRequest:
     """The request for some of its prompts; seeds and limits go with their samples."""
     rows, samples = request.prompts, samples_of(request, prompts)

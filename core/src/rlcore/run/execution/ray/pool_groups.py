@@ -1,25 +1,23 @@
 """Trainer, generator and the way between them, on the ranks of a pool."""
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import define, evolve, frozen
+from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer
 from rlcore.run.execution.ray.calls import Calls
-from rlcore.run.execution.ray.dispatch import Dispatch, deal_prompts, join_responses, request_for
+from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
-from rlcore.run.protocols import RefitCommand, ResponseFeed, Responses
+from rlcore.run.protocols import RefitCommand, ResponseFeed
 from rlcore.run.train_step.metrics import step_metrics
 from rlcore.run.train_step.microbatches import WIDTH
 from rlcore.spi.arrays import Float32Array, Int64Array
 
-COUNT_EVERY_S = 1.0
 TOLERANCE = 1e-6
 """Relative and absolute tolerance: ranks may round a reduction differently."""
 
@@ -122,19 +120,6 @@ class PoolGenerator(_PoolGroup):
     hosts: Sequence[int]
     """The ranks with a generator."""
 
-    def has(self, capability: str) -> bool:
-        """Whether the provider declares a capability. What it streams stays in the worker."""
-        return super().has(capability) and capability != spi.capabilities.STREAMING
-
-    def generate(self, request: spi.GenerateRequest) -> Responses:
-        """Sample responses: a sample depends on its prompt and seed, not on where it is generated."""
-        dealt = deal_prompts(request, len(self.hosts))
-        given = {rank: prompts for rank, prompts in zip(self.hosts, dealt, strict=True) if len(prompts)}
-        count = _Counter(calls=self.calls, ranks=list(given), num_samples=len(request.seeds))
-        parts = {rank: (request_for(request, prompts),) for rank, prompts in given.items()}
-        results = self.calls.apart("generate", parts, watch=count)
-        return join_responses(list(given.values()), request.num_samples, results)
-
     def stream(self, feed: ResponseFeed, weight_version: int) -> None:
         """Generate what a feed brings until it ends, each prompt on the host with the least work under way."""
         PoolStream(self.calls, self.hosts, feed).run(weight_version)
@@ -176,24 +161,6 @@ class PoolRoute:
                 raise spi.ContractError(
                     f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
                 )
-
-
-@define(kw_only=True, eq=False)
-class _Counter:
-    """Tells the display how many samples have ended, now and then."""
-
-    calls: Calls
-    ranks: list[int]
-    num_samples: int
-    last: float = 0.0
-
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if now - self.last >= COUNT_EVERY_S:
-            self.last = now
-            num_finished = sum(self.calls.query(self.ranks, "num_finished", 0))
-            if num_finished:
-                self.calls.progress.samples(num_finished, self.num_samples)
 
 
 def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:

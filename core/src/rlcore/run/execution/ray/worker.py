@@ -34,7 +34,7 @@ from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest, W
 from rlcore.run.execution.residency import make_room
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.execution.streams import run_stream
-from rlcore.run.protocols import RefitCommand, Responses
+from rlcore.run.protocols import RefitCommand
 from rlcore.spi.arrays import Float32Array
 
 
@@ -53,8 +53,6 @@ class Worker:
         self._thread: int | None = None
         self._doing = ""
         self._stream: WorkerStream | None = None
-        self._num_finished = 0
-        self._counting = threading.Lock()
 
     def call(self, name: str, *arguments: Any) -> Reply:
         """Carry out one of the methods below; what it raises is returned, so that it keeps its class."""
@@ -91,10 +89,6 @@ class Worker:
                 last = traceback.extract_stack(frames[thread])[-1]
                 positions.append(f"in {name}, at {last.filename}:{last.lineno} in {last.name}")
         return " and ".join(positions) or "idle"
-
-    def num_finished(self) -> int:
-        """Samples that the generation under way has finished; answered beside the calls."""
-        return self._num_finished
 
     def arrive(self) -> tuple[WorkerInfo, Software]:
         """Turn the process's output to its log, and say where it is."""
@@ -207,15 +201,6 @@ class Worker:
                 pass
         return sent
 
-    def generate(self, request: spi.GenerateRequest) -> Responses:
-        """Sample responses for this rank's prompts."""
-        generator = self._generator_handle()
-        self._num_finished = 0
-        streams = generator.has(spi.capabilities.STREAMING)
-        result = generator.generate(evolve(request, on_finished=self._count) if streams else request)
-        assert self._tokenizer is not None
-        return Responses.of(result, self._tokenizer)
-
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""
         if self._stream is not None and self._stream.thread is not None:
@@ -275,10 +260,6 @@ class Worker:
     def _release_port(self) -> None:
         if self._reserved is not None:
             self._reserved.close()
-
-    def _count(self, sample: int, result: spi.GenerateResult) -> None:  # noqa: ARG002 - what a generator hands out
-        with self._counting:
-            self._num_finished += 1
 
     def _trainer_handle(self) -> TrainerHandle:
         if self._trainer is None:
