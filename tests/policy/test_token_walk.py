@@ -18,7 +18,7 @@ from rlcore.run.train import train
 from rlcore.spi import GenerateResult, TokenBatch, Turn
 from rlcore.testing.models import make_model
 
-MOST = 14
+MOST = 12
 FIRST, LAST = ("rlcore_torchkit/generation.py", "join_samples"), ("rlcore_grpo/loss.py", "grpo_loss")
 """What makes an answer, and the loss: file and function."""
 RECORDS = (GenerateResult, TokenBatch, Turn)

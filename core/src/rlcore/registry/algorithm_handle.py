@@ -7,12 +7,12 @@ from typing import TypeAlias, get_args, get_type_hints
 import numpy as np
 from attrs import evolve
 
-from rlcore.registry.checks import check_int, check_loss_path, check_metrics, check_own_names, check_range, check_record
+from rlcore.registry.checks import check_int, check_loss_path, check_metrics, check_own_names, check_record
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import attributed
 from rlcore.schema.types import is_choice
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
-from rlcore.spi.arrays import AnyArray, check_array
+from rlcore.spi.arrays import AnyArray, check_array, check_range
 from rlcore.spi.batch import GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, DataError, RlcoreError
 from rlcore.spi.loss import LossSpec

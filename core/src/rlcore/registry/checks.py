@@ -13,7 +13,7 @@ from attrs import evolve
 
 from rlcore.installed import is_installed
 from rlcore.schema.listing import listed
-from rlcore.spi.arrays import AnyArray, Float32Array, Int64Array, check_array
+from rlcore.spi.arrays import Float32Array, Int64Array, check_array, check_range
 from rlcore.spi.batch import TokenBatch
 from rlcore.spi.errors import ContractError, NonFiniteError, RefitError
 from rlcore.spi.loss import MISMATCH_METRICS
@@ -88,20 +88,6 @@ def check_own_names(name: str, values: Iterable[str]) -> None:
     for key in values:
         if key in OWN_METRICS or key.startswith(OWN_PREFIXES):
             raise ContractError(f"{name}: found {key!r}, which the loop writes itself; expected another name")
-
-
-def check_range(name: str, values: AnyArray, *, lower: float = -math.inf, upper: float = math.inf) -> None:
-    """Finite, and within the bounds. Two reductions, which carry a NaN along."""
-    if not len(values):
-        return
-    low, high = values.min(), values.max()
-    if not (math.isfinite(low) and math.isfinite(high)):
-        worst = int(np.argmin(np.isfinite(values)))
-        raise NonFiniteError(f"{name}: found {values[worst]} at token {worst}; expected finite numbers")
-    if low < lower or high > upper:
-        worst = int(values.argmin() if low < lower else values.argmax())
-        bound = f"at least {lower}" if low < lower else f"at most {upper}"
-        raise ContractError(f"{name}: found {values[worst]} at token {worst}; expected {bound}")
 
 
 def check_token_arrays(

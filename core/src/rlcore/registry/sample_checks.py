@@ -3,8 +3,8 @@
 import numpy as np
 from attrs import evolve, frozen
 
-from rlcore.registry.checks import TOLERANCE, check_range
-from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
+from rlcore.registry.checks import TOLERANCE
+from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_range
 from rlcore.spi.errors import ContractError
 from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 

@@ -4,7 +4,6 @@ Each is one object, whatever number of processes stands behind it.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -12,10 +11,8 @@ from attrs import define, field, frozen
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmState
-from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.data.tokenizer import Tokenizer, texts_of
 from rlcore.spi.arrays import BoolArray, Float32Array, Int64Array
-
-_REASONS = {int(reason): reason for reason in spi.FinishReason}
 
 
 @frozen(kw_only=True, eq=False)
@@ -74,21 +71,7 @@ class Responses:
     @classmethod
     def of(cls, result: spi.GenerateResult, tokenizer: Tokenizer) -> "Responses":
         """Return the samples of a result with the text of each."""
-        bounds = result.offsets.tolist()
-        tokens = [result.tokens[start:end] for start, end in pairwise(bounds)]
-        return cls(result=result, texts=tokenizer.decode_batch(tokens))
-
-    def turns(self, samples: Int64Array) -> list[spi.Turn]:
-        """Return the turns of the samples with these numbers."""
-        result, texts = self.result, self.texts
-        tokens = result.tokens.view()
-        tokens.flags.writeable = False  # they are what will be trained on, whatever an environment does with its turn
-        starts, ends = result.offsets[samples].tolist(), result.offsets[samples + 1].tolist()
-        reasons = result.finish_reasons[samples].tolist()
-        return [
-            spi.Turn(text=texts[sample], tokens=tokens[start:end], finish_reason=_REASONS[reason])
-            for sample, start, end, reason in zip(samples.tolist(), starts, ends, reasons, strict=True)
-        ]
+        return cls(result=result, texts=texts_of(result, tokenizer))
 
 
 class Group(Protocol):

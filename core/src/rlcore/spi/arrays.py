@@ -1,4 +1,4 @@
-"""Names for the array types of the interface, and the one check that all records share.
+"""Names for the array types of the interface, and the checks that all records share.
 
 Shape suffixes used throughout: T tokens of a packed batch, N sequences, P prompts, S samples.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rlcore.spi.errors import ContractError
+from rlcore.spi.errors import ContractError, NonFiniteError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +43,20 @@ def check_offsets(name: str, offsets: Int64Array, num_items: int, *, allow_empty
         worst = int(lengths.argmin())
         least = "lengths of at least 0" if allow_empty else "lengths of at least 1"
         raise ContractError(f"{name}: sequence {worst} has length {lengths[worst]}; expected {least}")
+
+
+def check_range(name: str, values: AnyArray, *, lower: float = -math.inf, upper: float = math.inf) -> None:
+    """Finite, and within the bounds. Two reductions, which carry a NaN along."""
+    if not len(values):
+        return
+    low, high = values.min(), values.max()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        worst = int(np.argmin(np.isfinite(values)))
+        raise NonFiniteError(f"{name}: found {values[worst]} at token {worst}; expected finite numbers")
+    if low < lower or high > upper:
+        worst = int(values.argmin() if low < lower else values.argmax())
+        bound = f"at least {lower}" if low < lower else f"at most {upper}"
+        raise ContractError(f"{name}: found {values[worst]} at token {worst}; expected {bound}")
 
 
 def offsets_of(lengths: Sequence[int] | Int64Array) -> Int64Array:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from attrs import frozen
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
-from rlcore.spi import ConfigError, DataError, ModelError, Problem
+from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
 
@@ -51,6 +52,11 @@ class Tokenizer(Protocol):
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
+
+
+def texts_of(result: GenerateResult, tokenizer: Tokenizer) -> list[str]:
+    """[S]: the text of each sample, without special tokens."""
+    return tokenizer.decode_batch([result.tokens[start:end] for start, end in pairwise(result.offsets.tolist())])
 
 
 @frozen(kw_only=True, eq=False)
