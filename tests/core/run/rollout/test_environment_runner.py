@@ -300,6 +300,53 @@ def test_many_stuck_calls_end_even_a_masking_run(run, monkeypatch):
         run(blocking, timeout_s=0.1, on_error="mask")
 
 
+def test_threads_that_look_at_once_give_a_stuck_event_loop_up_once():
+    """The stream's thread looks beside the one that waits for the batch."""
+    released, loops = threading.Event(), []
+    runner = EpisodeRunner(StepEnvironment(lambda _: released.wait()), 0.1, "mask")
+
+    async def begin(calls):
+        loops.append(asyncio.get_running_loop())
+        assert isinstance(await calls.make(runner.step(0, turn(), (0, 1))), Failure)
+        await asyncio.sleep(0.3)
+
+    driven = runner.start(begin)
+    looking = threading.Barrier(2)
+
+    def look():
+        looking.wait()
+        while not driven.poll(0.01):
+            pass
+
+    threads = [threading.Thread(target=look, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    released.set()
+    assert not any(thread.is_alive() for thread in threads)
+    assert (len(loops), driven.num_stuck) == (2, 1)
+    runner.close()
+
+
+def test_work_beside_the_stuck_one_goes_on_on_the_next_event_loop():
+    released, loops = threading.Event(), []
+    runner = EpisodeRunner(StepEnvironment(lambda _: released.wait()), 0.1, "mask")
+
+    async def waits(calls):
+        loops.append(asyncio.get_running_loop())
+        if len(loops) == 1:
+            await asyncio.Event().wait()
+
+    waiting = runner.start(waits)
+    assert [type(outcome) for outcome in runner.step_all([0], [turn()])] == [Failure]
+    while not waiting.poll(0.01):
+        pass
+    released.set()
+    assert (len(loops), waiting.num_stuck) == (2, 0)
+    runner.close()
+
+
 def test_a_callback_that_blocks_the_loop_ends_even_a_masking_run(run):
     async def step(state):
         if state == 0:

@@ -462,6 +462,19 @@ def test_seconds_are_idle_where_no_sample_was_asked_for(make: Callable[..., Site
     assert generating.episode_turns.idle_s() == 0.0
 
 
+def test_a_generator_is_stopped_from_the_first_time_that_it_is_told_so(
+    make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refit, an evaluation and a checkpoint may each stop it: none of their seconds count against an episode's."""
+    now = [100.0]
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    stopped = make(going_on).episode_turns
+    for is_generating in (True, False, False, True, True, False):
+        stopped.generating(is_generating)
+        now[0] += 5.0
+    assert stopped.stopped_s() == 15.0
+
+
 def test_what_a_chat_template_cannot_tell_fails_its_episode(make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Conversations, episodes: list[int], shown: list[Observation]) -> list[Any]:
         return [DataError("rewritten") if number == 1 else np.array([9], np.int32) for number in episodes]

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.spi import RewardError
 
@@ -27,16 +25,16 @@ def feed_beside(work: Any, may_go_on: Any = lambda: True) -> PollingFeed:
     return feed
 
 
-def test_an_error_of_the_work_ends_the_stream_and_is_raised_behind_it() -> None:
+def test_an_error_of_the_work_ends_the_stream_and_is_told_once_behind_it() -> None:
     feed = feed_beside(Work(fails=True))
     assert feed.take(wait=True) is None  # the generator waits in vain until then
-    with pytest.raises(RewardError, match="no judge"):
-        feed.finish()
+    assert isinstance(feed.failure(), RewardError)
+    assert feed.failure() is None
 
 
 def test_the_stream_ends_where_nothing_may_go_on() -> None:
     work = Work(fails=False)
     feed = feed_beside(work, may_go_on=lambda: work.num_polls < 2)
     assert feed.take(wait=True) is None
-    feed.finish()
+    assert feed.failure() is None
     assert work.num_polls == 2

@@ -16,6 +16,12 @@ class BackgroundStream:
         self._on_end = on_end
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._generator: GeneratorGroup | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another stream may begin: the generator of the last one is in a known state."""
+        return self._generator is None or self._generator.is_usable
 
     @property
     def has_begun(self) -> bool:
@@ -29,6 +35,7 @@ class BackgroundStream:
 
     def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
         """Begin a stream; the feed's has begun."""
+        self._generator = generator
         self._thread = threading.Thread(
             target=self._run, args=(generator, weight_version), name="generation-stream", daemon=True
         )

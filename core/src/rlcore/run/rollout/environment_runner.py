@@ -1,6 +1,9 @@
 """Runs an environment's episodes: many calls at once, each within its time, and what fails ends the run or is masked."""
 
 import asyncio
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeAlias
@@ -188,7 +191,7 @@ class EpisodeRunner:
 
 
 class Driven:
-    """Work on the event loop, as the thread that waits for it sees it."""
+    """Work on the event loop, as the threads that wait for it see it."""
 
     def __init__(self, runner: EpisodeRunner, begin: Begin) -> None:
         self._runner = runner
@@ -201,32 +204,48 @@ class Driven:
         self._future: Future[None]
         self._seen = 0
         self._quiet_s = 0.0
+        self._polled = 0.0
+        self._polling = threading.Lock()
+        """Held while a thread looks: the event loop is given up once, and begins again once."""
         self._run()
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck.
+        """Whether the work has ended, within the time. Raises what it raised; RewardError where too many calls got stuck. From
+        any thread.
 
-        Time is counted in polls: a process that was stopped and continued must not find all its calls overdue."""
-        if self._thread.ends(self._future, timeout_s):
-            self._future.result()
-            return True
-        state = self._calls.state
-        self._quiet_s = self._quiet_s + max(timeout_s, POLL_S) if state.heartbeats == self._seen else 0.0
-        self._seen = state.heartbeats
-        if self._quiet_s > self._calls.timeout_s + environment_calls.GRACE_S or self._calls.uncancellable:
-            self._give_up()
-            self._run()
-        return False
+        Of the time between two polls no more counts than one takes: a process that was stopped and continued must not find all
+        its calls overdue."""
+        with self._polling:
+            if self._thread.ends(self._future, timeout_s):
+                self._future.result()
+                return True
+            if self._thread is not self._runner.thread():  # other work on it got stuck, and took this one's event loop along
+                self._calls.state.over = True
+                self._run()
+                return False
+            state, now = self._calls.state, time.monotonic()
+            passed_s = min(now - self._polled, max(timeout_s, POLL_S))
+            self._quiet_s = self._quiet_s + passed_s if state.heartbeats == self._seen else 0.0
+            self._seen, self._polled = state.heartbeats, now
+            if self._quiet_s > self._calls.timeout_s + environment_calls.GRACE_S or self._calls.uncancellable:
+                self._give_up()
+                self._run()
+            return False
 
     def cancel(self) -> None:
-        """Let the work end where it is."""
+        """Let the work end where it is: it changes nothing any more when this returns."""
+        self._calls.state.over = True
         self._future.cancel()
+        passed = threading.Event()
+        with contextlib.suppress(RuntimeError):  # an event loop that is closed does nothing
+            self._thread.loop.call_soon_threadsafe(passed.set)  # behind the call or callback that runs at this moment
+            passed.wait(environment_calls.GRACE_S)
 
     def _run(self) -> None:
         runner = self._runner
         self._thread = runner.thread()
         self._calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up)
-        self._seen, self._quiet_s = 0, 0.0
+        self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
         self._future = self._thread.submit(_watched(self._calls, self._begin))
 
     def _give_up(self) -> None:

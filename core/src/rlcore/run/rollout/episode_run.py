@@ -76,6 +76,8 @@ class EpisodeRun:
         """Groups whose prompts are to be encoded, with their rows."""
         self._news = threading.Event()
         """Set where a batch may be there, or the stream in the background has ended."""
+        self._failure: BaseException | None = None
+        """What ended the work, or the stream, between two batches: the next `collect` raises it."""
         self._background = BackgroundStream(turns.feed, self._news.set) if overlaps else None
 
     # In the thread that generates.
@@ -85,9 +87,11 @@ class EpisodeRun:
     ) -> list[EpisodeGroup]:
         """Generate until the next step's batch is there, and return its groups; none where `may_go_on` turned False before.
 
-        Raises what ends the run. After a WorkerError it can be called again: what was lost is generated once more."""
+        Raises what ends the run, also where that came since the last batch: what follows a batch fails by itself alone. After a
+        WorkerError it can be called again: what was lost is generated once more."""
         self.turns.begin_count()
         try:
+            self._raise_failure()
             self._on_loop(self._admit)
             if self._background is not None:
                 self._wait(self._background, generator, weight_version, may_go_on)
@@ -102,45 +106,56 @@ class EpisodeRun:
 
     def train(self) -> None:
         """The last batch was trained on: it is forgotten, and what is too old for the next one."""
-        self._on_loop(self._forget_trained)
+        self._between(self._forget_trained)
         if self._background is not None and self._background.has_begun:
-            self._on_loop(self._admit)
+            self._between(self._admit)
 
     def pause(self) -> None:
-        """End the stream in the background, if there is one: what has not ended goes on in the next. Raises what it raised."""
+        """End the stream in the background, if there is one: what has not ended goes on in the next. Raises what it raised
+        where the generator cannot be used any more."""
         if self._background is None:
             return
-        with self._stopped_behind():
-            self._background.end()
-        self.turns.feed.finish()
+        try:
+            with self._stopped_behind():
+                self._background.end()
+        except Exception as error:
+            if not self._background.is_usable:
+                raise
+            self._keep(error)
+        self._keep(self.turns.feed.failure())
 
     def restart(self) -> None:
         """Begin all episodes once more that have not ended."""
-        self._on_loop(self._restart)
+        self._between(self._restart)
 
     def snapshot(self, make: Callable[[Sequence[EpisodeGroup]], T]) -> T:
         """What `make` returns of all open groups, none of which changes meanwhile."""
-        return self._on_loop(lambda: make([self._groups[number] for number in sorted(self._groups)]))
+        return self._between(lambda: make([self._groups[number] for number in sorted(self._groups)]))
 
     def restore(self, groups: Iterable[EpisodeGroup]) -> None:
         """Go on with the groups of a snapshot; the schedule is where it was then."""
         self._groups |= {group.number: group for group in groups}
 
     def close(self) -> None:
-        """End all work, where it is."""
-        if self._background is not None:
-            with suppress(WorkerError):  # which is another's news by now
-                self._background.end()
-        if self._driven is not None:
-            self._driven.cancel()
-            self._driven = self._loop = None
+        """End all work, where it is: what is known of groups changes no more when this returns."""
+        try:
+            if self._background is not None:
+                with suppress(Exception):  # what ends the run is known by now, or there is nothing left to generate
+                    self._background.end()
+        finally:
+            if self._driven is not None:
+                self.turns.end()
+                self._driven.cancel()
+                self._driven = self._loop = None
+                self._is_driven = self._is_at_work = False
 
     def _stream(self, generator: GeneratorGroup, weight_version: int, may_go_on: Callable[[], bool]) -> None:
         """Generate in this thread until the batch is there."""
         self._begin_stream(weight_version, may_go_on)
         with self._stopped_behind():
             generator.stream(self.turns.feed, weight_version)
-        self.turns.feed.finish()
+        self._keep(self.turns.feed.failure())
+        self._raise_failure()
 
     @contextmanager
     def _stopped_behind(self) -> Iterator[None]:
@@ -167,7 +182,8 @@ class EpisodeRun:
         self._drive()
         while may_go_on() and not self._on_loop(self.schedule.can_take):
             if background.has_failed or self.turns.feed.has_ended:
-                self.pause()  # which raises why
+                self.pause()
+                self._raise_failure()
                 return
             self._news.wait(POLL_S)
             self._news.clear()
@@ -182,8 +198,8 @@ class EpisodeRun:
     def _drive(self) -> None:
         """Have the event loop work on the groups that run."""
         if self._driven is None or (not self._is_driven and self.schedule.running):
-            while self._driven is not None and not self._driven.poll(POLL_S):
-                pass  # the work before has ended, but for its last lines
+            self._await_end()  # the work before has ended, but for its last lines
+            self._raise_failure()
             self._is_driven = True
             self._loop = self._runner.thread().loop  # before there is anything on it that sets it to None at its end
             self._driven = self._runner.start(self._begin)
@@ -191,19 +207,49 @@ class EpisodeRun:
         self._driven.num_stuck = 0
 
     def _on_loop(self, function: Callable[[], T]) -> T:
-        """What a function returns on the event loop, or in this thread where none is at work. Raises what ends the work."""
+        """As `_between`. Raises what ends the work."""
+        result = self._between(function)
+        self._raise_failure()
+        return result
+
+    def _between(self, function: Callable[[], T]) -> T:
+        """What a function returns on the event loop, or in this thread where none is at work. What ends the work is kept."""
         while self._driven is not None and (loop := self._loop) is not None:
             future: Future[T] = Future()
-            loop.call_soon_threadsafe(_run_into, future, function)
+            with suppress(RuntimeError):  # other work got stuck there, and it was closed: the next poll begins on another
+                loop.call_soon_threadsafe(_run_into, future, function)
             while not wait([future], POLL_S).done:
-                self._driven.poll(0.0)
+                self._poll(0.0)
                 if self._loop is not loop and future.cancel():
                     break  # that event loop was given up, or has no work left: the function has not run
             else:
                 return future.result()
-        while self._driven is not None and not self._driven.poll(POLL_S):
-            pass  # the work ends, and may raise why
+        self._await_end()
         return function()
+
+    def _await_end(self) -> None:
+        """Wait for the end of work that has none left, or has failed."""
+        while not self._poll(POLL_S):
+            pass
+
+    def _poll(self, timeout_s: float) -> bool:
+        """Whether there is no work, or it has ended; what ended it is kept."""
+        try:
+            return self._driven is None or self._driven.poll(timeout_s)
+        except BaseException as error:  # an environment's KeyboardInterrupt too
+            self._keep(error)
+            self.close()
+            return True
+
+    def _keep(self, error: BaseException | None) -> None:
+        """Let the next `collect` raise an error, if there is one; first of all one that ends the run."""
+        if error is not None and (self._failure is None or isinstance(self._failure, WorkerError)):
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     # On the event loop.
 

@@ -47,7 +47,7 @@ class PollingFeed(RequestFeed):
             self.end()
         self._polled = time.monotonic()
 
-    def finish(self) -> None:
-        """Raise what the work raised while the stream went on."""
-        if self._error is not None:
-            raise self._error
+    def failure(self) -> BaseException | None:
+        """What the work raised while the stream went on, told once."""
+        error, self._error = self._error, None
+        return error

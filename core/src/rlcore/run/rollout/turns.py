@@ -111,9 +111,10 @@ class Turns:
         with self._counting:
             if is_generating and self._stopped_since is not None:
                 self._stopped_before_s += time.perf_counter() - self._stopped_since
-            self._stopped_since = None if is_generating else time.perf_counter()
+            if is_generating or self._stopped_since is None:  # it may be stopped several times over
+                self._stopped_since = None if is_generating else time.perf_counter()
 
-    def _stopped_s(self) -> float:
+    def stopped_s(self) -> float:
         """Seconds in which no stream ran."""
         with self._counting:
             since = self._stopped_since
@@ -133,6 +134,10 @@ class Turns:
         self._reading = []
         self.lanes.begin()
 
+    def end(self) -> None:
+        """Change nothing any more, whatever comes. From any thread."""
+        self._loop = None
+
     def look(self) -> None:
         """Take what has come while no event loop was at work; once all open episodes go on."""
         assert self._loop is not None
@@ -142,7 +147,7 @@ class Turns:
         """Take episodes that have not ended from where they are to their end."""
         self._open |= {episode.number: episode for episode in episodes}
         if self._options.timeout_s is not None and self._loop is not None:
-            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self._stopped_s())
+            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self.stopped_s())
         unasked = []
         for episode in episodes:
             if episode.shown is not None:
@@ -212,8 +217,8 @@ class Turns:
         late = [episode for episode in episodes if self._is_open(episode)]
         if not late or self._loop is None:
             return
-        if self._stopped_s() > stopped_s:
-            self._loop.call_later(self._stopped_s() - stopped_s, self._time_out, late, self._stopped_s())
+        if self.stopped_s() > stopped_s:
+            self._loop.call_later(self.stopped_s() - stopped_s, self._time_out, late, self.stopped_s())
             return
         for episode in late:
             episode.timed_out = True
