@@ -5,7 +5,7 @@ they start from, and a refit counts once the generator has acknowledged it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
+from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.rescoring import rescored
 from rlcore.spi.arrays import Int64Array
@@ -155,12 +156,26 @@ class Loop:
         minibatches = self._minibatches(training, step)
         if not minibatches:
             return self._without_signal("no sequence that takes part in the loss has a signal", step)
-        return [self._train_step(step, *update) for update in self._with_logprobs(minibatches, training.loss)]
+        (first, loss), *later = self._with_logprobs(minibatches, training.loss)
+        compared: Minibatch | None = None
+        if self.algorithm.needs.source == "rollouts" and not self.recipe.rollout.truncates:
+            # The first update sees the weights that generated.
+            compared = self.mismatch_monitor.comparable(first, self.position.weight_version)
+        results = [self._train_step(step, first, loss, compared)]
+        return results + [self._train_step(step, minibatch, loss, None) for minibatch, loss in later]
 
-    def _train_step(self, step: int, minibatch: Minibatch, loss: spi.LossSpec) -> spi.TrainStepResult:
-        """One update. RefitError where generator and trainer turn out to be too far apart."""
-        watched, version, monitor = loss.generation_mismatch, self.position.weight_version, self.mismatch_monitor
-        bounds, wants_logprobs = (monitor.bounds, monitor.wants_logprobs) if watched else ({}, False)
+    def _train_step(
+        self, step: int, minibatch: Minibatch, loss: spi.LossSpec, compared: Minibatch | None
+    ) -> spi.TrainStepResult:
+        """One update. RefitError where generator and trainer turn out to be too far apart on `compared`: the minibatch itself,
+        or one with some of its loss tokens alone."""
+        version, monitor = self.position.weight_version, self.mismatch_monitor
+        bounds: Mapping[str, float] = {}
+        wants_logprobs = compared is not None
+        if compared is minibatch:
+            columns = tuple(dict.fromkeys([*loss.token_columns, spi.GENERATION_LOGPROBS]))
+            loss = evolve(loss, token_columns=columns, generation_mismatch=True)
+            bounds, wants_logprobs = monitor.bounds, monitor.wants_logprobs
         try:
             with self.clock.phase("train"):
                 result, logprobs = self.trainer.train_step(minibatch, loss, version, bounds=bounds, logprobs=wants_logprobs)
@@ -168,8 +183,11 @@ class Loop:
             monitor.judge_refusal(step, minibatch, version, error)
             raise
         self.position.weight_version = result.weight_version
-        if watched:
-            monitor.judge(step, minibatch, result, logprobs)
+        if compared is not None:
+            if compared is not minibatch and logprobs is not None:
+                found = mismatch_metrics(compared.batch, compared.sequences, logprobs)
+                result = evolve(result, metrics={**result.metrics, **found})
+            monitor.judge(step, compared, result, logprobs)
         return result
 
     def _without_signal(self, reason: str, step: int) -> list[spi.TrainStepResult]:
@@ -206,11 +224,6 @@ class Loop:
         if self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
-        comparable = needs.source == "rollouts" and not self.recipe.rollout.truncates
-        if comparable and self.mismatch_monitor.can_compare(batch, version):
-            # It sees those that generated, too.
-            compared = tuple(dict.fromkeys([*columns, spi.GENERATION_LOGPROBS]))
-            first = evolve(first, token_columns=compared, generation_mismatch=True)
         updates = [(evolve(minibatches[0], batch=batch), first)]
         if needs.previous_logprobs and len(minibatches) > 1:
             with self.clock.phase("logprobs"):

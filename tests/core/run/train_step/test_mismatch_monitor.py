@@ -15,7 +15,16 @@ from rlcore.registry.discovery import Registry
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.mismatch import MAX_SAMPLES
-from rlcore.spi import MISMATCH_METRICS, WEIGHT_VERSIONS, RefitError, RolloutBatch, TokenBatch, TrainingBatch, capabilities
+from rlcore.spi import (
+    GENERATION_LOGPROBS,
+    MISMATCH_METRICS,
+    WEIGHT_VERSIONS,
+    RefitError,
+    RolloutBatch,
+    TokenBatch,
+    TrainingBatch,
+    capabilities,
+)
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.generator import FakeGenerator, RunningSamples
@@ -256,6 +265,58 @@ def test_tokens_that_were_not_generated_at_these_weights_are_not_compared_which_
     assert [record["updates"] for record in records] == [2.0, 2.0]
     assert not any(record.keys() & {*MISMATCH_METRICS} for record in records)
     assert files(tmp_path / "runs" / "run" / "disagreement") == []
+
+
+def sampled_twice(batch: TokenBatch, of_older: float) -> TokenBatch:
+    """Every second loss token is of older weights, which found it so much likelier."""
+    older = batch.loss_mask & (np.arange(batch.num_tokens) % 2 == 1)
+    versions = batch.token_columns[WEIGHT_VERSIONS] - older.astype(np.int32)
+    logprobs = batch.token_columns[GENERATION_LOGPROBS] + np.float32(of_older) * older
+    return batch.with_token_column(WEIGHT_VERSIONS, versions).with_token_column(GENERATION_LOGPROBS, logprobs)
+
+
+LARGE = ("training.prompts_per_step=32", "environment.fake.num_train_rows=64", "run.num_steps=2", "checkpoint.every_n_steps=0")
+
+
+def test_where_some_tokens_are_of_older_weights_the_others_are_compared(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = FakeAlgorithm.build_batch
+    seen: list[TokenBatch] = []
+
+    def build_batch(self: FakeAlgorithm, rollouts: RolloutBatch) -> TrainingBatch:
+        seen.append(sampled_twice(rollouts.batch, 3.0))
+        return build(self, evolve(rollouts, batch=seen[-1]))
+
+    monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
+    notes = Notes()
+    run(*LARGE, "training.updates_per_step=1", progress=notes)
+    records = read_metrics(tmp_path / "runs" / "run")[1:]
+    present = [batch.loss_mask & (batch.token_columns[WEIGHT_VERSIONS] == step) for step, batch in enumerate(seen)]
+    assert [record["async/tokens_compared"] for record in records] == [np.count_nonzero(mask) for mask in present]
+    assert [record["token_mult_prob_error"] for record in records] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert not notes.texts
+
+
+def test_disagreement_on_tokens_of_the_present_weights_ends_a_run_that_trains_on_older_ones_too(
+    run: Run, lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = FakeAlgorithm.build_batch
+
+    def build_batch(self: FakeAlgorithm, rollouts: RolloutBatch) -> TrainingBatch:
+        return build(self, evolve(rollouts, batch=sampled_twice(rollouts.batch, 0.0)))
+
+    monkeypatch.setattr(FakeAlgorithm, "build_batch", build_batch)
+    lie(3.0, versions={2})
+    with pytest.raises(RefitError) as raised:
+        run(*LARGE)
+    assert str(raised.value).startswith(
+        "step 2: generator and trainer disagree on the sampled tokens: token_mult_prob_error is "
+    )
+    table = pandas.read_parquet(tmp_path / "runs" / "run" / "disagreement" / "step-000002.parquet")
+    assert (table["trainer_version"] == 2).all()
+    for _, row in table.iterrows():
+        assert (row["weight_versions"][row["loss_mask"]] == 2).all(), "those alone that were compared"
 
 
 def test_demonstrations_have_nothing_to_agree_with(run: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from attrs import define
+from attrs import define, evolve
 
 from rlcore import spi
 from rlcore.run.protocols import Minibatch, TrainerGroup
@@ -15,6 +15,8 @@ from rlcore.spi.arrays import Float32Array, take_rows
 
 METRIC = "token_mult_prob_error"
 DOCUMENT = "docs/train-inference-agreement.md"
+MIN_COMPARED = 256
+"""Tokens of the present weights below which a step with older ones is not judged: a mean of fewer exponentials says little."""
 
 
 class DisagreementWriter(Protocol):
@@ -55,23 +57,28 @@ class MismatchMonitor:
         """Whether a step's first update is to return its log-probabilities."""
         return self._may_warn and self.trainer.has(spi.capabilities.STEP_LOGPROBS)
 
-    def can_compare(self, batch: spi.TokenBatch, weight_version: int) -> bool:
-        """Whether every loss token of generated samples comes from weights of that version; the first time that not, a note.
+    def comparable(self, minibatch: Minibatch, weight_version: int) -> Minibatch | None:
+        """A step's first minibatch with those loss tokens alone that weights of that version generated. None, and the first
+        time a note, where there are too few.
 
         A token that an algorithm added to the loss, such as a prompt's, has no generation log-probability, and one of older
-        weights has theirs.
+        weights has theirs. Where there are such tokens, the trainer has to return log-probabilities, from which the others'
+        figures are computed here.
         """
+        batch, sequences = minibatch.batch, minibatch.sequences
         missing = [name for name in (spi.GENERATION_LOGPROBS, spi.WEIGHT_VERSIONS) if name not in batch.token_columns]
-        other = (
-            0 if missing else np.count_nonzero(batch.loss_mask & (batch.token_columns[spi.WEIGHT_VERSIONS] != weight_version))
-        )
-        if (missing or other) and not self.noted_uncompared:
-            self.noted_uncompared = True
-            reason = f"the training batch lacks {' and '.join(missing)}"
-            if not missing:
-                reason = f"{other} loss tokens were not generated at weight version {weight_version}"
-            self.progress.note(f"generator and trainer are not compared in steps like this one: {reason}; see {DOCUMENT}")
-        return not (missing or other)
+        if missing:
+            self._note_uncompared(f"the training batch lacks {' and '.join(missing)}")
+            return None
+        present = batch.loss_mask & (batch.token_columns[spi.WEIGHT_VERSIONS] == weight_version)
+        if np.array_equal(present, batch.loss_mask):
+            return minibatch
+        num_present = int(np.add.reduceat(present, batch.offsets[:-1], dtype=np.int64)[sequences].sum())
+        if num_present >= MIN_COMPARED and self.trainer.has(spi.capabilities.STEP_LOGPROBS):
+            return evolve(minibatch, batch=evolve(batch, loss_mask=present))
+        num_other = np.count_nonzero(batch.loss_mask & ~present)
+        self._note_uncompared(f"{num_other} loss tokens were not generated at weight version {weight_version}")
+        return None
 
     def judge_refusal(self, step: int, minibatch: Minibatch, weight_version: int, error: spi.BoundError) -> None:
         """Judge a refused update, which changed nothing: RefitError where METRIC is the reason."""
@@ -86,6 +93,11 @@ class MismatchMonitor:
             version = result.weight_version - (logprobs is not None)
             self._report(step, minibatch, found, version, logprobs, refused=False)
         self.warned = found > self.warn_above
+
+    def _note_uncompared(self, reason: str) -> None:
+        if not self.noted_uncompared:
+            self.noted_uncompared = True
+            self.progress.note(f"generator and trainer are not compared in steps like this one: {reason}; see {DOCUMENT}")
 
     @property
     def _may_warn(self) -> bool:
