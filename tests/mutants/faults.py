@@ -8,6 +8,8 @@ from attrs import frozen
 ORACLE = "tests/oracle/test_grpo_oracle.py::test_one_rank[{}]"
 WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
+GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_an_update[fsdp2-1-updates-{}]"
+STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -146,6 +148,56 @@ FAULTS = (
         "loss_mask = versions != NOT_GENERATED",
         "loss_mask = np.diff(np.r_[-1, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))]) == 0",
         WITH_KL,
+    ),
+    # Samples of several versions
+    Fault(
+        "a version's span begins a token early",
+        "rlcore.run.rollout.collector",
+        "spi.WEIGHT_VERSIONS: versions,",
+        "spi.WEIGHT_VERSIONS: np.where(loss_mask, np.maximum(versions, np.r_[versions[1:], versions[-1:]]), versions),",
+        GOING_ON.format("trainer-kl-whole-1-behind-wait"),
+    ),
+    Fault(
+        "tokens that vLLM says with new weights read what it computed with the old ones",
+        "rlcore_vllm.engine",
+        "versions.drop_caches(self._core)",
+        "pass",
+        "tests/vllm_generation/test_backend.py::test_a_refit_in_flight_parts_each_sample_by_its_weights",
+    ),
+    Fault(
+        "a sample goes on behind its prompt, not behind what it has said",
+        "rlcore.run.rollout.turns",
+        "prompt=episode.context(),",
+        "prompt=episode.tokens[0],",
+        GOING_ON.format("trainer-kl-whole-1-behind-wait"),
+    ),
+    Fault(
+        "what went on with new weights counts as of the old ones",
+        "rlcore.run.rollout.episode",
+        "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)",
+        "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions - bool(self.begun))",
+        GOING_ON.format("trainer-kl-whole-1-behind-wait"),
+    ),
+    Fault(
+        "weights change under a generator that is not stopped for it",
+        LOOP,
+        "self.source.make_way()",
+        "pass",
+        STOPPED,
+    ),
+    Fault(
+        "tokens beyond the bound keep the generator's log-probabilities",
+        "rlcore.run.train_step.rescoring",
+        "batch = batch.with_token_column(GENERATION_LOGPROBS, np.where(is_old, present, generated))",
+        "assert len(present) == len(generated)",
+        GOING_ON.format("generation-kl-whole-1-behind-rescore"),
+    ),
+    Fault(
+        "groups are trained on a step beyond their bound",
+        "rlcore.run.rollout.schedule",
+        "last = at.trained + later - policy.max_staleness",
+        "last = at.trained + later - policy.max_staleness - 1",
+        "tests/core/run/rollout/test_schedule.py",
     ),
     # The trainer as the loop sees it
     Fault(

@@ -1,15 +1,17 @@
 """The runs that the oracle judges: one recipe, and what varies in it."""
 
 import tomllib
+from collections.abc import Sequence
 from typing import Literal
 
+import pytest
 from attrs import frozen
 
 from .reference_grpo import Options
 
 ALPHABET = "0123456789+="
 PARTIAL_CREDIT = 0.5
-MAX_MICROBATCH_TOKENS = 28
+MAX_LENGTH = 64
 NUM_STEPS = 3
 PROMPTS_PER_STEP = 6
 SAMPLES_PER_PROMPT = 6
@@ -41,11 +43,9 @@ name = "transformers"
 [rollout]
 samples_per_prompt = {SAMPLES_PER_PROMPT}
 max_prompt_tokens = 8
-max_response_tokens = 4
 temperature = 0.8
 [training]
 prompts_per_step = {PROMPTS_PER_STEP}
-max_tokens_per_microbatch = {MAX_MICROBATCH_TOKENS}
 max_token_mult_prob_error = 1e9
 warn_token_mult_prob_error = 1e9
 [optimizer]
@@ -67,6 +67,9 @@ export = "hf"
 """
 
 
+SEPARATE = {"cluster.gpus_per_node": 2, "cluster.placement": "separate", "cluster.generator_gpus_per_node": 1}
+
+
 @frozen(kw_only=True)
 class Case:
     """One run."""
@@ -81,6 +84,11 @@ class Case:
     dtype: Literal["float32", "bfloat16"] = "float32"
     by_sequence: bool = False
     """Whether the loss is a mean over sequences instead of tokens."""
+    staleness: int = 0
+    on_stale: Literal["wait", "rescore"] = "wait"
+    generator: Literal["transformers", "vllm"] = "transformers"
+    separate: bool = False
+    """Whether the generator has a process of its own and works while the trainer does."""
 
     @property
     def name(self) -> str:
@@ -93,8 +101,16 @@ class Case:
             *(["two-ranks"] if self.ranks == 2 else []),
             *([self.dtype] if self.dtype != "float32" else []),
             *(["by-sequence"] if self.by_sequence else []),
+            *([f"{self.staleness}-behind", self.on_stale] if self.staleness else []),
+            *([self.generator] if self.generator != "transformers" else []),
+            *(["separate"] if self.separate else []),
         )
         return "-".join(parts)
+
+    @property
+    def max_microbatch_tokens(self) -> int:
+        """Few enough for several microbatches."""
+        return 3 * MAX_LENGTH // 2 if self.staleness else 28
 
     @property
     def overrides(self) -> list[str]:
@@ -104,14 +120,35 @@ class Case:
             "trainer.name": self.trainer,
             "model.dtype": self.dtype,
             "training.updates_per_step": self.updates,
+            "training.max_tokens_per_microbatch": self.max_microbatch_tokens,
+            "rollout.max_response_tokens": 4,
             "algorithm.grpo.previous_logprobs": self.previous,
             "algorithm.grpo.kl_coefficient": self.options.kl_coefficient,
             "algorithm.grpo.loss_normalisation": self.options.loss_normalisation,
             "optimizer.max_grad_norm": self.options.max_grad_norm,
             **({"rollout.top_p": self.options.top_p, "rollout.accept_truncation_bias": "true"} if self.cut else {}),
             **({"cluster.gpus_per_node": self.ranks} if self.ranks > 1 else {}),
+            **(self._asynchrony if self.staleness else {}),
         }
         return [f"{key}={value}" for key, value in values.items()]
+
+    @property
+    def _asynchrony(self) -> dict[str, object]:
+        """Long answers, few of which are under way at a time: weights change in the midst of some."""
+        num_at_a_time = 6 if self.separate else 2 * SAMPLES_PER_PROMPT
+        if self.on_stale == "rescore":  # some of them for more than two updates
+            num_at_a_time = 2 * PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
+        places = {"transformers": "max_batch_size", "vllm": "max_num_seqs"}[self.generator]
+        return {
+            "async.max_staleness": self.staleness,
+            "async.on_stale": self.on_stale,
+            "generator.name": self.generator,
+            f"generator.{self.generator}.{places}": num_at_a_time,
+            "rollout.max_response_tokens": 40,
+            **({"async.extra_prompts": 2 * PROMPTS_PER_STEP} if self.on_stale == "rescore" else {}),
+            **({"generator.vllm.cpu_kv_cache_gib": 0.1} if self.generator == "vllm" else {}),
+            **(SEPARATE if self.separate else {}),
+        }
 
     @property
     def options(self) -> Options:
@@ -122,6 +159,7 @@ class Case:
             seed=recipe["run"]["seed"],
             num_steps=NUM_STEPS,
             updates_per_step=self.updates,
+            max_staleness=self.staleness,
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,
             previous=self.previous,
@@ -134,3 +172,8 @@ class Case:
             **{name: grpo[name] for name in ("clip_low", "clip_high", "importance_maximum", "advantage_epsilon")},
             **{name: optimizer[name] for name in ("learning_rate", "betas", "eps", "weight_decay")},
         )
+
+
+def named(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """One test for each."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)

@@ -9,11 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from rlcore.cli.main import cli
+from rlcore.config.cluster import ClusterConfig
+from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 
-from .cases import ALPHABET, RECIPE, Case
+from .cases import ALPHABET, MAX_LENGTH, RECIPE, Case
 from .recorded import RecordedRun
 
+Run = Callable[[Case, Path], RecordedRun]
 SITE = Path(__file__).parent / "site"
 
 
@@ -35,19 +38,26 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def local_ray(recorder: None) -> Iterator[None]:
+    """One Ray for all runs in several processes."""
+    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+        yield
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights; its tokens are the characters of sums."""
-    return make_model(tmp_path_factory.mktemp("oracle") / "model", "qwen3", seed=7, alphabet=ALPHABET, max_length=64)
+    return make_model(tmp_path_factory.mktemp("oracle") / "model", "qwen3", seed=7, alphabet=ALPHABET, max_length=MAX_LENGTH)
 
 
 @pytest.fixture
-def run(recorder: None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], RecordedRun]:
-    """Train a case by the command line, in this process and its ranks', and read what it left behind."""
+def run(recorder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Train a model in a case by the command line, in this process and its ranks', and read what it left behind."""
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "oracle.toml"
-    recipe.write_text(RECIPE.format(model=model))
 
-    def train(case: Case) -> RecordedRun:
+    def train(case: Case, model: Path) -> RecordedRun:
+        recipe.write_text(RECIPE.format(model=model))
         result = CliRunner().invoke(cli, ["train", str(recipe), *case.overrides])
         assert result.exit_code == 0, f"{result.stdout}{result.stderr}"
         return RecordedRun.read(tmp_path / "runs" / case.name, tmp_path / "train-steps")

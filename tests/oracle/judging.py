@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from .cases import MAX_MICROBATCH_TOKENS, PARTIAL_CREDIT, SAMPLES_PER_PROMPT, Case
+from .cases import PARTIAL_CREDIT, SAMPLES_PER_PROMPT, Case
 from .recorded import Part, RecordedRun, Sample
 from .recorded import Sequence as SeenSequence
 from .reference_run import ExpectedSample, ExpectedStep, ExpectedUpdate, ReferenceRun
@@ -20,15 +21,25 @@ FIGURES = 1e-4
 """Relative, and absolute."""
 LOGPROBS = 1e-4
 """In nats."""
+MAX_LINES = 30
 WEIGHTS = 1e-5
 """Norm of a tensor's difference by the tensor's own."""
+
+
+def judge(case: Case, run: RecordedRun, model: Path) -> list[ExpectedStep]:
+    """What each step has to be, from the model that the run began with; fails where the run is another."""
+    reference = ReferenceRun(model, case.options)
+    steps = reference.steps(run.samples)
+    found = differences(case, run, reference, steps)
+    assert not found, "\n".join(found[:MAX_LINES])
+    return steps
 
 
 def differences(case: Case, run: RecordedRun, reference: ReferenceRun, steps: Sequence[ExpectedStep]) -> list[str]:
     """All of them, in the order in which they arise: what the first ones name is the cause, the rest may follow from it."""
     found: list[str] = []
     for number, (step, line) in enumerate(zip(steps, run.metrics, strict=True), start=1):
-        found += [f"step {number}: {text}" for text in _samples(step)]
+        found += [f"step {number}: {text}" for text in _samples(case, step)]
         for version, update in enumerate(step.updates, start=step.weight_version):
             if version < len(run.updates):
                 found += [f"update {version}: {text}" for text in _update(case, run.updates[version], update)]
@@ -39,8 +50,8 @@ def differences(case: Case, run: RecordedRun, reference: ReferenceRun, steps: Se
     return [*found, *_weights(run.weights, reference.weights)]
 
 
-def _samples(step: ExpectedStep) -> Iterator[str]:
-    """Whether the samples are those of the weights that the step started from, and rewarded for what they say."""
+def _samples(case: Case, step: ExpectedStep) -> Iterator[str]:
+    """Whether the samples are those of the weights that they name, none of them too old, and rewarded for what they say."""
     distances = [
         float(np.abs(own.sample.generation_logprobs - own.drawn_from.numpy())[own.sample.loss_mask].max())
         for own in step.samples
@@ -55,8 +66,13 @@ def _samples(step: ExpectedStep) -> Iterator[str]:
         prompt = len(own.prompt)  # a character is a token
         if own.loss_mask.tolist() != [place >= prompt for place in range(len(own.tokens))]:
             yield f"sample {number}: loss_mask {own.loss_mask.tolist()} after a prompt of {prompt} tokens"
-        if own.weight_versions.tolist() != np.where(own.loss_mask, step.weight_version, -1).tolist():
-            yield f"sample {number}: weight versions {own.weight_versions.tolist()}; expected {step.weight_version}"
+        said = own.weight_versions[own.loss_mask]
+        in_bound = ((step.oldest_version <= said) & (said <= step.weight_version)).all()
+        # What is rescored counts as of the present weights.
+        in_order = case.on_stale == "rescore" or (np.diff(said) >= 0).all()
+        if not in_bound or not in_order or not (own.weight_versions[~own.loss_mask] == -1).all():
+            found, versions = own.weight_versions.tolist(), f"{step.oldest_version} to {step.weight_version}"
+            yield f"sample {number}: weight versions {found}; expected {versions}, in order"
         if abs(own.reward - _reward(own)) > 1e-6:
             yield f"sample {number}: reward {own.reward} for {own.prompt}{own.response}; expected {_reward(own)}"
 
@@ -88,7 +104,7 @@ def _update(case: Case, parts: Sequence[Part], expected: ExpectedUpdate) -> Iter
     microbatches = [batch for part in parts for batch in part.microbatches]
     for batch in microbatches:
         size = sum(len(sequence.tokens) for sequence in batch)
-        if size > MAX_MICROBATCH_TOKENS and len(batch) > 1:
+        if size > case.max_microbatch_tokens and len(batch) > 1:
             yield f"a microbatch of {size} tokens"
     yield from _sequences(case, [sequence for batch in microbatches for sequence in batch], expected)
 

@@ -22,6 +22,7 @@ class Options:
     seed: int
     num_steps: int
     updates_per_step: int
+    max_staleness: int
     temperature: float
     top_p: float
     previous: str

@@ -62,7 +62,10 @@ class ExpectedSample:
     advantage: float
     at_step_start: Tensor
     drawn_from: Tensor
-    """Log-probabilities in the distribution that the sampler draws from: the one above, cut by top-p and renormalised."""
+    """Log-probabilities in the distribution that the sampler draws from: at each token that of the weights which it names, cut
+    by top-p and renormalised."""
+    mirrored: Tensor | None
+    """The same where the versions of the sample's tokens are exchanged, the oldest for the newest; None where it has one."""
     reference: Tensor
 
 
@@ -78,11 +81,19 @@ class ExpectedUpdate:
 
 @frozen(kw_only=True, eq=False)
 class ExpectedStep:
-    """A step's samples, its updates, and the weight version before them."""
+    """A step's samples and its updates."""
 
     weight_version: int
+    """Before its updates."""
+    oldest_version: int
+    """Of which a token may be."""
     samples: list[ExpectedSample]
     updates: list[ExpectedUpdate]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a token of it is of older weights."""
+        return any((own.sample.weight_versions[own.sample.loss_mask] < self.weight_version).any() for own in self.samples)
 
 
 class ReferenceRun:
@@ -90,10 +101,15 @@ class ReferenceRun:
 
     def __init__(self, model: Path, options: Options) -> None:
         self.options = options
-        self.policy, self.reference = Policy(model, options.temperature), Policy(model, options.temperature)
+        self.policy, self.reference, self._past = (Policy(model, options.temperature) for _ in range(3))
         self.parameters = list(self.policy.model.parameters())
         with torch.no_grad():
             self.optimizer = AdamW([parameter.detach() for parameter in self.parameters], options)
+        self._of_version: list[list[Tensor]] = []
+        """The weights of each version, in the order of the parameters."""
+        self._of_step: list[int] = []
+        """The version that each step began with."""
+        self._keep_version()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -106,9 +122,12 @@ class ReferenceRun:
 
     def _step(self, number: int, samples: Sequence[Sample]) -> ExpectedStep:
         options, version = self.options, self.optimizer.count
+        self._of_step.append(version)
+        oldest = self._of_step[max(0, number - 1 - options.max_staleness)]
         values = advantages([own.reward for own in samples], [own.group for own in samples], options.advantage_epsilon)
         expected = self._expected(samples, values)
         updates: list[ExpectedUpdate] = []
+        step = ExpectedStep(weight_version=version, oldest_version=oldest, samples=expected, updates=updates)
         # Where nothing pulls, AdamW would still move the weights by its moments: such an update is left out.
         pulls = [bool(value) or options.kl_coefficient > 0 for value in values]
         if any(values) or options.kl_coefficient:
@@ -117,24 +136,47 @@ class ReferenceRun:
                 if not any(pulls[index] for index in members):
                     continue
                 rate = learning_rate((number - 1) * options.updates_per_step + place, options)
-                updates.append(self._update([expected[index] for index in members], rate, is_first=not updates))
-        return ExpectedStep(weight_version=version, samples=expected, updates=updates)
+                compares = not updates and not step.is_stale
+                chosen = [expected[index] for index in members]
+                updates.append(self._update(chosen, rate, is_first=not updates, compares=compares))
+        return step
 
     def _expected(self, samples: Sequence[Sample], values: Sequence[float]) -> list[ExpectedSample]:
         with torch.no_grad():
             policy, reference = self.policy.distributions(samples), self.reference.distributions(samples)
+            drawn_from = self._drawn_from(samples, [own.weight_versions for own in samples])
+            mirrored = self._drawn_from(samples, [_mirrored(own) for own in samples])
         return [
             ExpectedSample(
                 sample=own,
                 advantage=value,
                 at_step_start=_of(whole, own.tokens),
-                drawn_from=_of(_nucleus(whole, self.options.top_p), own.tokens),
+                drawn_from=drawn,
+                mirrored=other if len(set(own.weight_versions[own.loss_mask].tolist())) > 1 else None,
                 reference=_of(initial, own.tokens),
             )
-            for own, value, whole, initial in zip(samples, values, policy, reference, strict=True)
+            for own, value, whole, drawn, other, initial in zip(
+                samples, values, policy, drawn_from, mirrored, reference, strict=True
+            )
         ]
 
-    def _update(self, samples: list[ExpectedSample], rate: float, *, is_first: bool) -> ExpectedUpdate:
+    def _drawn_from(self, samples: Sequence[Sample], versions: Sequence[NDArray[np.int64]]) -> list[Tensor]:
+        """Log-probabilities of the samples' tokens, each in the distribution of the version that is given for it."""
+        found = [torch.zeros(len(own.tokens), dtype=torch.float64) for own in samples]
+        for version in sorted({int(one) for own in versions for one in own if one >= 0}):
+            for parameter, weights in zip(self._past.model.parameters(), self._of_version[version], strict=True):
+                parameter.copy_(weights)
+            said = [index for index, own in enumerate(versions) if (own == version).any()]
+            for index, whole in zip(said, self._past.distributions([samples[index] for index in said]), strict=True):
+                own = _of(_nucleus(whole, self.options.top_p), samples[index].tokens)
+                found[index] = torch.where(torch.from_numpy(versions[index] == version), own, found[index])
+        return found
+
+    def _keep_version(self) -> None:
+        self._of_version.append([parameter.detach().clone() for parameter in self.parameters])
+
+    def _update(self, samples: list[ExpectedSample], rate: float, *, is_first: bool, compares: bool) -> ExpectedUpdate:
+        """`compares` the trainer's probabilities with the generator's, of the same weights."""
         distributions = self.policy.distributions([own.sample for own in samples])
         inputs = [self._inputs(own, whole) for own, whole in zip(samples, distributions, strict=True)]
         terms = [token_terms(own, self.options) for own in inputs]
@@ -145,8 +187,9 @@ class ReferenceRun:
         gradients = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
             norm = self.optimizer.step(gradients, rate)
+            self._keep_version()
         found = {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate, **figures(inputs, terms, self.options)}
-        if is_first and self.options.top_p == 1.0:
+        if compares and self.options.top_p == 1.0:
             found |= agreement(inputs)
         return ExpectedUpdate(samples=samples, is_first=is_first, figures=found)
 
@@ -169,6 +212,12 @@ def _rms_norm(module: nn.Module) -> object:
         return module.weight * (hidden * (hidden.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt())
 
     return forward
+
+
+def _mirrored(sample: Sample) -> NDArray[np.int64]:
+    versions = sample.weight_versions
+    said = versions[sample.loss_mask]
+    return np.where(sample.loss_mask, said.min() + said.max() - versions, versions)
 
 
 def _of(distributions: Tensor, tokens: NDArray[np.int64]) -> Tensor:

@@ -28,7 +28,7 @@ WARM, COLD = SamplingParams(), SamplingParams(temperature=0.5)
 FIRST, SECOND = np.array([1, 2, 3], np.int32), np.array([4], np.int32)
 
 
-def wanted(prompt, *owners, sampling=WARM, routed_experts=False):
+def wanted(prompt, *owners, sampling=WARM, routed_experts=False, goes_on=False):
     """A sample for each owner; its seed is the owner's number, and its limit too."""
     return [
         Wanted(
@@ -38,6 +38,7 @@ def wanted(prompt, *owners, sampling=WARM, routed_experts=False):
             sampling=sampling,
             owner=owner,
             routed_experts=routed_experts,
+            goes_on=goes_on,
         )
         for owner in owners
     ]
@@ -96,6 +97,14 @@ def test_a_prompt_is_shared_by_the_samples_of_one_array_that_are_adjacent(feed):
     assert (routed.seeds.tolist(), routed.num_samples, routed.routed_experts) == ([3, 4], 2, True)
     feed.ask(wanted(FIRST, 5) + wanted(FIRST, 6, routed_experts=True))
     assert [(one.seeds.tolist(), one.routed_experts) for one in feed.take(wait=True)] == [([5], False), ([6], True)]
+
+
+def test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream(feed):
+    feed.ask(wanted(FIRST, 0, 1) + wanted(SECOND, 2, goes_on=True) + wanted(FIRST, 3) + wanted(SECOND, 4, goes_on=True))
+    feed.end()
+    feed.begin(6)
+    going_on, begin = feed.take(wait=True)
+    assert (going_on.seeds.tolist(), begin.seeds.tolist()) == ([2, 4], [0, 1, 3])
 
 
 def test_samples_are_handed_to_those_who_asked_as_they_come(feed, handed):

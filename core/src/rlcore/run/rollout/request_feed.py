@@ -29,6 +29,8 @@ class Wanted:
     owner: object
     """Whose sample it is."""
     routed_experts: bool = False
+    goes_on: bool = False
+    """Whether its episode has said something before."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -90,10 +92,12 @@ class RequestFeed:
         return self._has_ended
 
     def begin(self, weight_version: int) -> None:
-        """Begin another stream; what waits is asked for at this version or a newer one."""
+        """Begin another stream; what waits is asked for at this version or a newer one, what goes on before what begins."""
         with self._changed:
             assert not self._taken, "a stream that has ended owes nothing"
             self._num_samples, self._has_ended, self._weight_version = 0, False, weight_version
+            # Behind those that have not begun, a generator with few places would leave them to age.
+            self._waiting.sort(key=lambda wanted: not wanted.goes_on)
 
     def ask(self, wanted: Sequence[Wanted]) -> None:
         """Ask for samples; those that share a prompt are adjacent."""

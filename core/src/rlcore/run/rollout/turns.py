@@ -278,6 +278,7 @@ class Turns:
                 sampling=self._options.sampling,
                 owner=episode,
                 routed_experts=self._options.routed_experts,
+                goes_on=episode.num_generated > 0,
             )
             for episode in episodes
         ]
