@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,9 +21,10 @@ GONE = "import os, sys, time\nif os.fork() == 0:\n    open(sys.argv[1], 'w').wri
 """A program that starts another one, whose number it writes to a file."""
 
 
-def run(**options: Any) -> EpisodeResult:
+def run(row: dict[str, Any] = ROW, **options: Any) -> EpisodeResult:
+    """An episode, which ends before what it leaves behind would."""
     backend = AgentBackend(EnvironmentContext(seed=0), AgentConfig(**options))
-    return asyncio.run(backend.run(ROW, 3, SESSION))
+    return asyncio.run(asyncio.wait_for(backend.run(row, 3, SESSION), 30))
 
 
 def program(text: str, *arguments: str) -> tuple[str, ...]:
@@ -43,8 +45,9 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Any:
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Writes a module with an agent and returns the path of its function."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(text: str, name: str = "run") -> str:
         (tmp_path / "agent.py").write_text(text)
@@ -63,14 +66,24 @@ def test_a_function_gets_the_task_and_a_client(agent: Any) -> None:
     assert (result.reward, result.success, result.metrics) == (0.5, True, {"model": 6.0})
 
 
-@pytest.mark.parametrize(("said", "success"), [("1", True), ("0.5", False), ("{'reward': 2.0}", True)])
+@pytest.mark.parametrize(
+    ("said", "success"),
+    [
+        *(("1", True), ("0.5", False), ("{'reward': 2.0}", True)),
+        ("__import__('numpy').float32(1)", True),
+        ("{'reward': __import__('numpy').int64(2), 'success': __import__('numpy').bool_(False)}", False),
+    ],
+)
 def test_success_is_a_reward_that_is_high_enough(agent: Any, said: str, success: bool) -> None:
     assert run(function=agent(f"async def run(task, client):\n    return {said}\n")).success is success
 
 
 @pytest.mark.parametrize(
     "said",
-    ["None", "True", "'1'", "float('nan')", "{}", "{'reward': 1, 'success': 1}", "{'reward': 1, 'steps': 'x'}"],
+    [
+        *("None", "True", "'1'", "float('nan')", "10**400", "{}", "{'reward': 1, 'success': 1}"),
+        *("{'reward': 1, 'steps': 'x'}", "{'reward': 1, 'steps': float('inf')}"),
+    ],
 )
 def test_a_function_without_a_reward_has_failed(agent: Any, said: str) -> None:
     with pytest.raises(RewardError, match="expected"):
@@ -96,6 +109,7 @@ def test_a_program_is_given_the_session_and_the_task() -> None:
     [
         ("import sys; print('bad', file=sys.stderr); sys.exit(3)", "exit code 3.*bad"),
         ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os; os.kill(os.getpid(), 40)", "signal 40"),
         ("pass", "no reward.*''"),
         ("print(1); print('done')", "no reward.*'done'"),
         ("print('[]')", r"reward is \[\]"),
@@ -114,6 +128,64 @@ def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
 
 def test_what_a_program_prints_may_be_long() -> None:
     assert run(command=program("print('x' * 1_000_000); print(1)")).reward == 1.0
+
+
+def test_a_task_that_is_too_long_for_a_variable_is_read_from_the_standard_input() -> None:
+    text = "import json, os, sys; assert 'RLCORE_TASK' not in os.environ; print(len(json.load(sys.stdin)['prompt']))"
+    assert run({"prompt": "x" * 300_000}, command=program(text)).reward == 300_000
+
+
+def test_no_proxy_stands_between_an_agent_and_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy on another machine has no such session, and would read along."""
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid:1")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    text = (
+        "import urllib.request as u, os; host = os.environ['OPENAI_BASE_URL'].split('/')[2].split(':')[0]\n"
+        "assert u.proxy_bypass(host) and u.proxy_bypass('inside.example') and not u.proxy_bypass('example.com'); print(1)"
+    )
+    assert run(command=program(text)).reward == 1.0
+    client = AgentClient(SESSION).openai
+    assert not any(transport is not None for transport in client._client._mounts.values())
+
+
+def test_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
+    """It holds the output open, in which the reward stands."""
+    file = tmp_path / "pid"
+    text = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\nprint(1)"
+    )
+    try:
+        assert run(command=program(text, str(file))).reward == 1.0
+    finally:
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_a_program_that_is_cancelled_as_it_starts_is_killed(tmp_path: Path) -> None:
+    backend = AgentBackend(
+        EnvironmentContext(seed=0), AgentConfig(command=program("import time; time.sleep(60)", str(tmp_path)))
+    )
+
+    def running() -> list[int]:
+        lines = {file.parent.name: file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()}
+        return [int(pid) for pid, line in lines.items() if str(tmp_path).encode() in line]
+
+    async def cancel() -> None:
+        task = asyncio.create_task(backend.run(ROW, 3, SESSION))
+        while not running():
+            await asyncio.sleep(0)
+        (pid,) = running()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while running():
+            await asyncio.sleep(0.01)
+        assert is_gone(pid)
+
+    asyncio.run(asyncio.wait_for(cancel(), 30))
 
 
 def test_what_a_program_leaves_behind_is_killed(tmp_path: Path) -> None:
@@ -140,7 +212,7 @@ def test_a_program_that_is_cancelled_is_killed_with_all_that_it_started(tmp_path
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(cancel())
+    asyncio.run(asyncio.wait_for(cancel(), 30))
     assert is_gone(int(file.read_text()))
 
 
@@ -154,6 +226,7 @@ def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_p
     assert path(function=f"{tmp_path}/none.py:run") == "environment.agent.function"
     assert path(function="nothing") == "environment.agent.function"
     assert path(function=agent("raise OSError('broken')")) == "environment.agent.function"
+    assert path(function=agent("import sys; sys.exit(1)")) == "environment.agent.function"
     assert path(function=agent("async def run(task): pass")) == "environment.agent.function"
     assert path(function=agent("def run(task, client): pass")) == "environment.agent.function"
     assert path(function=agent("async def run(task, client): pass", "other")) == "environment.agent.function"
@@ -161,6 +234,16 @@ def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_p
     assert not check(None, AgentConfig(command=(sys.executable,)))
     with pytest.raises(ConfigError):
         run(function="nothing")
+
+
+def test_a_function_may_use_what_lies_beside_it_and_dataclasses(agent: Any, tmp_path: Path) -> None:
+    (tmp_path / "beside_the_agent.py").write_text("from dataclasses import dataclass\n")
+    function = agent(
+        "from __future__ import annotations\nfrom beside_the_agent import dataclass\n\n"
+        "@dataclass\nclass Note:\n    reward: float = 2.0\n\n"
+        "async def run(task, client):\n    return Note().reward\n"
+    )
+    assert run(function=function).reward == 2.0
 
 
 def test_a_client_without_the_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ class AgentConfig:
     """An `async def run(task, client)` that returns the episode's reward, as "agent.py:run" or "package.module:run". `task` is
     the row; `client` has `base_url`, `api_key`, `model`, and `openai`, an openai.AsyncOpenAI."""
     command: tuple[str, ...] = ()
-    """A program with its arguments, which is given OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and, as JSON, RLCORE_TASK in
-    its environment, and the task on its standard input too. The last line that it prints is the reward."""
+    """A program with its arguments, which is given OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL in its environment, and the
+    task as JSON on its standard input; in RLCORE_TASK too, where it has at most 100 KiB. The last line that it prints is the
+    reward."""
     max_concurrent: Annotated[int, at_least(1)] = 64
     """Most episodes at once."""
     success_reward: float = 1.0

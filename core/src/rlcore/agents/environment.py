@@ -2,9 +2,14 @@
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
 
 from rlcore.agents.config import AgentConfig
 from rlcore.agents.function import AgentClient, AgentFunction, load_function
@@ -21,6 +26,8 @@ from rlcore.spi import (
 )
 
 SECTION = "environment.agent"
+MAX_VARIABLE_BYTES = 100 * 2**10
+"""Longest task that is given in a variable: Linux takes 128 KiB of one."""
 
 
 class AgentBackend:
@@ -71,31 +78,44 @@ def episode_result(said: object, success_reward: float) -> EpisodeResult:
     solved, other numbers are metrics. RewardError where there is no reward in it."""
     values: dict[str, Any] = dict(said) if isinstance(said, Mapping) else {"reward": said}
     reward, success = values.pop("reward", None), values.pop("success", None)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not _is_number(reward):
         raise RewardError(f"the agent's reward is {_shown(said)}; expected a finite number, or a mapping with `reward`")
-    if success is not None and not isinstance(success, bool):
+    if success is not None and not isinstance(success, bool | np.bool_):
         raise RewardError(f"the agent's `success` is {_shown(success)}; expected True or False")
-    odd = [name for name, value in values.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    odd = [name for name, value in values.items() if not _is_number(value)]
     if odd:
-        raise RewardError(f"the agent's {odd[0]!r} is {_shown(values[odd[0]])}; expected a number, which becomes a metric")
+        raise RewardError(
+            f"the agent's {odd[0]!r} is {_shown(values[odd[0]])}; expected a finite number, which becomes a metric"
+        )
     return EpisodeResult(
         reward=float(reward),
-        success=reward >= success_reward if success is None else success,
+        success=bool(reward >= success_reward if success is None else success),
         metrics={str(name): float(value) for name, value in values.items()},
     )
 
 
 def _environment(row: Row, session: SessionEndpoint) -> dict[str, str]:
+    task, host = _as_json(row), urlsplit(session.base_url).hostname
+    direct = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host)))
     return {
         "OPENAI_BASE_URL": session.base_url,
         "OPENAI_API_KEY": session.api_key,
         "OPENAI_MODEL": session.model,
-        "RLCORE_TASK": _as_json(row),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),  # a proxy would look for the session on its own machine
+        **({"RLCORE_TASK": task} if len(task) <= MAX_VARIABLE_BYTES else {}),
     }
 
 
 def _as_json(row: Row) -> str:
-    return json.dumps(dict(row), ensure_ascii=False, default=str)
+    return json.dumps(dict(row), default=str)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number, numpy's own among them."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def _shown(value: object) -> str:

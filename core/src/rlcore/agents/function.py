@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
@@ -29,10 +30,11 @@ class AgentClient:
         """An openai.AsyncOpenAI of the policy, made where it is first used. PluginError where the package is missing."""
         if self._openai is None:
             try:
-                from openai import AsyncOpenAI
+                from openai import AsyncOpenAI, DefaultAsyncHttpxClient
             except ImportError as error:
                 raise PluginError("no package `openai`, whose client the agent uses. Install it: pip install openai") from error
-            self._openai = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
+            direct = DefaultAsyncHttpxClient(trust_env=False)  # past proxies: the session is on this machine
+            self._openai = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=direct)
         return self._openai
 
     async def close(self) -> None:
@@ -46,7 +48,7 @@ def load_function(path: str) -> AgentFunction:
     module, _, name = path.rpartition(":")
     try:
         found = getattr(_module(module), name)
-    except Exception as error:  # whatever the agent's module raises
+    except (Exception, SystemExit) as error:  # whatever the agent's module raises, or a script that ends by itself
         raise _problem(f"{path!r}, which does not load ({type(error).__name__}: {error})") from error
     if not inspect.iscoroutinefunction(found):
         raise _problem(f"{path!r}, which is no `async def`")
@@ -62,10 +64,13 @@ def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
     file = Path(name).expanduser().resolve()
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # for what lies beside it
     spec = importlib.util.spec_from_file_location(f"rlcore_agent_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of their annotations
     spec.loader.exec_module(module)
     return module
 

@@ -12,10 +12,10 @@ from rlcore.spi import PluginError, RewardError
 
 MAX_BYTES = 64 * 2**10
 """What is kept of the end of an agent's output."""
-CHUNK_BYTES = 2**16
 SHOWN = 400
-KILL_S = 5.0
-"""Most seconds that a killed process takes to be gone."""
+KILL_S = 1.0
+"""Most seconds that a killed process takes to be gone, and that what it had printed takes to be read."""
+STDIN, STDOUT, STDERR = range(3)
 
 
 async def run_process(command: Sequence[str], variables: Mapping[str, str], text: str) -> object:
@@ -24,32 +24,25 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     However it ends, no process of its group is left. RewardError where it fails, or prints no JSON there; PluginError where it
     does not start.
     """
+    starting = asyncio.create_task(_start(command, variables))
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **variables}, start_new_session=True
-        )
-    except OSError as error:
-        raise PluginError(f"the agent {command[0]!r} does not start: {error}") from error
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    printed, complained = (asyncio.create_task(_end_of(stream)) for stream in (process.stdout, process.stderr))
-    written = asyncio.create_task(_write(process.stdin, text))
+        program = await asyncio.shield(starting)
+    except asyncio.CancelledError:  # in the middle of its start
+        starting.add_done_callback(_kill)
+        raise
     try:
-        code = await process.wait()
+        program.write(text)
+        await program.has_exited.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started must not hold its output open, or go on
-        written.cancel()
+        program.kill_group()  # what it started must not go on, or hold its output open
         # Shielded, since the process has to be waited for although the episode is over.
-        await asyncio.shield(asyncio.wait([printed, complained, written, asyncio.create_task(process.wait())], timeout=KILL_S))
-        for task in (printed, complained):
-            task.cancel()
-    output, errors = (task.result() if task.done() and not task.cancelled() else "" for task in (printed, complained))
-    if code != 0:
-        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        raise RewardError(f"the agent ended with {how}. The last it printed: {(errors or output).strip()[-SHOWN:]}")
-    last = (output.strip().splitlines() or [""])[-1].strip()
+        await asyncio.shield(program.close())
+    output, errors = program.printed(STDOUT), program.printed(STDERR)
+    if program.exit_code != 0:
+        raise RewardError(
+            f"the agent ended with {_ending(program.exit_code)}. The last it printed: {(errors or output)[-SHOWN:]}"
+        )
+    last = (output.splitlines() or [""])[-1].strip()
     try:
         return json.loads(last)
     except ValueError as error:
@@ -57,15 +50,81 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
         raise RewardError(f"the agent printed no reward: its last line is {last[:SHOWN]!r}; expected {expected}") from error
 
 
-async def _end_of(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while chunk := await stream.read(CHUNK_BYTES):
-        kept = (kept + chunk)[-MAX_BYTES:]
-    return kept.decode(errors="replace")
+class _Program(asyncio.SubprocessProtocol):
+    """A program that runs. asyncio's own `Process.wait` also waits for its output to end, which programs that it has started
+    hold open."""
+
+    def __init__(self) -> None:
+        self.has_exited = asyncio.Event()
+        self.exit_code = 0
+        """Negative: the signal that ended it."""
+        self._transport: asyncio.SubprocessTransport
+        self._kept = {STDOUT: b"", STDERR: b""}
+        self._open = {STDOUT, STDERR}
+        self._is_gone = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._kept[fd] = (self._kept[fd] + data)[-MAX_BYTES:]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
+        self._open.discard(fd)
+        self._look()
+
+    def process_exited(self) -> None:
+        self.exit_code = self._transport.get_returncode() or 0
+        self.has_exited.set()
+        self._look()
+
+    def _look(self) -> None:
+        if self.has_exited.is_set() and not self._open:
+            self._is_gone.set()
+
+    def write(self, text: str) -> None:
+        """Give it its standard input, which it need not read."""
+        pipe = self._transport.get_pipe_transport(STDIN)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        pipe.write(text.encode())
+        pipe.write_eof()
+
+    def kill_group(self) -> None:
+        """Kill what is left of its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Wait until it is gone and its output read. What holds that open still has left the group: it is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_gone.wait(), KILL_S)
+        self._transport.close()
+
+    def printed(self, stream: int) -> str:
+        """The end of what it printed."""
+        return self._kept[stream].decode(errors="replace").strip()
 
 
-async def _write(stream: asyncio.StreamWriter, text: str) -> None:
-    with contextlib.suppress(ConnectionError):  # a program need not read it
-        stream.write(text.encode())
-        await stream.drain()
-        stream.close()
+async def _start(command: Sequence[str], variables: Mapping[str, str]) -> _Program:
+    loop, environment = asyncio.get_running_loop(), {**os.environ, **variables}
+    try:
+        _, program = await loop.subprocess_exec(
+            _Program, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True
+        )
+    except OSError as error:
+        raise PluginError(f"the agent {command[0]!r} does not start: {error}") from error
+    return program
+
+
+def _kill(starting: "asyncio.Task[_Program]") -> None:
+    """Kill what has started after all, though no one waits for it any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill_group()
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"exit code {code}"
+    named = {number.value: number.name for number in signal.Signals}
+    return f"signal {named.get(-code, -code)}"
