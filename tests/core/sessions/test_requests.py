@@ -9,6 +9,7 @@ from rlcore.sessions.errors import RequestError
 from rlcore.sessions.requests import AnswerRequest, read_request
 from rlcore.spi import SamplingParams
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 DEFAULT = SamplingParams(temperature=0.7, stop_token_ids=(2,), stop_strings=("#",))
 
 
@@ -36,7 +37,7 @@ def test_what_is_given_counts() -> None:
     assert (request.sampling, request.chooses_distribution) == (expected, True)
     assert (request.max_tokens, request.seed, request.n) == (3, 2**63 - 1, 2)
     assert completion(logprobs=0).logprobs
-    assert not chat(tools=[{}], tool_choice="none").tools
+    assert not chat(tools=[TOOL], tool_choice="none").tools
 
 
 def test_messages_are_text_and_arguments_objects() -> None:
@@ -70,7 +71,14 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0]"),
-        ({"tools": [3]}, "tools"),
+        ({"messages": [{"role": "user", "content": "a", "name": 3}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]}, "messages[0]"),
+        ({"tools": 3}, "tools"),
+        ({"tools": [3]}, "tools[0]"),
+        ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0]"),
+        ({"top_k": 2**31}, "top_k"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -83,6 +91,8 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"top_p": 0}, "top_p"),
         ({"seed": 1.5}, "seed"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": 3}, "stop"),
         ({"stream": 1}, "stream"),
         ({"stream_options": 1}, "stream_options"),
         ({"logprobs": 1}, "logprobs"),

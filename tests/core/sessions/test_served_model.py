@@ -190,6 +190,23 @@ def test_completions_continue_by_text_and_by_tokens(sessions: Sessions) -> None:
     assert (shown(segment), learnt(segment)) == ("abcdefgh", "cdgh")
 
 
+def test_a_text_goes_on_without_the_stop_token_that_its_client_has_not_seen(sessions: Sessions) -> None:
+    script, session = Script(f"cd{END}", "gh"), sessions.open()
+    model = served(script)
+    complete(model, session, "ab")
+    complete(model, session, "abcdef")
+    first, second = sessions.finish(session)
+    assert (shown(first), learnt(first)) == (f"abcd{END}", f"cd{END}")
+    assert (shown(second), learnt(second)) == ("abcdefgh", "gh")
+
+
+def test_tokens_that_the_model_has_not_are_refused(sessions: Sessions) -> None:
+    """The generator would end with all that it is asked for."""
+    with pytest.raises(RequestError, match="token 70;.*below 70") as caught:
+        complete(served(Script("a"), vocab_size=70), sessions.open(), [1, 70])
+    assert caught.value.status == 400
+
+
 def test_stop_strings_end_what_the_client_reads_and_no_token(sessions: Sessions) -> None:
     session = sessions.open()
     answered = complete(served(Script("one.two")), session, "ab", stop="two")

@@ -73,10 +73,12 @@ def test_a_bearer_token_does_as_well_as_one_in_the_path(endpoint: Endpoint) -> N
 
 
 def test_answers_have_log_probabilities(endpoint: Endpoint) -> None:
-    endpoint.script.texts = [f"ab{END}", "cd"]
+    endpoint.script.texts = [f"aé\ufffd{END}", "cd"]
     chat = endpoint.client().chat.completions.create(model="policy", messages=ONE, logprobs=True)
     content = chat.choices[0].logprobs.content
-    assert [(one.token, one.logprob) for one in content] == [("a", -0.125), ("b", -0.25), (END, -0.375)]
+    said = [("a", -0.125), ("é", -0.25), ("\ufffd", -0.375), (END, -0.5)]
+    assert [(one.token, one.logprob) for one in content] == said
+    assert [one.bytes for one in content[:3]] == [[97], [195, 169], None]  # the last one stands for a part of a character
     text = endpoint.client().completions.create(model="policy", prompt="x", logprobs=0)
     assert text.choices[0].logprobs.token_logprobs == [-0.125, -0.25]
     assert text.choices[0].logprobs.text_offset == [0, 1]
@@ -121,10 +123,11 @@ def test_errors_are_those_that_clients_know(endpoint: Endpoint) -> None:
     assert finished.value.code == "session_finished"
 
 
-def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 200_000, b'{"model": "policy", "prompt": "\\ud800"}'])
+def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint, body: bytes) -> None:
     url = f"{endpoint.server.address}/{endpoint.session.token}/v1/completions"
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(urllib.request.Request(url, data=b"{"))
+        urllib.request.urlopen(urllib.request.Request(url, data=body))
     assert caught.value.code == 400
     assert json.loads(caught.value.read())["error"]["type"] == "invalid_request_error"
 

@@ -53,6 +53,7 @@ def serve_generator(request: spi.ServeRequest, recipe: Recipe, registry: Registr
             max_sequence_length=limit,
             sampling=spi.SamplingParams(stop_token_ids=tokenizer.stop_token_ids),
             capabilities=generator.provider.capabilities,
+            vocab_size=tokenizer.vocab_size,
         )
         anonymous = Session(token="", record=None)
         with serving(served, Sessions(anonymous), host=request.host, port=request.port):

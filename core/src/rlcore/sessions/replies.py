@@ -13,6 +13,9 @@ from rlcore.sessions.sampling import ChatTokenizer, Sample
 from rlcore.sessions.served_model import Answered, Choice, assistant_message
 from rlcore.spi import FinishReason
 
+REPLACEMENT = "\ufffd"
+"""What stands for bytes that are no character."""
+
 
 @frozen(kw_only=True, eq=False)
 class Reply:
@@ -79,9 +82,14 @@ def _pairs(sample: Sample, tokenizer: ChatTokenizer) -> list[tuple[str, float]]:
 
 def _chat_logprobs(sample: Sample, tokenizer: ChatTokenizer) -> Sequence[dict[str, Any]]:
     return [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}
         for text, logprob in _pairs(sample, tokenizer)
     ]
+
+
+def _bytes(text: str) -> list[int] | None:
+    """A token's bytes; None where it is a part of a character, whose bytes its text does not show."""
+    return None if REPLACEMENT in text else list(text.encode())
 
 
 def _text_logprobs(sample: Sample, tokenizer: ChatTokenizer) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rlcore.spi import SamplingParams
 from rlcore.spi.arrays import Int32Array
 
 MAX_N = 128
+MAX_TOP_K = 2**31 - 1
 _IGNORED = {
     "metadata",
     "prompt_cache_key",
@@ -24,6 +25,7 @@ _IGNORED = {
     "user",
 }
 """Keys that ask for nothing that would change an answer."""
+_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
 _CHAT = {"messages", "max_completion_tokens", "tools"}
 _ONLY: Mapping[str, tuple[object, ...]] = {
@@ -142,7 +144,12 @@ def _unknown(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
 def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if not isinstance(values.get("model"), str):
         yield f"model: found {_shown(values.get('model'))}; expected the model's name"
-    for name, low, high in (("n", 1, MAX_N), ("max_tokens", 1, None), ("max_completion_tokens", 1, None), ("top_k", -1, None)):
+    for name, low, high in (
+        ("n", 1, MAX_N),
+        ("max_tokens", 1, None),
+        ("max_completion_tokens", 1, None),
+        ("top_k", -1, MAX_TOP_K),
+    ):
         value = values.get(name, 1)
         if type(value) is not int or value < low or (high is not None and value > high):
             limit = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -158,8 +165,8 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
     if not isinstance(values.get("stream_options", {}), dict):
         yield f"stream_options: found {_shown(values['stream_options'])}; expected an object"
     stop = values.get("stop", [])
-    if not isinstance(stop, str) and not (isinstance(stop, list) and all(isinstance(one, str) and one for one in stop)):
-        yield f"stop: found {_shown(stop)}; expected a text or a list of texts"
+    if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
+        yield f"stop: found {_shown(stop)}; expected a text or a list of texts, none of them empty"
     logprobs = values.get("logprobs", False)
     if type(logprobs) is not bool and (is_chat or logprobs not in (0, 1)):
         yield f"logprobs: found {_shown(logprobs)}; expected {'true or false' if is_chat else 'at most 1'}"
@@ -175,13 +182,24 @@ def _wrong_messages(values: Mapping[str, Any]) -> Iterator[str]:
         fault = _message_fault(message)
         if fault is not None:
             yield f"messages[{number}]: {fault}"
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        yield f"tools: found {_shown(tools)}; expected a list of objects"
+    if not isinstance(tools, list):
+        yield f"tools: found {_shown(tools)}; expected a list of tools"
+        tools = []
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not _is_call(tool):
+            expected = '{"type": "function", "function": {"name": …, "parameters": …}}'
+            yield f"tools[{number}]: found {_shown(tool)}; expected {expected}"
 
 
 def _message_fault(message: Any) -> str | None:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return f"found {_shown(message)}; expected an object with role and content"
+    unknown = [name for name, value in message.items() if value and name not in _MESSAGE]
+    if unknown:
+        return f"found the key {unknown[0]!r}, which this server does not know; leave it out"
+    for name in ("name", "tool_call_id"):
+        if not isinstance(message.get(name) or "", str):
+            return f"found the {name} {_shown(message[name])}; expected text"
     content = message.get("content")
     if isinstance(content, list):
         odd = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
@@ -190,7 +208,7 @@ def _message_fault(message: Any) -> str | None:
     elif content is not None and not isinstance(content, str):
         return f"found the content {_shown(content)}; expected text"
     calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+    if not isinstance(calls, list) or not all(_is_call(call) and _has_arguments(call) for call in calls):
         return f"found the tool calls {_shown(calls)}; expected objects with function.name and function.arguments"
     return None
 
@@ -198,6 +216,10 @@ def _message_fault(message: Any) -> str | None:
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _has_arguments(call: Any) -> bool:
+    return isinstance(call["function"].get("arguments") or "", str | dict)
 
 
 def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:

@@ -108,9 +108,11 @@ async def _stream(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 async def _body(request: web.Request) -> Any:
     try:
-        return json.loads(await request.read())
-    except ValueError as error:
-        raise RequestError(400, f"the request's body is no JSON: {error}") from error
+        body = json.loads(await request.read())
+        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair is in no text that a tokenizer takes
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the request's body is no JSON that can be read: {error}") from error
+    return body
 
 
 @web.middleware

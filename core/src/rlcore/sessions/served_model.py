@@ -65,6 +65,8 @@ class ServedModel:
     """The default of requests; its stop tokens are those of all."""
     capabilities: frozenset[str] = frozenset()
     """What the generator can do."""
+    vocab_size: int | None = None
+    """Tokens that the model has; None where that is not known."""
     history: History = "refuse"
     """What becomes of a chat whose template rewrites what there was: a refusal, or a new segment of tokens rendered anew."""
     parser: ToolParser = field(factory=ToolParser)
@@ -117,11 +119,15 @@ class ServedModel:
         """The longest answer that the prompt continues keeps its tokens; what is behind it is encoded alone."""
         record = session.record
         if not isinstance(prompt, str):
+            if self.vocab_size is not None and prompt.max() >= self.vocab_size:
+                expected = f"tokens below {self.vocab_size}, the model's vocabulary"
+                raise RequestError(400, f"prompt: found the token {prompt.max()}; expected {expected}")
             parent = None if record is None else record.continued_tokens(prompt)
             read = prompt[0 if parent is None else parent.length :]
             return self._readable(_Prompt(parent=parent, read=read, messages=(), shown=None))
         parent = None if record is None else record.continued_text(prompt)
-        if parent is None:
+        if parent is None or self._silent_end(parent) is not None:  # a text has no stop token in its middle
+            parent = None
             encoded = [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(prompt)]
         else:
             encoded = self.tokenizer.encode(prompt[len(parent.whole_text) :])
@@ -163,10 +169,13 @@ class ServedModel:
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
         has not said, since its answer was cut, is none of its own."""
-        tokens, said = self.tokenizer.encode(behind), parent.sample.tokens
-        last = int(said[-1]) if len(said) else None
-        is_silent = last in self.tokenizer.stop_token_ids and not self.tokenizer.decode([last] if last is not None else [])
-        return np.asarray(tokens[1:] if is_silent and tokens[:1] == [last] else tokens, np.int32)
+        tokens = self.tokenizer.encode(behind)
+        return np.asarray(tokens[1:] if tokens[:1] == [self._silent_end(parent)] else tokens, np.int32)
+
+    def _silent_end(self, answer: Answer) -> int | None:
+        """The stop token that an answer ends with and that its text does not show; None where it ends otherwise."""
+        last = answer.sample.tokens[-1:].tolist()
+        return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         try:

@@ -233,3 +233,20 @@ def test_nothing_is_sampled_once_generation_has_ended() -> None:
 
     outcomes = asyncio.run(ask_twice())
     assert all(isinstance(one, RequestError) and one.status == 503 for one in outcomes)
+
+
+def test_what_no_one_waits_for_is_not_sampled() -> None:
+    sampler = SessionSampler()
+    request = SampleRequest(prompt=np.ones(1, np.int32), seed=0, max_tokens=1, sampling=SamplingParams())
+
+    async def ask() -> None:
+        kept, given_up = (asyncio.create_task(sampler.sample(request)) for _ in range(2))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert sampler.feed.num_outstanding == 1
+        assert not kept.done()
+        kept.cancel()
+
+    asyncio.run(ask())
+    assert sampler.feed.num_outstanding == 0

@@ -74,6 +74,7 @@ class AgentCollector:
             max_sequence_length=self.max_sequence_length,
             sampling=self.sampling,
             capabilities=frozenset(name for name in _SAMPLING if self.generator.has(name)),
+            vocab_size=self.episodes.vocab_size,
             history=self.history,
         )
         with serving(model, sessions) as server:

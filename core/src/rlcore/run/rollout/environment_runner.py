@@ -60,7 +60,7 @@ class EpisodeRunner:
         self._environment: Any = environment
         self._owner = owner
         self._on_error = on_error
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._thread: LoopThread | None = None
 
     @property
@@ -90,7 +90,7 @@ class EpisodeRunner:
             key=("reset", place[0] if key is None else key),
             function="reset",
             start=lambda: self._environment.reset(row, seed),
-            check=lambda result: check_reset(result, self._vocab_size),
+            check=lambda result: check_reset(result, self.vocab_size),
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
 
@@ -100,7 +100,7 @@ class EpisodeRunner:
             key=("step", place[0] if key is None else key),
             function="step",
             start=lambda: self._environment.step(state, turn),
-            check=lambda result: check_step(result, self._vocab_size),
+            check=lambda result: check_step(result, self.vocab_size),
             describe=lambda: (
                 f"episode {place[0]} of {place[1]} "
                 f"(response {shown(turn.text, 120)} to the task with state {shown(state, 120)})"

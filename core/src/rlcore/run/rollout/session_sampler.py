@@ -39,6 +39,9 @@ class SessionSampler:
                 ]
             )
             return await future
+        except asyncio.CancelledError:  # whoever asked has gone
+            self.feed.withdraw(lambda wanted: wanted.owner is not future)
+            raise
         finally:
             with self._lock:
                 self._waiting.discard(future)
