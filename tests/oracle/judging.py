@@ -12,7 +12,7 @@ from .recorded import Part, RecordedRun, Sample
 from .recorded import Sequence as SeenSequence
 from .reference_run import ExpectedSample, ExpectedStep, ExpectedUpdate, ReferenceRun
 
-OF_FIRST_UPDATE = ("token_mult_prob_error", "generation_kl_error", "importance_ratio")
+OF_FIRST_UPDATE = ("token_mult_prob_error", "generation_kl_error", "importance_ratio", "async/tokens_compared")
 """A step's line in metrics.jsonl holds the first update's; of `*_max` the greatest, of the others the mean."""
 
 
@@ -148,7 +148,7 @@ def _figures(found: Mapping[str, float], expected: Mapping[str, float]) -> Itera
 
 
 def _metrics(line: Mapping[str, float], step: ExpectedStep) -> Iterator[str]:
-    updates = [update.figures for update in step.updates]
+    updates = [{**update.figures, **update.compared} for update in step.updates]
     expected = {"updates": len(updates), "weight_version": step.weight_version + len(updates)}
     for name in updates[0] if updates else ():
         values = [figures[name] for figures in updates if name in figures]
@@ -159,7 +159,7 @@ def _metrics(line: Mapping[str, float], step: ExpectedStep) -> Iterator[str]:
     yield from _figures(line, expected)
     unmeasured = [name for name in OF_FIRST_UPDATE if name in line and name not in expected]
     if updates and unmeasured:
-        yield f"{', '.join(unmeasured)} are there, though a cut sampling distribution is not the trainer's"
+        yield f"{', '.join(unmeasured)} are there, though too few tokens are of the trainer's distribution"
 
 
 def _weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Iterator[str]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 MAX_KL = 10.0
+MIN_COMPARED = 256
+"""Tokens of the present weights below which a step with older ones is not compared with the generator."""
 
 
 @frozen(kw_only=True)
@@ -94,6 +96,8 @@ class TokenInputs:
     reference: Tensor | None
     entropy: Tensor
     advantage: float
+    is_present: Tensor
+    """bool: whether the weights that the step started from said it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -150,8 +154,8 @@ def figures(inputs: Sequence[TokenInputs], terms: Sequence[TokenTerms], options:
 
 def agreement(inputs: Sequence[TokenInputs]) -> dict[str, float]:
     """How far the trainer's probabilities are from the generator's, at the weights that the step started from and with the same
-    sampling distribution."""
-    delta = torch.cat([own.at_step_start - own.generation for own in inputs])
+    sampling distribution: over the tokens of these weights."""
+    delta = torch.cat([(own.at_step_start - own.generation)[own.is_present] for own in inputs])
     return {
         "token_mult_prob_error": delta.abs().exp().mean().item(),
         "generation_kl_error": (delta.exp() - 1 - delta).mean().item(),

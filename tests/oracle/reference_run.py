@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from .recorded import Sample
 from .reference_grpo import (
+    MIN_COMPARED,
     AdamW,
     Options,
     TokenInputs,
@@ -77,6 +78,8 @@ class ExpectedUpdate:
     is_first: bool
     """Of its step."""
     figures: Mapping[str, float]
+    compared: Mapping[str, float]
+    """How far trainer and generator agree, where the driver computes it, since some samples are of older weights."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -136,9 +139,8 @@ class ReferenceRun:
                 if not any(pulls[index] for index in members):
                     continue
                 rate = learning_rate((number - 1) * options.updates_per_step + place, options)
-                compares = not updates and not step.is_stale
                 chosen = [expected[index] for index in members]
-                updates.append(self._update(chosen, rate, is_first=not updates, compares=compares))
+                updates.append(self._update(chosen, rate, is_first=not updates, is_stale=step.is_stale))
         return step
 
     def _expected(self, samples: Sequence[Sample], values: Sequence[float]) -> list[ExpectedSample]:
@@ -175,10 +177,10 @@ class ReferenceRun:
     def _keep_version(self) -> None:
         self._of_version.append([parameter.detach().clone() for parameter in self.parameters])
 
-    def _update(self, samples: list[ExpectedSample], rate: float, *, is_first: bool, compares: bool) -> ExpectedUpdate:
-        """`compares` the trainer's probabilities with the generator's, of the same weights."""
+    def _update(self, samples: list[ExpectedSample], rate: float, *, is_first: bool, is_stale: bool) -> ExpectedUpdate:
+        version = self.optimizer.count
         distributions = self.policy.distributions([own.sample for own in samples])
-        inputs = [self._inputs(own, whole) for own, whole in zip(samples, distributions, strict=True)]
+        inputs = [self._inputs(own, whole, version) for own, whole in zip(samples, distributions, strict=True)]
         terms = [token_terms(own, self.options) for own in inputs]
         if self.options.loss_normalisation == "token":
             loss = torch.cat([own.loss for own in terms]).mean()
@@ -189,11 +191,15 @@ class ReferenceRun:
             norm = self.optimizer.step(gradients, rate)
             self._keep_version()
         found = {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate, **figures(inputs, terms, self.options)}
-        if compares and self.options.top_p == 1.0:
+        num_present = sum(int(own.is_present.sum()) for own in inputs)
+        compared: dict[str, float] = {}
+        if is_first and self.options.top_p == 1.0 and not is_stale:
             found |= agreement(inputs)
-        return ExpectedUpdate(samples=samples, is_first=is_first, figures=found)
+        elif is_first and self.options.top_p == 1.0 and num_present >= MIN_COMPARED:
+            compared = {**agreement(inputs), "async/tokens_compared": num_present}
+        return ExpectedUpdate(samples=samples, is_first=is_first, figures=found, compared=compared)
 
-    def _inputs(self, expected: ExpectedSample, distribution: Tensor) -> TokenInputs:
+    def _inputs(self, expected: ExpectedSample, distribution: Tensor, version: int) -> TokenInputs:
         sample = expected.sample
         mask = torch.from_numpy(sample.loss_mask)
         entropy = -(distribution.detach().exp() * distribution.detach()).sum(-1)
@@ -204,6 +210,7 @@ class ReferenceRun:
             reference=expected.reference[mask] if self.options.kl_coefficient else None,
             entropy=entropy[mask],
             advantage=expected.advantage,
+            is_present=torch.from_numpy(sample.weight_versions == version)[mask],
         )
 
 
