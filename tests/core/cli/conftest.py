@@ -74,8 +74,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         calls.on_prepare()
         return prepared()
 
-    def train(prepared: Any, *, resume: bool, progress: Any, allow_changes: bool) -> dict[str, object]:
-        calls.trained.append({"resume": resume, "allow_changes": allow_changes})
+    def train(prepared: Any, *, progress: Any, **options: Any) -> dict[str, object]:
+        calls.trained.append(options)
         calls.on_train(progress)
         return {}
 

@@ -74,10 +74,16 @@ def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
         progress: Progress | None = None,
         registry: Any = None,
         allow_changes: bool = False,
+        replay_schedule: Path | None = None,
     ) -> dict[str, Any]:
-        recipe = prepared(*overrides, registry=registry)
-        shown = progress or Progress()
-        return train(recipe, resume=resume, progress=shown, tokenizer=FakeTokenizer(), allow_changes=allow_changes)
+        return train(
+            prepared(*overrides, registry=registry),
+            resume=resume,
+            progress=progress or Progress(),
+            tokenizer=FakeTokenizer(),
+            allow_changes=allow_changes,
+            replay_schedule=replay_schedule,
+        )
 
     return run_with
 

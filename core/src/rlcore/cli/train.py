@@ -11,6 +11,12 @@ from rlcore.cli.arguments import as_override, progress_option, recipe_arguments
 @recipe_arguments
 @click.option("--resume", is_flag=True, help="Continue the run in its directory from the newest checkpoint.")
 @click.option("--allow-changes", is_flag=True, help="With --resume: also where the recipe makes another run of it.")
+@click.option(
+    "--replay-schedule",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Repeat the steps of a run whose generation ran ahead, as its schedule.jsonl has them, with nothing at the same time.",
+)
 @click.option("--directory", type=click.Path(path_type=Path), help="Folder of the run directory, as run.directory.")
 @click.option("--name", help="Name of the run directory, as run.name.")
 @progress_option
@@ -21,6 +27,7 @@ def train_command(
     overrides: tuple[str, ...],
     resume: bool,
     allow_changes: bool,
+    replay_schedule: Path | None,
     directory: Path | None,
     name: str | None,
     mode: str,
@@ -42,4 +49,10 @@ def train_command(
     prepared = prepare(recipe, [*overrides, *extra])
     require_device(prepared)
     with open_display(mode, context.find_root().meta) as progress:
-        train(prepared, resume=resume, progress=progress, allow_changes=allow_changes)
+        train(
+            prepared,
+            resume=resume,
+            progress=progress,
+            allow_changes=allow_changes,
+            replay_schedule=replay_schedule,
+        )

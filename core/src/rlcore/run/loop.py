@@ -84,6 +84,8 @@ class Loop:
             # From the first update to the metrics' line all belongs to one step: an interrupt waits for its end.
             with self.guard.deferred():
                 position.unlogged = self._update(position.step + 1, samples)
+                if (record := self.source.recorded()) is not None:
+                    self.saver.save_schedule(record)  # before the step counts, so that no checkpoint of it is without
                 position.step, position.step_version = position.step + 1, position.weight_version
                 self.source.trained()
                 position.algorithm_state = self.algorithm.save_state()

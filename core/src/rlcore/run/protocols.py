@@ -59,6 +59,10 @@ class CollectedRollouts(spi.RolloutBatch):
     oldest_version: int = 0
     """Tokens of older weights are to get the trainer's log-probabilities in place of the generator's."""
 
+    def older_than(self, version: int) -> BoolArray:
+        """bool [T]: the loss tokens of weights older than a version."""
+        return self.batch.loss_mask & (self.batch.token_columns[spi.WEIGHT_VERSIONS] < version)
+
 
 @frozen(kw_only=True, eq=False)
 class Responses:

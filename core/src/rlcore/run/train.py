@@ -25,22 +25,33 @@ from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, read_rollouts
+from rlcore.run.storage.schedule_file import read_replay
 from rlcore.spi import ConfigError, SinkContext, WorkerError
 
 
 def train(
-    prepared: RunPlan, *, resume: bool, progress: Progress, tokenizer: Tokenizer | None = None, allow_changes: bool = False
+    prepared: RunPlan,
+    *,
+    resume: bool,
+    progress: Progress,
+    tokenizer: Tokenizer | None = None,
+    allow_changes: bool = False,
+    replay_schedule: Path | None = None,
 ) -> dict[str, object]:
     """Run a recipe to its last step and return what summary.json holds.
 
     `resume` continues the run of the same name from its newest intact checkpoint; without it an existing run is an error.
     `allow_changes` resumes also where the recipe makes another run of it; every change is noted in any case.
+    `replay_schedule` is the schedule.jsonl of a run of this recipe: each step then trains on the groups that it names, and each
+    part of a sample is generated with the weights that it names; ConfigError where it is of another recipe, or damaged.
     `tokenizer` stands in for the model's own, in tests. Raises InterruptedRun after Ctrl-C, once a checkpoint is saved.
     """
     start = time.perf_counter()
+    replayed = None if replay_schedule is None else read_replay(replay_schedule, prepared, resume=resume)
     directory, initial_state = RunDirectory.of(prepared.recipe.run), prepared.algorithm.save_state()
     starting = partial(find_checkpoint, prepared, directory, resume=resume, allow_changes=allow_changes)
     _ = starting(Progress().note)  # before anything is made there
@@ -64,6 +75,7 @@ def train(
                 start=start,
                 allow_changes=allow_changes,
                 initial_state=initial_state,
+                replayed=replayed,
                 clock=PhaseClock(progress),
             )
             summary = sinks.summary = _run_with_restarts(run, opened, resume, checkpoint)
@@ -99,6 +111,8 @@ class _Run:
     """Whether a recipe that makes another run may be resumed with."""
     initial_state: AlgorithmState | None
     """What the algorithm keeps before the first step; None where it keeps nothing."""
+    replayed: RecordedSchedule | None
+    """The schedule that it repeats; None where it has its own."""
     clock: PhaseClock
     guard: InterruptGuard = field(factory=InterruptGuard)
 
@@ -136,7 +150,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
-    source = inputs.source(prepared, generator, run.clock, progress)
+    source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
     source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
     loop = Loop(
         recipe=recipe,

@@ -59,7 +59,7 @@ def test_dropped_groups_make_room_for_others() -> None:
     end(schedule, 4, 5)
     assert schedule.take() == [4, 5]
     assert sorted(schedule.train()) == [2, 3, 4, 5]
-    assert schedule.num_dropped == 2
+    assert schedule.dropped == [2, 3]
     assert schedule.admit() == [6, 7, 8, 9]
 
 

@@ -25,6 +25,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import (
     AgentSource,
     DemonstrationSource,
@@ -61,8 +62,15 @@ class Inputs:
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
 
-    def source(self, plan: RunPlan, generator: GeneratorGroup | None, clock: PhaseClock, progress: Progress) -> Source:
-        """Where the samples of the steps come from."""
+    def source(
+        self,
+        plan: RunPlan,
+        generator: GeneratorGroup | None,
+        clock: PhaseClock,
+        progress: Progress,
+        replayed: RecordedSchedule | None = None,
+    ) -> Source:
+        """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts."""
         recipe = plan.recipe
         if self.demonstrations is not None:
             return DemonstrationSource(demonstrations=self.demonstrations, stream=self.stream)
@@ -86,6 +94,7 @@ class Inputs:
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
             overlaps=plan.overlaps,
+            replayed=replayed,
         )
 
     def evaluator(

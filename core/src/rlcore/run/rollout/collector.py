@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.replay import ReplayRun, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.run.rollout.turns import TurnOptions, Turns
@@ -67,20 +69,22 @@ class RolloutCollector:
 
     def run_of(self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False) -> EpisodeRun:
         """The episodes of a schedule; `plan_of` returns what the groups of a step begin with, steps counted from 0. With
-        `overlaps` the generator goes on while others train."""
+        `overlaps` the generator goes on while others train. A schedule of a file is replayed."""
+        replays = isinstance(schedule, ReplaySchedule)
         policy, group_size = schedule.policy, self.samples_per_prompt
         plans = StepPlans(plan_of, policy.groups_per_step, group_size)
         num_samples = policy.groups_per_step * group_size
         failures = MaskedFailures(
             num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
         )
-        turns = Turns(
+        make_turns = partial(ReplayTurns, recorded=schedule.recorded) if isinstance(schedule, ReplaySchedule) else Turns
+        turns = make_turns(
             options=TurnOptions(
                 sampling=self.sampling,
                 max_turns=self.max_turns,
                 history=self.history,
                 tool_parser=self.tool_parser,
-                timeout_s=self.episode_timeout_s,
+                timeout_s=None if replays else self.episode_timeout_s,
                 routed_experts=self.routed_experts,
             ),
             runner=self.episodes,
@@ -90,7 +94,7 @@ class RolloutCollector:
             num_samples=num_samples,
             on_sampled=self.progress.samples,
         )
-        return EpisodeRun(
+        return (ReplayRun if replays else EpisodeRun)(
             schedule=schedule,
             plans=plans,
             runner=self.episodes,

@@ -47,8 +47,8 @@ class Episode:
     text: str = ""
     """What the policy said in all its turns."""
     num_generated: int = 0
-    num_continued: int = 0
-    """How often a turn went on after the generator was stopped in it."""
+    cuts: list[int] = field(factory=list)
+    """Where among its tokens a turn went on after the generator was stopped in it."""
     finish_reason: FinishReason = FinishReason.ABORTED
     metrics: list[tuple[str, float]] = field(factory=list)
     """What its environment reported, in order."""
@@ -92,7 +92,7 @@ class Episode:
         if len(sampled.tokens):
             self._take(sampled)
             self.begun.append(sampled.tokens)
-            self.num_continued += 1
+            self.cuts.append(self.length)
 
     def say(self, sampled: Sampled, text: str, content: str | None = None, tool_calls: Sequence[ToolCall] = ()) -> None:
         """Append a turn of the policy, or the rest of it; `text` is the whole turn's, and `content` is it without the calls."""
@@ -159,6 +159,8 @@ class EpisodeGroup:
     """Its number in the run."""
     instead: Row | None = None
     """The row that takes the place of its own, whose prompt is over the limit."""
+    spare: int | None = None
+    """Which of the rows behind those of its step that is, counted from 0."""
     num_long: int = 0
     """Rows whose prompts were over the limit."""
     reset: ResetResult | None = None

@@ -132,6 +132,14 @@ class EpisodeRun:
         """What `make` returns of all open groups, none of which changes meanwhile."""
         return self._between(lambda: make([self._groups[number] for number in sorted(self._groups)]))
 
+    def taken(self, make: Callable[[Sequence[EpisodeGroup]], T]) -> T:
+        """What `make` returns of the groups of the batch that was taken, while nothing changes."""
+        return self._on_loop(lambda: make([self._groups[number] for number in sorted(self.schedule.training)]))
+
+    def new_group(self, number: int) -> EpisodeGroup:
+        """A group before its beginning."""
+        return EpisodeGroup(number=number)
+
     def restore(self, groups: Iterable[EpisodeGroup]) -> None:
         """Go on with the groups of a snapshot; the schedule is where it was then."""
         self._groups |= {group.number: group for group in groups}
@@ -270,7 +278,7 @@ class EpisodeRun:
 
     def _admit(self) -> None:
         """Begin the groups that may."""
-        begun = [EpisodeGroup(number=number) for number in self.schedule.admit()]
+        begun = [self.new_group(number) for number in self.schedule.admit()]
         self._groups |= {group.number: group for group in begun}
         if self._is_at_work:
             self._start(begun)
@@ -407,10 +415,12 @@ class EpisodeRun:
     def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:
         """Begin the groups at some places of a group's step with other rows, or leave them out."""
         first = number - self.plans.place_of(number)
+        num_spared = self.plans.of_step(self.plans.step_of(number)).num_spared - sum(row is not None for row in rows.values())
         for place, row in rows.items():
             group = self._groups[first + place]
             group.instead = row
             if row is not None:
+                group.spare, num_spared = num_spared, num_spared + 1
                 self.turns.lanes.add(self._reset, group, group.number)
             else:
                 group.is_left_out = True

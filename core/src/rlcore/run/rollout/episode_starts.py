@@ -1,6 +1,7 @@
 """Where episodes begin: the rows and seeds of a step's groups, and what takes the place of a row whose prompt is too long."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 from attrs import define, field, frozen
@@ -79,6 +80,10 @@ class StepPlans:
         if step not in self._plans:
             self._plans[step] = self._plan_of(step)
         return self._plans[step]
+
+    def spare(self, step: int, number: int) -> Row | None:
+        """The row with this number among those behind a step's, from 0; None where there are fewer."""
+        return next(islice(self._plan_of(step).spare, number, None), None)
 
     def step_of(self, group: int) -> int:
         """The step that a group belongs to by its number, whichever trains on it."""

@@ -60,7 +60,8 @@ def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Cal
 
 def restore_rollouts(run: EpisodeRun, saved: SavedRollouts) -> None:
     """Go on with the groups of a checkpoint, in a run whose schedule is at its position."""
-    groups = {number: EpisodeGroup(number=number) for number in (*saved.position.running, *saved.position.complete)}
+    numbers = {*run.schedule.running, *saved.position.complete}
+    groups = {number: run.new_group(number) for number in numbers}
     for number, pickled in saved.groups.items():
         groups[number], heard = _loads(pickled)
         for episode, state in heard.items():

@@ -63,9 +63,9 @@ class Schedule:
         self._at = Position() if position is None else position
         self._training: dict[int, int] = {}
         """Groups of the batch that was taken and is not yet trained on."""
-        self.num_dropped = 0
+        self.dropped: list[int] = []
         """Groups that were given up since the last step, being too old."""
-        self.num_refilled = 0
+        self.refilled: list[int] = []
         """Groups that were replaced since the last step, having no signal."""
 
     @property
@@ -87,6 +87,20 @@ class Schedule:
     def num_complete(self) -> int:
         """Groups that have ended and wait for a step."""
         return len(self._at.complete)
+
+    @property
+    def num_open(self) -> int:
+        """Groups that run, or have ended and wait for a step."""
+        return len(self._at.running) + len(self._at.complete)
+
+    @property
+    def training(self) -> Collection[int]:
+        """The groups of the batch that was taken and is not yet trained on."""
+        return self._training.keys()
+
+    def began(self, number: int) -> int:
+        """How many steps were trained when a group of that batch began."""
+        return self._training[number]
 
     @property
     def is_stuck(self) -> bool:
@@ -124,10 +138,10 @@ class Schedule:
         if has_signal or self.policy.max_refills is None:
             self._at.complete[number] = begun
             return True
-        self.num_refilled += 1
-        if self.num_refilled > self.policy.max_refills:
+        self.refilled.append(number)
+        if len(self.refilled) > self.policy.max_refills:
             raise RewardError(
-                f"step {self._at.trained + 1}: the rewards were all equal in each of {self.num_refilled} groups that were "
+                f"step {self._at.trained + 1}: the rewards were all equal in each of {len(self.refilled)} groups that were "
                 f"replaced, and {len(self._at.complete)} of {self.policy.groups_per_step} groups have a signal; expected at "
                 f"most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make the tasks easier or harder, "
                 "raise rollout.samples_per_prompt or that ratio, or keep such groups (rollout.refill_equal_rewards)"
@@ -152,9 +166,9 @@ class Schedule:
         return {
             "async/staleness_mean": sum(staleness) / len(staleness),
             "async/staleness_max": float(max(staleness)),
-            "async/groups_dropped": float(self.num_dropped),
-            "async/groups_refilled": float(self.num_refilled),
-            "async/groups_open": float(len(self._at.running) + len(self._at.complete)),
+            "async/groups_dropped": float(len(self.dropped)),
+            "async/groups_refilled": float(len(self.refilled)),
+            "async/groups_open": float(self.num_open),
         }
 
     def train(self) -> list[int]:
@@ -164,13 +178,13 @@ class Schedule:
         closed = list(self._training)
         self._training.clear()
         at.trained += 1
-        self.num_dropped = self.num_refilled = 0  # those of the next batch are counted from here on
+        self.dropped, self.refilled = [], []  # those of the next batch are counted from here on
         if policy.on_stale == "drop":
             for groups in (at.running, at.complete):
                 stale = [number for number, begun in groups.items() if at.trained - begun > policy.max_staleness]
                 for number in stale:
                     del groups[number]
-                self.num_dropped += len(stale)
+                self.dropped += stale
                 closed += stale
         return closed
 

@@ -20,11 +20,16 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics
+from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
 from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import RolloutBatch, Row, SamplingParams, capabilities
 from rlcore.spi.arrays import Int64Array
+
+MAX_SHOWN = 5
+"""Groups that a note names."""
 
 
 def collector_of(
@@ -119,6 +124,10 @@ class Source(ABC):
     def make_way(self) -> None:  # noqa: B027 - likewise
         """The weights are about to change: pause, unless the generator takes them in flight."""
 
+    def recorded(self) -> StepRecord | None:
+        """What a replay has to know of the last samples; None where they follow from the step alone."""
+        return None
+
     def state(self) -> bytes | None:
         """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
         return None
@@ -141,17 +150,22 @@ class RolloutSource(Source):
         policy: SchedulePolicy,
         restarts: bool,
         overlaps: bool,
+        replayed: RecordedSchedule | None = None,
     ) -> None:
         """`kept` int64 [P] are the rows within the limits. `restarts` begins unfinished samples again after each step; else
-        they go on. `overlaps` lets the generator go on while others train."""
+        they go on. `overlaps` lets the generator go on while others train. A schedule that is `replayed` decides both."""
         self._collector = collector
         self._rows = rows
         self._kept = kept
         self._stream = stream
         self._seed = seed
         self._policy = policy
-        self._restarts = restarts
-        self._overlaps = overlaps
+        self._restarts = restarts and replayed is None
+        self._overlaps = overlaps and replayed is None
+        self._replayed = replayed
+        self._is_exact = True
+        """Whether the replay has been what the file's run was."""
+        self._record: StepRecord | None = None
         self._run = self._run_at(self._position(0))
         self._version_of_step: dict[int, int] = {}
         """The weights that each of the last steps began with."""
@@ -178,12 +192,16 @@ class RolloutSource(Source):
         collected = evolve(collected, weight_version=weight_version)
         if self._policy.is_synchronous:
             return collected
-        rescores = self._policy.on_stale == "rescore"
-        return evolve(
-            collected,
-            schedule_metrics=schedule.metrics(),
-            oldest_version=self._version_of_step.get(step - 1 - self._policy.max_staleness, 0) if rescores else 0,
+        oldest = 0
+        if self._policy.on_stale == "rescore":
+            oldest = self._version_of_step.get(step - 1 - self._policy.max_staleness, 0)
+        reasons = self._run.turns.failures.reasons
+        metrics, record = self._run.taken(
+            lambda groups: (schedule.metrics(), step_record(schedule, groups, reasons, weight_version))
         )
+        self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+        self._compare(self._record)
+        return evolve(collected, schedule_metrics=metrics, oldest_version=oldest)
 
     def trained(self) -> None:
         """Close the step's groups, and those that are too old for the next step."""
@@ -195,6 +213,10 @@ class RolloutSource(Source):
         oldest = self._run.schedule.trained - self._policy.max_staleness
         self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
         self._next_of_step = self._run.schedule.next_number
+
+    def recorded(self) -> StepRecord | None:
+        """What the last step was trained on, unless that is what began with it."""
+        return self._record
 
     def pause(self) -> None:
         """What has not ended goes on with the next stream."""
@@ -208,7 +230,7 @@ class RolloutSource(Source):
     def state(self) -> bytes | None:
         """The open groups, and the position in the data. At a staleness of 0 a step begins again as a whole, so that it is the
         one that it would have been."""
-        if self._policy.max_staleness:
+        if self._policy.max_staleness or self._replayed is not None:
             return dumps(save_rollouts(self._run, self._version_of_step, self._collector.progress.note))
         trained = self._run.schedule.trained
         if self._next_of_step == trained * self._policy.groups_per_step:
@@ -223,7 +245,31 @@ class RolloutSource(Source):
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
     def _run_at(self, position: Position) -> EpisodeRun:
-        return self._collector.run_of(Schedule(self._policy, position), self._plan_of, overlaps=self._overlaps)
+        replayed, policy = self._replayed, self._policy
+        schedule = Schedule(policy, position) if replayed is None else ReplaySchedule(policy, replayed, position)
+        return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
+
+    def _compare(self, record: StepRecord) -> None:
+        """Note, once, from which step on a replay is another run than the file's."""
+        if self._replayed is None or not self._is_exact:
+            return
+        expected = self._replayed.steps[record.step - 1]
+        num_in_flight = sum(sample.in_flight for group in expected.groups for sample in group.samples)
+        others = differing(record, expected)
+        if num_in_flight:
+            reason = f"{num_in_flight} samples saw new weights in the middle of a turn, which no replay repeats"
+        elif others:
+            shown = ", ".join(map(str, others[:MAX_SHOWN])) + (", …" if len(others) > MAX_SHOWN else "")
+            reason = (
+                f"the tokens of {len(others)} groups are others than the file's ({shown}), by rounding, by an environment that "
+                "answered otherwise, or by what differs in recipe, data or model"
+            )
+        else:
+            return
+        self._is_exact = False
+        self._collector.progress.note(
+            f"replay, step {record.step}: {reason}. From here on it equals other replays of the file, not the run that wrote it"
+        )
 
     def _plan_of(self, step: int) -> StepPlan:
         indices = self._kept[self._stream.indices(step)]

@@ -274,7 +274,7 @@ class Turns:
             Wanted(
                 prompt=episode.context(),
                 seed=seed_after(self._seed_of(episode.number, episode.turn), episode.num_begun),
-                max_tokens=episode.turn_budget,
+                max_tokens=self._limit(episode),
                 sampling=self._options.sampling,
                 owner=episode,
                 routed_experts=self._options.routed_experts,
@@ -304,11 +304,19 @@ class Turns:
         self._wanted.discard(episode.number)
         if episode.begun:
             sampled = until_stop(episode.begun, sampled, self._tokenizer.decode)
-        if sampled.finish_reason == FinishReason.ABORTED:  # its turn goes on in the next stream
+        if self._is_cut(episode, sampled):
             episode.begin_turn(sampled)
             self._ask([episode])
         else:
             self._say(episode, sampled)
+
+    def _limit(self, episode: Episode) -> int:
+        """Most tokens to ask for."""
+        return episode.turn_budget
+
+    def _is_cut(self, episode: Episode, sampled: Sampled) -> bool:  # noqa: ARG002 - a replay looks where it is
+        """Whether a turn is to go on behind what came of it."""
+        return sampled.finish_reason == FinishReason.ABORTED
 
     # In the generator's threads.
 

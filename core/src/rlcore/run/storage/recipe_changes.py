@@ -1,7 +1,7 @@
 """A resumed run's recipe beside the one that it ran with before: what is different, and what of it makes another run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,12 @@ class Change:
 
     @property
     def makes_another_run(self) -> bool:
-        """Whether a run with the new value is not the one that was begun; of a section, with a key in it."""
-        within = (f"{self.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{self.key}.") for key in ANOTHER_RUN)
-        return any(within)
+        """Whether a run with the new value is not the one that was begun."""
+        return self.is_of(ANOTHER_RUN)
+
+    def is_of(self, keys: Iterable[str]) -> bool:
+        """Whether the key is one of these, or in a section of them; of a section, whether one of them is in it."""
+        return any(f"{self.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{self.key}.") for key in keys)
 
     def __str__(self) -> str:
         if SECTION in (self.before, self.after):

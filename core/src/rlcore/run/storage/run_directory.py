@@ -4,6 +4,7 @@ recipe.toml        the resolved recipe          metrics.jsonl      one line a st
 environment.json   versions of everything       summary.json       the run's final figures
 rollouts/          step-000010.parquet          checkpoints/       step-000010/
 recipe-001.toml    what it was before a resumption changed it
+schedule.jsonl     what a replay has to know of each step, where generation runs ahead of training
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
@@ -35,6 +36,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
+from rlcore.run.storage.schedule_file import begin_schedule, rewind_schedule
 from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem
 
 LAST_SAVED = ".last-saved"
@@ -77,6 +79,10 @@ class RunDirectory:
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def schedule_file(self) -> Path:
+        return self.path / "schedule.jsonl"
 
     @property
     def recipe_file(self) -> Path:
@@ -124,6 +130,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         self._write_recipe(plan.resolved, step)
+        begin_schedule(self.schedule_file, plan, step)
         distributions = [entry.distribution for entry in (*plan.chosen.values(), *plan.sinks)]
         write_atomically(self.path / "environment.json", json.dumps(describe_environment(distributions), indent=2))
 
@@ -159,9 +166,10 @@ class RunDirectory:
             return None
 
     def rewind(self, step: int, *, last_rollouts: int) -> None:
-        """Forget what a resumed run will write again: metrics after `step`, and rollouts after `last_rollouts`."""
+        """Forget what a resumed run will write again: metrics after `step`, rollouts and schedule after `last_rollouts`."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+        rewind_schedule(self.schedule_file, last_rollouts)
         for file in self.rollouts.glob("step-*.parquet"):
             if (step_of(file) or 0) > last_rollouts:
                 file.unlink()

@@ -14,10 +14,12 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, CollectedRollouts, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
+from rlcore.run.rollout.schedule_record import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
 from rlcore.run.storage.mismatch_report import save_disagreement
 from rlcore.run.storage.run_directory import RunDirectory, prompt_texts
+from rlcore.run.storage.schedule_file import append_step
 from rlcore.run.train_step.mismatch import WorstSamples
 from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
 
@@ -99,6 +101,10 @@ class RunSaver:
     def save_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step, as a line of metrics.jsonl."""
         append_metrics(self.directory.metrics_file, step, metrics)
+
+    def save_schedule(self, record: StepRecord) -> None:
+        """What a replay has to know of a step, as a line of schedule.jsonl."""
+        append_step(self.directory.schedule_file, record)
 
     def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
         """The samples of a step, as Parquet."""

@@ -13,7 +13,7 @@ def rescored(samples: CollectedRollouts, trainer: TrainerGroup) -> CollectedRoll
     said, whose ratio is 1. Metric `async/tokens_rescored`: how many they are."""
     batch = samples.batch
     versions = batch.token_columns[WEIGHT_VERSIONS]
-    is_old = batch.loss_mask & (versions < samples.oldest_version)
+    is_old = samples.older_than(samples.oldest_version)
     metrics = {**samples.schedule_metrics, "async/tokens_rescored": float(is_old.sum())}
     if is_old.any():
         sequences = np.flatnonzero(np.add.reduceat(is_old.astype(np.int64), batch.offsets[:-1]))

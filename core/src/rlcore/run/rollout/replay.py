@@ -1,0 +1,199 @@
+"""A recorded schedule once more: the same groups in the same steps, and each part of a sample with the weights that it had.
+
+Nothing goes on while others train, and nothing depends on time. What a step's weights are to generate is asked for in rounds:
+a round is asked for at once, in the groups' order, when the generator has answered the one before and the environment has
+answered that. So what runs beside a sample, and with it the rounding, is the same in each replay.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import evolve
+
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.episode import Episode, EpisodeGroup
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.episode_run import EpisodeRun
+from rlcore.run.rollout.request_feed import Sampled
+from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
+from rlcore.run.rollout.schedule_record import LostRecord, RecordedSchedule
+from rlcore.run.rollout.turns import Turns
+from rlcore.spi import FinishReason
+
+
+class ReplaySchedule(Schedule):
+    """Begins and takes the groups that a file names. A batch is there once all is generated that its weights are to generate,
+    that of later batches too."""
+
+    def __init__(self, policy: SchedulePolicy, recorded: RecordedSchedule, position: Position) -> None:
+        known = {name: getattr(position, name) for name in ("running", "complete")}
+        own = {name: {key: at for key, at in groups.items() if key in recorded.groups} for name, groups in known.items()}
+        super().__init__(policy, Position(next_number=position.next_number, trained=position.trained, **own))
+        self.recorded = recorded
+        self._is_generated = False
+
+    def position(self) -> Position:
+        """Where it stands. A run that goes on from here without the file begins the groups that the file leaves open."""
+        position = super().position()
+        past = self.recorded.steps[: self.trained]
+        closed = {number for step in past for number in (*step.dropped, *step.refilled, *(one.number for one in step.groups))}
+        begun = position.running.keys() | position.complete.keys()
+        position.next_number = max([position.next_number, *(number + 1 for number in begun)])
+        left = set(range(position.next_number)) - closed - begun
+        position.running |= dict.fromkeys(sorted(left), self.trained)
+        return position
+
+    def admit(self) -> list[int]:
+        """The groups of later steps that had begun by now."""
+        at = self._at
+        later = [group for step in self.recorded.steps[at.trained :] for group in step.groups]
+        begun = {one.number: one.began for one in later if one.began <= at.trained and not self._is_open(one.number)}
+        at.running |= begun
+        at.next_number = max([at.next_number, *(step.next for step in self.recorded.steps[at.trained : at.trained + 1])])
+        return sorted(begun)
+
+    def end(self, number: int, *, has_signal: bool) -> bool:  # noqa: ARG002 - none is replaced that the file has
+        """A group has ended."""
+        return super().end(number, has_signal=True)
+
+    def generated(self) -> None:
+        """All is there that the present weights are to generate."""
+        self._is_generated = True
+
+    @property
+    def num_open(self) -> int:
+        """Groups that ran, or had ended, while the step trained."""
+        return self.recorded.steps[self.trained].num_open
+
+    def take(self) -> list[int]:
+        """The groups of the next step, with what the file's run had given up by then."""
+        step = self.recorded.steps[self.trained]
+        self.dropped, self.refilled = list(step.dropped), list(step.refilled)
+        return super().take()
+
+    def train(self) -> list[int]:
+        """The batch was trained on."""
+        self._is_generated = False
+        return super().train()
+
+    def _is_open(self, number: int) -> bool:
+        return any(number in groups for groups in (self._at.running, self._at.complete, self._training))
+
+    def _next(self) -> list[int]:
+        if self._training or not self._is_generated:
+            return []
+        return [group.number for group in self.recorded.steps[self.trained].groups]
+
+
+class ReplayTurns(Turns):
+    """Turns whose parts wait for the weights that generated them, and for their round."""
+
+    def __init__(self, *, recorded: RecordedSchedule, **options: Any) -> None:
+        super().__init__(**options)
+        self._recorded = recorded
+        self._waiting: dict[int, Episode] = {}
+        """Episodes whose next part is to be asked for, by number."""
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Called when one begins to wait."""
+
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[Episode], None]) -> None:
+        """Work on this event loop from now on."""
+        self._waiting.clear()
+        super().begin(calls, on_ended)
+
+    def all_wait(self, groups: Sequence[EpisodeGroup]) -> bool:
+        """Whether all open episodes wait, those of some groups among them: no answer is to come."""
+        if len(self._open) != len(self._waiting):
+            return False
+        return all(
+            group.has_begun and all(one.ended or one.number in self._waiting for one in group.episodes) for group in groups
+        )
+
+    def ask_due(self, num_trained: int) -> bool:
+        """Ask for the parts that the weights behind so many steps generated, a round; False where there is none."""
+        due = [self._waiting[number] for number in sorted(self._waiting) if self._span(self._waiting[number])[0] <= num_trained]
+        for episode in due:
+            del self._waiting[episode.number]
+        super()._ask(due)
+        return bool(due)
+
+    def _ask(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            lost = self._recorded.sample(episode.number).lost
+            if self._recorded.span(episode.number, episode.turn, episode.num_begun) is not None:
+                self._waiting[episode.number] = episode
+            elif lost is not None:
+                self._lose_again(episode, lost)
+            else:
+                self._end(episode)  # its tokens are others than the file's, and so are its turns
+        self.on_waiting()
+
+    def _span(self, episode: Episode) -> tuple[int, int]:
+        span = self._recorded.span(episode.number, episode.turn, episode.num_begun)
+        assert span is not None, "what waits has a part to be generated"
+        return span
+
+    def _limit(self, episode: Episode) -> int:
+        return min(super()._limit(episode), self._span(episode)[1])
+
+    def _is_cut(self, episode: Episode, sampled: Sampled) -> bool:
+        if super()._is_cut(episode, sampled):
+            return True
+        number, num_said = len(sampled.tokens), episode.num_begun + len(sampled.tokens)
+        if sampled.finish_reason != FinishReason.LENGTH or not number < episode.turn_budget:
+            return False
+        lost = self._recorded.sample(episode.number).lost
+        goes_on = self._recorded.span(episode.number, episode.turn, num_said) is not None
+        return number == sampled.wanted.max_tokens and (goes_on or (lost is not None and lost.in_turn))
+
+    def _take(self, sampled: Sampled) -> None:
+        if sampled.finish_reason == FinishReason.ABORTED:  # stopped where the file has no stop: that part begins again
+            sampled = evolve(sampled, tokens=sampled.tokens[:0])
+        super()._take(sampled)
+
+    def _say(self, episode: Episode, sampled: Sampled) -> None:
+        super()._say(episode, sampled)
+        sample = self._recorded.sample(episode.number)
+        is_last = episode.turn + 1 == len(sample.turns)
+        if sample.lost is not None and is_last and not sample.lost.in_turn and episode.length >= sample.lost.length:
+            self._lose_again(episode, sample.lost)
+
+    def _lose_again(self, episode: Episode, lost: LostRecord) -> None:
+        episode.timed_out = lost.timed_out
+        self._lose(episode, lost.reason)
+
+
+class ReplayRun(EpisodeRun):
+    """Groups as a file has them."""
+
+    schedule: ReplaySchedule
+    turns: ReplayTurns
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.turns.on_waiting = self._look
+
+    def new_group(self, number: int) -> EpisodeGroup:
+        """A group before its beginning, with the row that it has in the file."""
+        record = self.schedule.recorded.groups[number]
+        instead = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
+        return EpisodeGroup(
+            number=number, instead=instead, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
+        )
+
+    async def _reset(self, group: EpisodeGroup) -> None:
+        failed = self.schedule.recorded.groups[group.number].failed
+        if failed is None:
+            await super()._reset(group)
+        elif self._groups.get(group.number) is group:
+            self._fail_group(group, Failure(reason=failed))
+
+    def _on_ended(self, episode: Episode) -> None:
+        super()._on_ended(episode)
+        self._look()
+
+    def _look(self) -> None:
+        running = [self._groups[number] for number in self.schedule.running]
+        if self.turns.all_wait(running) and not self.turns.ask_due(self.schedule.trained):
+            self.schedule.generated()
+        super()._look()
