@@ -49,4 +49,5 @@ class ModelConfig:
     chat_template: Annotated[str, not_empty("Leave the key out for the tokenizer's own template.")] | None = None
     """A Jinja chat template in place of the tokenizer's own."""
     chat_template_kwargs: TemplateVariables = field(factory=dict)
-    """Variables that the chat template reads, such as enable_thinking = false for Qwen3's."""
+    """Variables that the chat template reads, such as enable_thinking = false for Qwen3's. A template that asks for the date is
+    told 26 July 2024, so that prompts are the same on any day; Llama's take another one from a variable date_string."""

@@ -11,7 +11,7 @@ from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import Split, row_name
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
-from rlcore.run.data.tokenizer import Tokenizer, reads
+from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, gather_ragged
 
 CHUNK_ROWS = 2048
@@ -46,12 +46,7 @@ class Demonstrations:
 
 def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> list[Sequence[int]]:
     """Tokens of each prompt. Text is encoded as it is, after the beginning-of-sequence token where the tokenizer's own
-    settings want one; messages go through the chat template; tokens stay. DataError for tools that the template never shows."""
-    if any(prompt.tools for prompt in prompts) and not reads("tools", tokenizer.chat_template):
-        raise spi.DataError(
-            "a prompt has tools, but the chat template never shows any. Set model.chat_template to one that does, or let the "
-            "environment describe them in a message and read the calls itself"
-        )
+    settings want one; messages go through the chat template; tokens stay. DataError where that leaves something out."""
     texts = [
         prompt.text if prompt.messages is None else tokenizer.render_chat(prompt.messages, prompt.tools) for prompt in prompts
     ]

@@ -1,17 +1,17 @@
 """Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rlcore.config.model import ModelConfig
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
-from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
+from rlcore.run.data.chat_template import ChatTemplate, reads
+from rlcore.spi import ConfigError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
 
@@ -51,7 +51,8 @@ class Tokenizer(Protocol):
         """The chat template, for those who look at what it has in it; None where there is none."""
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none."""
+        """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none, or it
+        leaves out what it is given."""
 
 
 def texts_of(result: GenerateResult, tokenizer: Tokenizer) -> list[str]:
@@ -70,6 +71,11 @@ class PretrainedTokenizer:
     """The model that the tokenizer belongs to."""
     vocab_size: int | None
     """Tokens that the model has, by its config.json; None where that says nothing."""
+    _chat: ChatTemplate = field(init=False)
+
+    @_chat.default
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(backend=self.backend, variables=self.model.chat_template_kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process reads the model's files itself: code that they bring cannot be pickled."""
@@ -106,23 +112,7 @@ class PretrainedTokenizer:
         return None if template is None else str(template)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        if self.backend.chat_template is None:
-            raise DataError(
-                "a prompt is a list of chat messages, but the tokenizer has no chat template. Set model.chat_template "
-                "to one, or give prompts as plain text"
-            )
-        conversation = [dict(message) for message in messages]
-        try:
-            text = self.backend.apply_chat_template(
-                conversation,
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.model.chat_template_kwargs,
-            )
-        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
-            raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
-        return str(text)
+        return self._chat.render(messages, tools)
 
 
 def is_here(model: ModelConfig) -> bool:
@@ -201,11 +191,6 @@ def _check_template_variables(template: object, model: ModelConfig) -> None:
                 for name in unread
             ]
         )
-
-
-def reads(name: str, template: str | None) -> bool:
-    """Whether a variable occurs in a template."""
-    return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
 
 
 def _model_error(found: str, expected: str, remedy: str) -> ModelError:

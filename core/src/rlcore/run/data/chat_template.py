@@ -1,0 +1,87 @@
+"""Messages through a tokenizer's chat template, and nothing of them left out."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from attrs import field, frozen
+
+from rlcore.spi import DataError
+
+TODAY = date(2024, 7, 26)
+"""What templates that ask for the date are told, so that a prompt is the same on each day of a run, and of one that is resumed.
+Llama's take it where they know no date."""
+PROBE = "rlcore-probe-7391"
+"""Stands for a message's content where only its place is wanted."""
+
+
+@frozen(kw_only=True, eq=False)
+class ChatTemplate:
+    """The chat template of a `transformers` tokenizer."""
+
+    backend: Any
+    """The tokenizer."""
+    variables: Mapping[str, Any]
+    """What the template reads besides messages and tools."""
+    _shown: set[tuple[str, bool]] = field(factory=set, init=False)
+    """Roles whose messages are shown, and whether as the first one."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """Messages up to where the assistant's answer begins. DataError where there is no template, and where it refuses what
+        it is given or passes over it."""
+        template = self.backend.chat_template
+        if template is None:
+            raise DataError(
+                "a prompt is a list of chat messages, but the tokenizer has no chat template. Set model.chat_template "
+                "to one, or give prompts as plain text"
+            )
+        if tools and not reads("tools", str(template)):
+            raise DataError(
+                "a prompt has tools, but the chat template never shows any. Set model.chat_template to one that does, or "
+                "describe them in a message and read the calls in the answer"
+            )
+        if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", str(template)):
+            raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
+        conversation = [dict(message) for message in messages]
+        text = self._render(conversation, tools)
+        for number, message in enumerate(conversation):
+            role = str(message.get("role"))
+            if role not in ("user", "assistant") and (role, number == 0) not in self._shown:
+                self._require_shown(conversation, number, role, tools)
+        return text
+
+    def _require_shown(self, conversation: Sequence[dict[str, Any]], number: int, role: str, tools: Sequence[Any]) -> None:
+        """DataError where the template passes over a message: many know no role but four."""
+        probed = [*conversation[:number], conversation[number] | {"content": PROBE}, *conversation[number + 1 :]]
+        try:
+            is_shown = PROBE in self._render(probed, tools)
+        except DataError:  # it looks into the content
+            return
+        if not is_shown:
+            place = "" if number == 0 else " behind the first message"
+            raise DataError(
+                f"the chat template leaves out what has the role {role!r}{place}. Give it another role, such as 'system' or "
+                "'user', or set model.chat_template to one that shows it"
+            )
+        self._shown.add((role, number == 0))
+
+    def _render(self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
+        try:
+            text = self.backend.apply_chat_template(
+                list(conversation),
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **today,
+                **self.variables,
+            )
+        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+            raise DataError(f"the chat template refuses the messages {conversation!r:.200}: {error}") from error
+        return str(text)
+
+
+def reads(name: str, template: str | None) -> bool:
+    """Whether a variable occurs in a template."""
+    return re.search(rf"\b{re.escape(name)}\b", template or "") is not None
