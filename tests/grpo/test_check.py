@@ -19,3 +19,10 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
         (problem,) = check(context, wrong)
         assert problem.path == "algorithm.grpo.constant_length"
         assert "rollout.max_response_tokens" in problem.remedy
+
+
+def test_turns_are_compared_where_there_are_several():
+    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8)
+    (problem,) = check(context, GrpoConfig(advantage_per="turn"))
+    assert problem.path == "algorithm.grpo.advantage_per"
+    assert not check(evolve(context, max_turns=2), GrpoConfig(advantage_per="turn"))
