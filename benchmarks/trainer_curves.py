@@ -1,4 +1,4 @@
-"""Rewards and held-out accuracies of the demo under several trainers or generators, in one figure; a thin line for each seed.
+"""Rewards and held-out accuracies of the demo under several settings, in one figure; a thin line for each seed.
 
     for seed in 0 1 2; do
         python demo/run.py --seed $seed --trainer fsdp2 --directory runs/fsdp2
@@ -6,12 +6,14 @@
     done
     python benchmarks/trainer_curves.py docs/trainers.svg fsdp2=runs/fsdp2 megatron=runs/megatron
 
-Rewards are means over ten steps.
+The first three sides are whole lines of three colours, the next three dashed, the last three dotted. Rewards are means over ten
+steps.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def points(run: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[flo
 def draw(sides: dict[str, Path]) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     rewards, accuracies = figure.subplots(1, 2)
-    for (label, directory), colour, style in zip(sides.items(), COLOURS, STYLES, strict=False):
+    for (label, directory), (style, colour) in zip(sides.items(), product(STYLES, COLOURS), strict=False):
         for number, run in enumerate(records(directory)):
             options: dict[str, Any] = {"color": colour, "linestyle": style, "linewidth": 1.2}
             options |= {"label": label} if number == 0 else {}
@@ -62,6 +64,8 @@ def main() -> None:
     arguments = parser.parse_args()
     mpl.rcParams["svg.hashsalt"] = "rlcore"  # the same curves make the same file
     sides = dict(side.split("=", 1) for side in arguments.sides)
+    if len(sides) > len(STYLES) * len(COLOURS):
+        parser.error(f"found {len(sides)} sides; expected at most {len(STYLES) * len(COLOURS)}")
     draw({label: Path(directory) for label, directory in sides.items()}).savefig(arguments.output, metadata={"Date": None})
 
 
