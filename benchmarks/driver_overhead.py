@@ -21,9 +21,10 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.rollout import collector
+from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.train import train
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, hookimpl
+from rlcore.spi import GenerateRequest, GenerateResult, hookimpl
 from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
@@ -64,14 +65,10 @@ class TimedGenerator(FakeGenerator):
     """Adds up the CPU seconds that its samples take: a stream waits for the driver besides."""
 
     seconds = 0.0
-    longest = NUM_TOKENS
-    """Tokens of a turn."""
 
     def sample_instantly(self, request: GenerateRequest, limits: Int64Array) -> GenerateResult:
         start = time.thread_time()
-        result = super().sample_instantly(request, np.minimum(limits, self.longest))
-        cut = np.where(limits > self.longest, FinishReason.ABORTED, result.finish_reasons).astype(np.uint8)
-        result = evolve(result, finish_reasons=cut)
+        result = super().sample_instantly(request, limits)
         TimedGenerator.seconds += time.thread_time() - start
         return result
 
@@ -81,10 +78,11 @@ class TimedEpisodes(EpisodeRun):
 
     seconds = 0.0
 
-    def run(self, *arguments: Any) -> None:
+    def collect(self, *arguments: Any) -> list[EpisodeGroup]:
         start = time.process_time() - TimedGenerator.seconds
-        super().run(*arguments)
+        groups = super().collect(*arguments)
         TimedEpisodes.seconds += time.process_time() - TimedGenerator.seconds - start
+        return groups
 
 
 class BackendSeconds:
@@ -130,7 +128,6 @@ class StepSeconds(Progress):
 
 def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, float]:
     """Median CPU seconds of a step outside the backends, and those of them that its episodes take."""
-    TimedGenerator.longest = NUM_TOKENS if num_turns == 1 else NUM_TOKENS // num_turns - LONGEST_ANSWER
     collector.EpisodeRun = TimedEpisodes  # type: ignore[attr-defined]
     backends = BackendSeconds()
     registry = Registry.from_providers(
@@ -153,6 +150,7 @@ def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, f
             f"rollout.max_turns={num_turns}",
             f"environment.fake.num_turns={num_turns}",
             f"rollout.max_response_tokens={NUM_TOKENS}",
+            f"rollout.max_turn_tokens={NUM_TOKENS if num_turns == 1 else NUM_TOKENS // num_turns - LONGEST_ANSWER}",
         ]
         prepared = prepare(recipe, overrides, registry=registry)
         train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
@@ -160,11 +158,11 @@ def measure(num_rollouts: int, num_turns: int, num_steps: int) -> tuple[float, f
 
 
 def copy_floor_s(num_tokens: int) -> float:
-    """Seconds to copy a step's columns once."""
+    """CPU seconds to copy a step's columns once."""
     source = np.ones(num_tokens * BYTES_PER_TOKEN, np.uint8)
-    start = time.perf_counter()
+    start = time.process_time()
     source.copy()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main() -> None:

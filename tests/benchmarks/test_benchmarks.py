@@ -27,6 +27,7 @@ TRIED = {
     "residency.py",
     "sampling_precision.py",
     "scale_sim.py",
+    "slow_tools.py",
     "train_step.py",
     "trainer_curves.py",
 }
@@ -58,8 +59,18 @@ def test_balancing(script: Script) -> None:
     assert len(re.findall(r"512 +8 .* rlcore +0\.\d+%", script("balancing.py", "--quick"))) == 2
 
 
-def test_driver_overhead(script: Script) -> None:
-    assert len(rows(script("driver_overhead.py", "--quick"), "64 ")["64 "]) == 4
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_driver_overhead(script: Script, num_turns: int) -> None:
+    figures = rows(script("driver_overhead.py", "--quick", "--turns", num_turns), "64 ")["64 "]
+    assert all(float(figure) > 0 for figure in figures[:3])
+
+
+def test_slow_tools(script: Script) -> None:
+    tables = script("slow_tools.py", "--quick").split("with one tool")
+    found = rows(tables[0], "lockstep ", "rlcore, staleness 0", "rlcore, staleness 1", "tools at once")
+    assert {len(figures) for figures in found.values()} == {5}
+    found = rows(tables[1], "staleness 0", 'staleness 1, "wait"', 'staleness 1, "drop"', 'staleness 1, "rescore"')
+    assert {len(figures) for figures in found.values()} == {4}
 
 
 def test_scale_sim(script: Script) -> None:

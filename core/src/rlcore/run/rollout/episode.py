@@ -1,6 +1,7 @@
 """One episode as data: what it has read and said, and where it goes on. It can be left at any moment and taken up again."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,7 @@ class Episode:
 
     def read(self, tokens: Int32Array) -> None:
         """Append what the environment shows."""
-        number = len(tokens)
-        self._append(tokens, np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32))
+        self._append(tokens, *_not_generated(len(tokens)))
 
     def begin_turn(self, sampled: Sampled) -> None:
         """Append what of a turn was said before the generator was stopped."""
@@ -151,6 +151,15 @@ class Episode:
         self.length += len(tokens)
 
 
+@lru_cache(maxsize=64)
+def _not_generated(number: int) -> tuple[Float32Array, Int32Array]:
+    """Log-probabilities and weight versions of so many tokens that the policy did not say, which many episodes share."""
+    columns = np.zeros(number, np.float32), np.full(number, NOT_GENERATED, np.int32)
+    for column in columns:
+        column.flags.writeable = False
+    return columns
+
+
 @define(kw_only=True, eq=False)
 class EpisodeGroup:
     """The samples of one row, which share its prompt."""
@@ -172,6 +181,8 @@ class EpisodeGroup:
     episodes: list[Episode] = field(factory=list)
     """Empty until the environment has begun, and where it is left out."""
     max_turn_tokens: int | None = None
+    _first_open: int = 0
+    """All episodes before this one have ended."""
 
     @property
     def has_begun(self) -> bool:
@@ -190,6 +201,12 @@ class EpisodeGroup:
         self.prompt, self.reset, self.max_turn_tokens = prompt, reset, max_turn_tokens
         first = self.number * group_size
         self.episodes = [self._episode(number, budget) for number in range(first, first + group_size)]
+
+    def all_ended(self) -> bool:
+        """Whether all episodes have ended. It is asked at the end of each, and looks at each once."""
+        while self._first_open < len(self.episodes) and self.episodes[self._first_open].ended:
+            self._first_open += 1
+        return self._first_open == len(self.episodes)
 
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""

@@ -305,7 +305,7 @@ class EpisodeRun:
 
     def _on_ended(self, episode: Episode) -> None:
         group = self._groups[episode.number // self._group_size]
-        if all(episode.ended for episode in group.episodes):
+        if group.all_ended():
             self._end_group(group)
 
     def _end_group(self, group: EpisodeGroup) -> None:
@@ -409,7 +409,7 @@ class EpisodeRun:
 
     def _go_on_together(self, cohort: Cohort) -> None:
         """Ask for the first turns of groups, once all of them have begun."""
-        if all(group.has_begun for group in cohort.groups):
+        if cohort.all_begun():
             self.turns.go_on([episode for group in cohort.groups for episode in group.episodes if not episode.ended])
 
     def _give_places(self, number: int, rows: Mapping[int, Row | None]) -> None:

@@ -124,6 +124,14 @@ class Cohort:
     """Whether some group has a prompt within the limit."""
     _long: dict[int, tuple[Row, int]] = field(factory=dict)
     """By their place: the row, and the tokens of its prompt."""
+    _first_unknown: int = 0
+    """All groups before this one have begun."""
+
+    def all_begun(self) -> bool:
+        """Whether all groups have begun. It is asked at the beginning of each, and looks at each once."""
+        while self._first_unknown < len(self.groups) and self.groups[self._first_unknown].has_begun:
+            self._first_unknown += 1
+        return self._first_unknown == len(self.groups)
 
     def begun(self) -> Mapping[int, Row | None]:
         """A group's prompt is within the limit, or its environment failed. Returns as `too_long`."""

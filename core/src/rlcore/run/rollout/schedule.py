@@ -1,5 +1,6 @@
 """Which groups may begin, which of them make the next step's batch, and which are too old to train on: data and rules alone."""
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Literal
 
@@ -191,15 +192,17 @@ class Schedule:
     def _next(self) -> list[int]:
         at, policy = self._at, self.policy
         num_groups = policy.groups_per_step
-        oldest = sorted(at.complete.items(), key=lambda group: (group[1], group[0]))[:num_groups]
-        if self._training or len(oldest) < num_groups:
-            return []
+        if self._training or len(at.complete) < num_groups:
+            return []  # before anything is counted: it is asked at the end of each group
         if policy.on_stale == "wait":
-            open_since = [*at.running.values(), *at.complete.values()]
+            complete, running = Counter(at.complete.values()), Counter(at.running.values())
             for later in range(policy.max_staleness + 1):
                 # What has to be trained on by the step that is so much later, and what the steps after this one can take of it.
                 last = at.trained + later - policy.max_staleness
-                num_due = sum(begun <= last for begun in open_since) - later * num_groups
-                if sum(begun <= last for _, begun in oldest) < num_due:
+                num_complete, num_running = (
+                    sum(number for begun, number in groups.items() if begun <= last) for groups in (complete, running)
+                )
+                if min(num_complete, num_groups) < num_complete + num_running - later * num_groups:
                     return []
-        return [number for number, _ in oldest]
+        oldest = sorted((begun, number) for number, begun in at.complete.items())
+        return [number for _, number in oldest[:num_groups]]
