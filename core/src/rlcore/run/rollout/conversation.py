@@ -132,8 +132,8 @@ class Conversations:
         self._ends |= dict.fromkeys(episodes)
 
     def state(self, episode: int) -> tuple[Conversation | None, int | None]:
-        """What `restore` needs."""
-        return self._conversations[episode], self._ends[episode]
+        """What `restore` needs; of an episode that its environment could not begin too."""
+        return self._conversations.get(episode), self._ends.get(episode)
 
     def restore(self, episode: int, state: tuple[Conversation | None, int | None]) -> None:
         """Go on with a conversation that was left."""

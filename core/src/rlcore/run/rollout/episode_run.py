@@ -134,7 +134,7 @@ class EpisodeRun:
 
     def taken(self, make: Callable[[Sequence[EpisodeGroup]], T]) -> T:
         """What `make` returns of the groups of the batch that was taken, while nothing changes."""
-        return self._on_loop(lambda: make([self._groups[number] for number in sorted(self.schedule.training)]))
+        return self._between(lambda: make([self._groups[number] for number in sorted(self.schedule.training)]))
 
     def new_group(self, number: int) -> EpisodeGroup:
         """A group before its beginning."""
