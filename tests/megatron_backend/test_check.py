@@ -77,7 +77,8 @@ def test_what_any_trainer_refuses_of_a_model_is_refused(texts, models) -> None:
         "model.dtype: found float16; expected float32 or bfloat16. Set model.dtype to bfloat16: gradients in float16 would "
         "need a loss scale",
         f"{models() / 'config.json'}: found max_position_embeddings = 128; expected at least 129, the longest sequence of the "
-        "recipe. Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
+        "recipe. Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or --max-length of `rlcore serve`, or use "
+        "another model",
     ]
 
 

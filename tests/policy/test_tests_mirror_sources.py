@@ -26,7 +26,7 @@ THROUGH = {
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns",
     "core/sessions/test_served_model.py": "core/sessions/continuation core/sessions/record",
     "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
-    "system/test_serving.py": "core/serve/generator_server",
+    "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",

@@ -136,7 +136,7 @@ WRONG = {"weight_version": 3, "digests": {"a": 1, "b": 2, "c": 3}}
         ("finish", {"weight_version": 2, "digests": {}}, "acknowledges other weights", False),
         ("/reset_prefix_cache", {"success": False}, "did not drop its caches. It stays paused", False),
         ("/pause", 500, "/pause: HTTP 500: a detail", False),
-        ("/pause", 404, "expected a server that `rlcore serve` started", False),
+        ("/pause", 404, "expected a server of vLLM", False),
     ],
 )
 def test_a_mirror_that_cannot_follow_is_a_warning_or_an_error(

@@ -13,9 +13,16 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, replica_devices
 
 
+def settings_of(device, length=100, channel="in_process", **options):
+    rank_info = RankInfo(device=device)
+    context = GeneratorContext(
+        model=ModelSpec(path="x"), rank_info=rank_info, seed=0, max_sequence_length=length, channel=channel
+    )
+    return engine_settings(context, VllmConfig(**options))
+
+
 def arguments_of(device, length=100, **options):
-    context = GeneratorContext(model=ModelSpec(path="x"), rank_info=RankInfo(device=device), seed=0, max_sequence_length=length)
-    return engine_settings(context, VllmConfig(**options)).arguments
+    return settings_of(device, length, **options).arguments
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -48,6 +55,15 @@ def test_the_head_computes_in_float32_unless_the_section_says_otherwise():
     assert arguments_of("cuda")["hf_overrides"] == {"head_dtype": "float32"}
     assert arguments_of("cuda", engine=own)["hf_overrides"] == {"head_dtype": "float32", "rope_theta": 5.0}
     assert arguments_of("cpu", engine={"hf_overrides": {"head_dtype": "model"}})["hf_overrides"] == {"head_dtype": "model"}
+
+
+def test_an_engine_that_no_trainer_refits_reads_the_model_as_it_is():
+    """An output head that is quantised knows no dtype but its own, and nobody puts the engine to sleep."""
+    settings = settings_of("cuda", channel=None, engine={"block_size": 32})
+    assert not settings.in_process
+    found = {name: settings.arguments[name] for name in ("load_format", "hf_overrides", "enable_sleep_mode", "block_size")}
+    assert found == {"load_format": "auto", "hf_overrides": {}, "enable_sleep_mode": False, "block_size": 32}
+    assert (arguments_of("cuda")["load_format"], arguments_of("cuda")["enable_sleep_mode"]) == ("dummy", True)
 
 
 def test_graphs_are_captured_up_to_the_largest_batch():

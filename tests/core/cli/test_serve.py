@@ -32,20 +32,35 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def test_serve_passes_on_what_it_was_given(invoke, served) -> None:
-    options = ["--checkpoint", "step-3", "--host", "::1", "--port", "9", "--name", "mine", "--generator", "gen"]
-    result = invoke("serve", "runs/demo", "a.b=1", *options, "--max-length", "7")
+    options = [
+        "--checkpoint",
+        "step-3",
+        "--host",
+        "::1",
+        "--port",
+        "9",
+        "--name",
+        "mine",
+        "--generator",
+        "gen",
+        "--api-key",
+        "k",
+    ]
+    result = invoke("serve", "runs/demo", "a.b=1", *options, "--max-length", "7", "--api-key", "k")
     assert result.exit_code == 0, result.output
     assert result.stderr == "serving some/model on http://::1:9 with gen 1.2 of acme-gen\n"
     assert [name for name, _ in served] == ["check_address", "find_target", "prepare_serving", "served_model", "serve"]
     assert served[0][1] == ["::1", 9]
     assert served[1][1] == ["runs/demo", "step-3"]
     assert served[2][1] == ["target", ("a.b=1",), "gen"]
-    assert served[4][1] == {"host": "::1", "port": 9, "name": "mine", "max_sequence_length": 7}
+    expected = {"host": "::1", "port": 9, "name": "mine", "max_sequence_length": 7, "api_key": "k"}
+    assert {name: value for name, value in served[4][1].items() if name != "note"} == expected
 
 
 def test_serve_listens_on_this_machine_alone_by_default(invoke, served) -> None:
     assert invoke("serve", "some/model").exit_code == 0
-    assert served[4][1] == {"host": "127.0.0.1", "port": 8000, "name": None, "max_sequence_length": None}
+    expected = {"host": "127.0.0.1", "port": 8000, "name": None, "max_sequence_length": None, "api_key": None}
+    assert {name: value for name, value in served[4][1].items() if name != "note"} == expected
 
 
 def test_an_address_that_is_taken_is_found_before_anything_is_looked_for(invoke, served, monkeypatch) -> None:

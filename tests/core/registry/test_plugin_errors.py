@@ -64,25 +64,25 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("error", [ValueError("no"), Panic("index")])
 def test_an_error_of_a_plugin_passes_with_its_owner_and_what_it_was_doing(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, attributed("raised in serve of", "generator 'acme'"):
+    with pytest.raises(type(error)) as raised, attributed("raised by the check of", "generator 'acme'"):
         raise error
     assert raised.value is error
     assert owner_of(error) == "generator 'acme'"
-    assert error.__notes__ == ["raised in serve of generator 'acme'"]
+    assert error.__notes__ == ["raised by the check of generator 'acme'"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ordered()])
 def test_what_came_from_outside_is_nobodys(error: BaseException) -> None:
-    with pytest.raises(type(error)), attributed("raised in serve of", "generator 'acme'"):
+    with pytest.raises(type(error)), attributed("raised by the check of", "generator 'acme'"):
         raise error
     assert owner_of(error) is None
 
 
 def test_a_plugin_that_ends_the_process_has_failed() -> None:
-    with pytest.raises(PluginError) as raised, attributed("raised in serve of", "generator 'acme'"):
+    with pytest.raises(PluginError) as raised, attributed("raised by the check of", "generator 'acme'"):
         raise SystemExit(0)
     assert isinstance(raised.value.__cause__, SystemExit)
-    assert str(raised.value).startswith(f"raised in serve of generator 'acme': found SystemExit(0) in {__name__}, line ")
+    assert str(raised.value).startswith(f"raised by the check of generator 'acme': found SystemExit(0) in {__name__}, line ")
 
 
 def test_an_exit_that_was_never_raised_has_no_place() -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 from click.testing import CliRunner, Result
 
 import rlcore.run.plan.sections
 import rlcore.serve.serving
 from rlcore.cli.main import cli
-from rlcore.registry.discovery import Registry
+from rlcore.config.model import ModelConfig
+from rlcore.registry.discovery import Entry, Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
 from rlcore.run.train import train
-from rlcore.spi import Provider, SaveStateRequest, SaveStateResult, ServeRequest, capabilities, hookimpl
+from rlcore.serve.generator_server import Address, Note
+from rlcore.spi import ModelSpec, Provider, SaveStateRequest, SaveStateResult, capabilities, hookimpl
 from rlcore.testing.fakes import (
     FAKE_ALGORITHM,
     FAKE_ENVIRONMENT,
@@ -64,12 +66,26 @@ class ExportingTrainer(FakeTrainer):
         return SaveStateResult(files=("config.json",))
 
 
-SERVED: list[tuple[ServeRequest, object]] = []
+@frozen(kw_only=True)
+class Request:
+    """What reached the server."""
+
+    entry: Entry
+    config: object
+    model: ModelSpec
+    chat: ModelConfig
+    device: str
+    address: Address
+    max_sequence_length: int | None
 
 
-def record(request: ServeRequest, config: object) -> None:
+SERVED: list[Request] = []
+
+
+def record(entry: Entry, config: object, *, note: Note, **options: Any) -> None:
     """A server that ends at once, as by Ctrl-C."""
-    SERVED.append((request, config))
+    SERVED.append(Request(entry=entry, config=config, **options))
+    note("ready")
     raise KeyboardInterrupt
 
 
@@ -80,9 +96,9 @@ TRAINER = evolve(
 )
 
 
-def server(name: str, priority: int, **options: Any) -> Provider:
-    """A generator that serves."""
-    return evolve(FAKE_GENERATOR, name=name, priority=priority, serve=f"{__name__}:record", **options)
+def generator(name: str, priority: int, **options: Any) -> Provider:
+    """A generator of this name."""
+    return evolve(FAKE_GENERATOR, name=name, priority=priority, **options)
 
 
 def registry(*generators: Provider) -> Registry:
@@ -132,11 +148,10 @@ Serve = Callable[..., Result]
 def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
     """Runs `rlcore serve` with the fakes and these generators besides."""
     SERVED.clear()
-    monkeypatch.setattr(
-        rlcore.serve.serving, "serve_generator", lambda request, recipe, registry, entry: SERVED.append((request, entry.name))
-    )
+    monkeypatch.setattr(rlcore.serve.serving, "serve_generator", record)
+    both = (generator("little", 1), generator("large", 2))
 
-    def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = (server("little", 1), server("large", 2))) -> Result:
+    def invoke(*arguments: str | Path, generators: tuple[Provider, ...] = both) -> Result:
         monkeypatch.setattr(rlcore.run.plan.sections, "discover", lambda disabled: registry(*generators))
         return CliRunner().invoke(cli, ["serve", *map(str, arguments), "--port", str(port)])
 
@@ -146,25 +161,27 @@ def serve(monkeypatch: pytest.MonkeyPatch, port: int) -> Serve:
 def test_a_runs_newest_checkpoint_is_exported_once_and_served(serve: Serve, run: Path) -> None:
     result = serve(run)
     assert result.exit_code == 0, result.stderr
-    request, config = SERVED[0]
+    request = SERVED[0]
     exported = run / "exports" / "step-000002"
     assert request.model.path == str(exported)
-    assert (request.host, request.name, request.max_sequence_length) == ("127.0.0.1", "first", None)
-    assert request.chat_template == "{{ messages }}"
-    assert isinstance(config, FAKE_GENERATOR.config)
+    assert (request.address.host, request.address.name, request.address.api_key) == ("127.0.0.1", "first", None)
+    assert request.max_sequence_length is None
+    assert request.chat.chat_template == "{{ messages }}"
+    assert isinstance(request.config, FAKE_GENERATOR.config)
     content = json.loads((exported / "config.json").read_text())
     assert content["version"] == 2
     assert "exporting" in result.stderr
-    assert "with large 0 of in-process" in result.stderr
-    again = serve(run, "--name", "mine", "--max-length", "20")
+    assert "with fake 0 of in-process" in result.stderr
+    assert result.stderr.endswith("ready\n")
+    again = serve(run, "--name", "mine", "--max-length", "20", "--api-key", "secret")
     assert "exporting" not in again.stderr
-    assert (SERVED[1][0].name, SERVED[1][0].max_sequence_length) == ("mine", 20)
+    assert (SERVED[1].address.name, SERVED[1].address.api_key, SERVED[1].max_sequence_length) == ("mine", "secret", 20)
 
 
 def test_a_checkpoint_can_be_named_in_two_ways(serve: Serve, run: Path) -> None:
     assert serve(run, "--checkpoint", "step-1").exit_code == 0
     assert serve(run / "checkpoints" / "step-000001").exit_code == 0
-    assert [request.model.path for request, _ in SERVED] == [str(run / "exports" / "step-000001")] * 2
+    assert [request.model.path for request in SERVED] == [str(run / "exports" / "step-000001")] * 2
     first, second = (json.loads((run / "exports" / "step-000001" / "config.json").read_text()) for _ in range(2))
     assert first == second
     assert first["version"] == 1
@@ -181,7 +198,7 @@ def test_a_runs_exported_model_comes_first(serve: Serve, run: Path) -> None:
     (run / "model").mkdir()
     (run / "model" / "config.json").write_text("{}")
     assert serve(run).exit_code == 0
-    assert SERVED[0][0].model.path == str(run / "model")
+    assert SERVED[0].model.path == str(run / "model")
     assert not (run / "exports").exists()
 
 
@@ -189,7 +206,7 @@ def test_damaged_checkpoints_are_passed_over_and_named_ones_refused(serve: Serve
     next((run / "checkpoints" / "step-000002" / "trainer").iterdir()).write_text("{}")
     result = serve(run)
     assert "step-000002 is damaged and passed over" in result.stderr
-    assert SERVED[0][0].model.path.endswith("step-000001")
+    assert SERVED[0].model.path.endswith("step-000001")
     named = serve(run, "--checkpoint", "step-2")
     assert named.exit_code == 6
     assert "is no intact checkpoint" in named.stderr
@@ -201,37 +218,32 @@ def test_a_model_directory_and_a_hub_name_are_served_as_they_are(serve: Serve, t
     model = tmp_path / "little-model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert serve(model, "run.device=cpu", "model.dtype=bfloat16", "model.trust_remote_code=true").exit_code == 0
+    assert serve(model, "run.device=cpu", "model.dtype=float32", "model.trust_remote_code=true").exit_code == 0
     assert serve("someone/model", "model.revision=main").exit_code == 0
-    local, remote = (request for request, _ in SERVED)
-    assert (local.model.path, local.name, local.model.dtype, local.device) == (str(model), "little-model", "bfloat16", "cpu")
+    local, remote = SERVED
+    assert (local.model.path, local.address.name) == (str(model), "little-model")
+    assert (local.model.dtype, local.device) == ("float32", "cpu")
     assert local.model.trust_remote_code
-    assert (remote.model.path, remote.name, remote.model.revision) == ("someone/model", "someone/model", "main")
+    assert (remote.model.path, remote.address.name, remote.model.revision) == ("someone/model", "someone/model", "main")
 
 
-def test_the_generator_is_the_one_named_or_the_recipes_or_the_first(serve: Serve, run: Path) -> None:
+def test_the_generator_is_the_one_named_or_the_recipes(serve: Serve, run: Path) -> None:
     assert "with little" in serve(run, "--generator", "little").stderr
     assert "with little" in serve(run, "generator.name=little").stderr
-    assert "with large" in serve(run).stderr
+    assert "with large" in serve(run, "generator.name=auto").stderr
+    assert "with fake" in serve(run).stderr
 
 
-def test_the_only_one_that_serves_does_so_on_a_device_it_is_not_meant_for(serve: Serve, run: Path) -> None:
-    elsewhere = server("elsewhere", 9, devices=frozenset({"cuda"}))
-    assert "with elsewhere" in serve(run, "run.device=cpu", generators=(elsewhere,)).stderr
-    assert serve(run, "run.device=cpu", generators=(elsewhere, evolve(elsewhere, name="another"))).exit_code == 3
-
-
-def test_a_generator_without_a_server_of_its_own_is_served_by_the_core(serve: Serve, run: Path) -> None:
-    broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
-    for result in (serve(run, generators=(broken,)), serve(run, "--generator", "fake")):
-        assert result.exit_code == 0, result.stderr
-        assert "with fake 0 of in-process" in result.stderr
-    assert [name for _, name in SERVED] == ["fake", "fake"]
-    assert SERVED[0][0].chat_template == "{{ messages }}"
+def test_a_generator_that_reads_no_weights_serves_nothing(serve: Serve, run: Path) -> None:
+    lacking = FAKE_GENERATOR.capabilities - {capabilities.OWN_WEIGHTS}
+    result = serve(run, "--generator", "empty", generators=(generator("empty", 9, capabilities=lacking),))
+    assert result.exit_code == 3
+    assert "lacks the capability 'own_weights'" in result.stderr
+    assert "with fake" in serve(run, generators=(generator("empty", 9, capabilities=lacking),)).stderr
 
 
 def test_without_a_usable_generator_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
-    broken = server("broken", 9, unavailable=lambda: "its library is missing: pip install library")
+    broken = generator("broken", 9, unavailable=lambda: "its library is missing: pip install library")
     result = serve(run, "generator.name=broken", generators=(broken,))
     assert result.exit_code == 3
     assert "broken" in result.stderr

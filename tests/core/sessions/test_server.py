@@ -182,8 +182,20 @@ def test_anonymous_clients_are_answered_where_they_may_be() -> None:
             assert client.chat.completions.create(model="policy", messages=ONE).choices[0].message.content == expected
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{server.address}/other/v1", api_key="whatever").models.list()
+        assert not script.texts
         with urllib.request.urlopen(f"{server.address}/health") as response:
             assert json.loads(response.read()) == {"status": "ok"}
+
+
+def test_a_key_that_all_share_is_asked_for() -> None:
+    script = Script(f"a{END}")
+    with serving(served(script), Sessions(Session(token="key", record=None))) as server:
+        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="key")
+        assert client.completions.create(model="policy", prompt="x").choices[0].text == "a"
+        with pytest.raises(openai.AuthenticationError, match="another API key"):
+            client.with_options(api_key="kez").models.list()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{server.address}/v1/models")
 
 
 def test_a_port_that_is_taken_is_said() -> None:

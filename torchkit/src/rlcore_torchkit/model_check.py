@@ -32,7 +32,8 @@ def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Probl
         path=str(file),
         found=found,
         expected=f"at least {max_sequence_length}, the longest sequence of the recipe",
-        remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or use a model for longer texts",
+        remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or --max-length of `rlcore serve`, or use "
+        "another model",
     )
 
 

@@ -16,6 +16,7 @@ from rlcore_torchkit.architectures.registry import find_architecture
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 _MAX_NAMED = 3
 
@@ -87,7 +88,12 @@ def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device |
 
 
 def checkpoint_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name to shape of all that a checkpoint of `model`, which may be on the meta device, consists of.
+    """Hugging Face name to shape of all that a checkpoint of `model`, which may be on the meta device, consists of."""
+    return {name: tuple(tensor.shape) for name, tensor in checkpoint_tensors(model).items()}
+
+
+def checkpoint_tensors(model: Any) -> dict[str, "Tensor"]:
+    """Hugging Face name to tensor of all that a checkpoint of `model` consists of.
 
     transformers fuses experts in memory and splits them in checkpoints; a tied tensor counts once.
     """
@@ -96,7 +102,7 @@ def checkpoint_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     state = model.state_dict()
     for name in model.all_tied_weights_keys:
         state.pop(name, None)
-    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, state).items()}
+    return dict(revert_weight_conversion(model, state))
 
 
 def _loading_problems(path: str, loading: dict[str, Any]) -> list[Problem]:

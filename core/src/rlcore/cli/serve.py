@@ -16,7 +16,14 @@ import click
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
 @click.option("--name", help="What clients call the model; by default the name of the run or of the model.")
-@click.option("--generator", metavar="PLUGIN", help="The generator that serves; by default the run's own, if it can.")
+@click.option("--generator", metavar="PLUGIN", help="The generator that serves; by default the run's own.")
+@click.option(
+    "--api-key",
+    envvar="RLCORE_API_KEY",
+    show_envvar=True,
+    metavar="KEY",
+    help="What clients have to show; by default everyone is answered.",
+)
 @click.option(
     "--max-length", type=click.IntRange(min=2), help="Most tokens of prompt and answer; by default the model's limit."
 )
@@ -28,6 +35,7 @@ def serve_command(
     port: int,
     name: str | None,
     generator: str | None,
+    api_key: str | None,
     max_length: int | None,
 ) -> None:
     """Serve a model over HTTP.
@@ -46,7 +54,7 @@ def serve_command(
         model = served_model(serving, _note)
         entry = serving.generator
         _note(f"serving {model} on http://{host}:{port} with {entry.name} {entry.version} of {entry.distribution}")
-        serve(serving, model, host=host, port=port, name=name, max_sequence_length=max_length)
+        serve(serving, model, host=host, port=port, name=name, max_sequence_length=max_length, api_key=api_key, note=_note)
 
 
 def _note(text: str) -> None:

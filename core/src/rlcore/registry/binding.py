@@ -109,7 +109,8 @@ def build_generator(
     backend = _build(entry, "generator", context, config)
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
-    return GeneratorHandle(entry, manager.hook, record, max_sequence_length=context.max_sequence_length)
+    limit, own_weights = context.max_sequence_length, context.channel is None
+    return GeneratorHandle(entry, manager.hook, record, max_sequence_length=limit, own_weights=own_weights)
 
 
 def build_algorithm(entry: Entry, context: AlgorithmContext, config: object) -> AlgorithmHandle:

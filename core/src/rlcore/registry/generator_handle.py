@@ -18,18 +18,27 @@ from rlcore.spi.errors import ContractError, RefitError, WorkerError
 from rlcore.spi.generator import GenerateRequest, GenerateResult, RefitRequest, RefitResult, StreamRequest, StreamResult
 from rlcore.spi.lifecycle import SetResidencyRequest, SetResidencyResult
 
+OWN_VERSION = 0
+"""The version of the weights that a generator reads itself."""
+
 
 class GeneratorHandle(BackendHandle):
     """A generator, bound. It answers `generate` only while the last refit was accepted."""
 
     least_loaded_version: ClassVar[int] = -1
 
-    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, max_sequence_length: int) -> None:
+    def __init__(
+        self, entry: Entry, hooks: Any, record: CallRecord, max_sequence_length: int, *, own_weights: bool = False
+    ) -> None:
+        """`own_weights`: it holds those of its model, as version 0."""
         super().__init__(entry, hooks, record)
         self._max_sequence_length = max_sequence_length
         self._lock = threading.Lock()
         self._num_generating = 0
         self._newest_version = -1
+        if own_weights:
+            self._require_capabilities("begin without a trainer's weights", {capabilities.OWN_WEIGHTS: True})
+            self._state.weight_version = self._newest_version = OWN_VERSION
 
     def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample responses at the version that the last refit brought."""

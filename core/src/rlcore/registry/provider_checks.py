@@ -106,7 +106,7 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
     for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):
             yield f"{name} is {_kind(value)}; expected a function {form}"
-    for field in ("backend", "check", "serve", "tool_parser"):
+    for field in ("backend", "check", "tool_parser"):
         path = getattr(provider, field)
         if path is None and field != "backend":
             continue

@@ -2,37 +2,33 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
-from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import Recipe
 from rlcore.files import storage_errors
 from rlcore.gpu import Device, detect_device
 from rlcore.model_files import is_hub_name, model_problems
-from rlcore.registry.binding import build_trainer, import_object
+from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
-from rlcore.registry.plugin_errors import attributed
-from rlcore.registry.selection import AUTO, explain, select
-from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
+from rlcore.registry.selection import select
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
 from rlcore.run.storage.saver import model_digest
 from rlcore.schema.suggestions import similar_path
-from rlcore.serve.generator_server import serve_generator
+from rlcore.serve.generator_server import Address, Note, serve_generator
 from rlcore.sessions.server import bound
 
 RECIPE = "recipe.toml"
 ORIGIN = "exported-from.sha256"
 """File of an export: the digest of the manifest of the checkpoint that it was made of."""
-Note = Callable[[str], None]
 
 
 @frozen(kw_only=True)
@@ -83,20 +79,15 @@ def find_target(named: str, checkpoint: str | None, note: Note) -> Target:
 def prepare_serving(
     target: Target, overrides: Sequence[str], generator: str | None, *, registry: Registry | None = None
 ) -> Serving:
-    """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given. Else, of
-    those with a server of their own, the recipe's, the only one, or the one of the highest priority; where there is none, the
-    recipe's generator, behind the core's server. `registry` stands in for the installed plugins, in tests."""
+    """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given, else the
+    recipe's. `registry` stands in for the installed plugins, in tests."""
     raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
     recipe, registry = convert_recipe(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
-    able = _those_that_serve(registry)
-    configured = recipe.generator.name
-    if generator is None and any(entry.name == configured and _serves(entry) for entry in registry.of("generator")):
-        generator = configured
-    if generator is None and any(row.usable for row in explain(able, "generator", device)):
-        entry = select(able, "generator", _only_usable(able, device) or AUTO, device=device, needs={})
-    else:
-        entry = select(registry, "generator", generator or configured, device=device, needs={})
+    needs = {spi.capabilities.OWN_WEIGHTS: "no trainer brings weights to what is served"}
+    entry = select(
+        registry, "generator", generator or recipe.generator.name, device=device, needs=needs, dtype=dtype_of(recipe, device)
+    )
     return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)
 
 
@@ -122,40 +113,37 @@ def served_model(serving: Serving, note: Note) -> str:
     return str(final)
 
 
-def serve(serving: Serving, model: str, *, host: str, port: int, name: str | None, max_sequence_length: int | None) -> None:
+def serve(
+    serving: Serving,
+    model: str,
+    *,
+    host: str,
+    port: int,
+    name: str | None,
+    max_sequence_length: int | None,
+    api_key: str | None,
+    note: Note,
+) -> None:
     """Serve until the process is interrupted."""
-    provider = serving.generator.provider
-    assert provider is not None
-    spec = spi.ModelSpec(
-        path=model,
-        revision=serving.recipe.model.revision if serving.target.run is None else None,
-        dtype=dtype_of(serving.recipe, serving.device),
-        trust_remote_code=serving.recipe.model.trust_remote_code,
-    )
-    request = spi.ServeRequest(
-        model=spec,
-        device=serving.device,
-        host=host,
-        port=port,
-        name=name or default_name(serving.target),
-        max_sequence_length=max_sequence_length,
-        chat_template=_chat_template(serving.recipe.model, model),
-    )
-    if provider.reads_model and (problems := model_problems(model)):
+    recipe, entry = serving.recipe, serving.generator
+    assert entry.provider is not None
+    if entry.provider.reads_model and (problems := model_problems(model)):
         raise spi.ModelError(problems)
-    if provider.serve is None:
-        serve_generator(request, serving.recipe, serving.registry, serving.generator)
-        return
-    function = import_object(serving.generator, provider.serve)
-    with attributed("raised in serve of", serving.generator.label):
-        function(request, plugin_config(serving.recipe, serving.generator))
-
-
-def _chat_template(config: ModelConfig, model: str) -> str | None:
-    """The recipe's template, with its variables in it; None for the model's own."""
-    if not config.chat_template_kwargs:
-        return config.chat_template
-    return chat_template_with_defaults(load_tokenizer(evolve(config, path=model)))
+    serve_generator(
+        entry,
+        plugin_config(recipe, entry),
+        model=spi.ModelSpec(
+            path=model,
+            revision=recipe.model.revision if serving.target.run is None else None,
+            dtype=dtype_of(recipe, serving.device),
+            trust_remote_code=recipe.model.trust_remote_code,
+        ),
+        chat=recipe.model,
+        device=serving.device,
+        address=Address(host=host, port=port, name=name or default_name(serving.target), api_key=api_key),
+        max_sequence_length=max_sequence_length,
+        note=note,
+    )
 
 
 def default_name(target: Target) -> str:
@@ -205,26 +193,6 @@ def _bare(target: Target) -> dict[str, Any]:
         "algorithm": {"name": "none"},
         "data": {"train": {"source": "huggingface", "path": "none"}},
     }
-
-
-def _serves(entry: Entry) -> bool:
-    return entry.provider is not None and entry.error is None and not entry.disabled and entry.provider.serve is not None
-
-
-def _only_usable(registry: Registry, device: Device) -> str | None:
-    """The generator that needs no choice, even on a device that it is not meant for."""
-    usable = {row.entry.name for row in explain(registry, "generator", device) if row.usable}
-    return usable.pop() if len(usable) == 1 else None
-
-
-def _those_that_serve(registry: Registry) -> Registry:
-    """The registry in which every generator that cannot serve says so."""
-    entries = []
-    for entry in registry.entries:
-        if entry.role == "generator" and entry.provider is not None and entry.provider.serve is None:
-            entry = evolve(entry, provider=evolve(entry.provider, unavailable=lambda: "it has no server of its own"))
-        entries.append(entry)
-    return evolve(registry, entries=tuple(entries))
 
 
 def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> None:

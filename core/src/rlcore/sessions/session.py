@@ -51,9 +51,10 @@ class Session:
 class Sessions:
     """All sessions of a server. Any thread may open and finish them."""
 
-    def __init__(self, anonymous: Session | None = None) -> None:
-        """`anonymous` answers the clients that show no token of a session; None refuses them."""
-        self._anonymous = anonymous
+    def __init__(self, shared: Session | None = None) -> None:
+        """`shared` answers the clients that show its token as their API key; one whose token is empty, all that show no other
+        session's."""
+        self._shared = shared
         self._open: dict[str, Session] = {}
         self._finished: dict[str, Session] = {}
 
@@ -80,11 +81,14 @@ class Sessions:
         scheme, _, bearer = (authorization or "").partition(" ")
         token = in_path if in_path is not None else bearer.strip() if scheme.lower() == "bearer" else ""
         session = self._open.get(token) or self._finished.get(token)
-        if session is None and in_path is None:
-            session = self._anonymous
+        shared = self._shared
+        if session is None and in_path is None and shared is not None and shared.token in ("", token):
+            session = shared
         if session is None:
             found = "the token of no session" if token else "no token"
             expected = "that of a session, in the path (http://HOST:PORT/TOKEN/v1) or as the API key"
+            if shared is not None:
+                found, expected = "another API key" if token else "no API key", "the one that the server was started with"
             raise RequestError(401, f"found {found}; expected {expected}", code="invalid_api_key")
         session.require_open()
         return session

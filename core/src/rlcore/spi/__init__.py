@@ -90,7 +90,6 @@ from rlcore.spi.provider import ROLES as ROLES
 from rlcore.spi.provider import Provider as Provider
 from rlcore.spi.provider import Role as Role
 from rlcore.spi.rows import LazyRows as LazyRows
-from rlcore.spi.serve import ServeRequest as ServeRequest
 from rlcore.spi.sink import Sink as Sink
 from rlcore.spi.sink import SinkContext as SinkContext
 from rlcore.spi.tools import ParseToolCalls as ParseToolCalls

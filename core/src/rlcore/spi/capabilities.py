@@ -47,6 +47,8 @@ IN_FLIGHT_REFIT = "in_flight_refit"
 """refit while generate or stream runs in another thread: tokens sampled after it carry the new version; sampling goes on."""
 DISCARD_WEIGHTS = "discard_weights"
 """SetResidencyRequest.discard_weights: device memory is freed without a copy on the host."""
+OWN_WEIGHTS = "own_weights"
+"""GeneratorContext.channel = None: it reads the model's own weights, as `rlcore serve` needs, which runs no trainer."""
 ROUTED_EXPERTS = "routed_experts"
 """GenerateRequest.routed_experts: the result says which experts of a mixture-of-experts model each token went to."""
 

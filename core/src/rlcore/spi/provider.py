@@ -79,9 +79,6 @@ class Provider:
     reads_model: bool = True
     """For trainers and generators: whether `model.path` is a Hugging Face directory, or a name on the Hub. The core then checks
     the directory's files before anything is allocated. False where it is anything else, for `check` to judge."""
-    serve: str | None = None
-    """For generators: `package.module:function`, called as function(ServeRequest, config); serves a model over HTTP until it is
-    stopped."""
     tool_parser: str | None = None
     """For generators: `package.module:function`, called as function(name, ModelSpec) where rollout.tool_parser names a form of
     calls that is not the core's own. It returns a ParseToolCalls, or None where it does not know the name."""

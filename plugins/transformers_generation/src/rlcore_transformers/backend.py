@@ -10,7 +10,7 @@ import torch
 
 from rlcore import spi
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
-from rlcore_torchkit.models import architecture_of, checkpoint_shapes, load_model, standard_config
+from rlcore_torchkit.models import architecture_of, checkpoint_shapes, checkpoint_tensors, load_model, standard_config
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
@@ -31,7 +31,7 @@ class TransformersBackend:
         self._device = (
             torch.device("cuda", context.rank_info.local_rank) if context.rank_info.device == "cuda" else torch.device("cpu")
         )
-        model = load_model(context.model, dtype=self._dtype, device="meta")
+        model = load_model(context.model, dtype=self._dtype, device="meta" if context.channel is not None else "cpu")
         standard, path = standard_config(model.config), context.model.path
         problems = model_problems(standard, path, context.max_sequence_length, routed_experts=context.routed_experts)
         if problems:
@@ -40,6 +40,9 @@ class TransformersBackend:
         rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
         self._weights = HeldWeights(checkpoint_shapes(model), self._dtype, self._device)
+        if context.channel is None:
+            self._weights.adopt(checkpoint_tensors(model))
+            self._decoder.bind(self._weights.tensors)
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
 

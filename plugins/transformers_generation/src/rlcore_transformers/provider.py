@@ -12,6 +12,7 @@ PROVIDER = Provider(
         *capabilities.SAMPLING,
         capabilities.CONTINUOUS,
         capabilities.ROUTED_EXPERTS,
+        capabilities.OWN_WEIGHTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         "refit.in_process",

@@ -47,6 +47,11 @@ class HeldWeights:
         self.tensors = received
         return digests
 
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Hold these, of the model's names and shapes, by copies where the dtype, device or layout is another."""
+        self._own = {name: tensor.detach().to(self._device, self._dtype).contiguous() for name, tensor in tensors.items()}
+        self.tensors = dict(self._own)
+
     def move(self, device: torch.device) -> None:
         """Hold the weights on `device`; the trainer's own tensors are copied and let go."""
         if any(tensor.device != device for tensor in self.tensors.values()):

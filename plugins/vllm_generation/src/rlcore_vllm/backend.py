@@ -24,12 +24,14 @@ from rlcore_vllm.transfer import Transfer
 
 NO_WEIGHTS = -1
 """The version of a generator that holds no weights that count."""
+OWN_VERSION = 0
+"""The version of weights that the engines read themselves."""
 
 Finished: TypeAlias = "queue.SimpleQueue[Sequence[FinishedSample] | Future[None]]"
 
 
 class VllmBackend:
-    """Generates with one or several vLLM engines and the weights of a trainer."""
+    """Generates with one or several vLLM engines, and the weights of a trainer or the model's own."""
 
     def __init__(self, context: spi.GeneratorContext, config: VllmConfig) -> None:
         config = with_devices(config, context.devices)
@@ -46,6 +48,8 @@ class VllmBackend:
         try:
             _start(self._replicas, methodcaller("start"))
             self._transfer = self._make_transfer()
+            if context.channel is None:
+                self._begin_with_own_weights()
         except BaseException:
             _in_parallel(replica.close for replica in self._replicas)
             raise
@@ -156,6 +160,12 @@ class VllmBackend:
             held = "no weights" if self._version == NO_WEIGHTS else f"version {self._version}"
             raise spi.ContractError(f"generate: found {held}; expected version {expected}. Refit first")
 
+    def _begin_with_own_weights(self) -> None:
+        """Count what the engines have read themselves as the first version."""
+        _await(replica.begin_update() for replica in self._replicas)
+        _await(replica.end_update(OWN_VERSION) for replica in self._replicas)
+        self._version = OWN_VERSION
+
     def _make_transfer(self) -> Transfer:
         return Transfer(channel=self._context.channel, replicas=self._replicas, context=self._context, config=self._config)
 
@@ -165,6 +175,8 @@ class VllmBackend:
             return
         self._version = NO_WEIGHTS
         self._transfer.close()
+        if self._context.channel is None:
+            return  # nobody would refit them: what they serve ends
         for index in indices:
             self._num_starts[index] += 1
         replicas = [self._replicas[index] for index in indices]

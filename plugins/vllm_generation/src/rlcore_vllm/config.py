@@ -54,7 +54,7 @@ class VllmConfig:
     generate_timeout_s: Seconds = 3600.0
     """Most seconds for the samples of one step."""
     mirrors: tuple[Annotated[str, _ADDRESS], ...] = ()
-    """Servers that take over every refit too, such as http://127.0.0.1:8000, where `rlcore serve` runs."""
+    """vLLM's own servers that take over every refit too, such as http://127.0.0.1:8000 (docs/serving.md)."""
     mirrors_required: bool = False
     """Whether a mirror that does not take a refit fails it; otherwise it is a warning, and the run goes on."""
     refit_directory: str | None = None

@@ -2,7 +2,7 @@
 
 import re
 
-SHORTER = "lower rollout.max_prompt_tokens or rollout.max_response_tokens"
+SHORTER = "lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`"
 _GIB = r"([\d.]+)\s*GiB"
 _DISTURBED = rf"Error in memory profiling\. Initial free memory {_GIB}, current free memory {_GIB}"
 _KNOWN = {

@@ -1,7 +1,7 @@
 """Servers that take over every refit of a run, while their own requests go on: paused, updated, resumed, over HTTP.
 
 The run's own refit comes first. While its buckets pass, each is written to a file that the servers then read. The routes and
-the worker that they reach are vLLM's, so this is a part of its plugin and not of the core.
+the worker that they reach are vLLM's own server's and this plugin's, so this is a part of it and not of the core.
 """
 
 import logging
@@ -139,7 +139,7 @@ class Mirrors:
 
 @frozen(kw_only=True)
 class _Server:
-    """A server of `rlcore serve`, by its routes."""
+    """A server of vLLM, by its routes."""
 
     client: httpx.Client
     timeout_s: float
@@ -175,7 +175,7 @@ class _Server:
         except httpx.HTTPError as error:
             raise RefitError(f"{route}: {error}") from error
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise _NotFoundError(f"{route}: not found there; expected a server that `rlcore serve` started with vLLM")
+            raise _NotFoundError(f"{route}: not found there; expected a server of vLLM, started as docs/serving.md says")
         if not answer.is_success:
             raise RefitError(f"{route}: HTTP {answer.status_code}: {answer.text[:500]}")
         try:

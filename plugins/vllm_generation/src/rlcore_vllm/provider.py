@@ -46,6 +46,7 @@ PROVIDER = Provider(
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
+        capabilities.OWN_WEIGHTS,
         *ROUTED_EXPERTS,
         *CHANNEL_CAPABILITIES,
     },
@@ -57,7 +58,6 @@ PROVIDER = Provider(
     num_devices=attrgetter("tensor_parallel"),
     backend="rlcore_vllm.backend:VllmBackend",
     check="rlcore_vllm.check:check",
-    serve="rlcore_vllm.serve:serve",
     tool_parser="rlcore_vllm.tool_calls:tool_parser",
 )
 """What the entry point names."""

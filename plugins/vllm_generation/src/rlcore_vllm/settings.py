@@ -46,6 +46,9 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     """The settings of each engine of a generator."""
     device = context.rank_info.device
     eager = device == "cpu" if config.enforce_eager is None else config.enforce_eager
+    reads_weights = context.channel is None
+    # An output head that is quantised knows no dtype but its own.
+    head: Mapping[str, Any] = {} if reads_weights else FLOAT32_HEAD
     arguments: dict[str, Any] = {
         "model": context.model.path,
         "revision": context.model.revision,
@@ -64,8 +67,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
-        # The trainer's weights replace whatever would be read here, and before they have nothing is generated.
-        "load_format": "dummy",
+        # A trainer's weights replace whatever would be read here, and before they have nothing is generated.
+        "load_format": "auto" if reads_weights else "dummy",
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
     }
@@ -81,17 +84,17 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     else:
         arguments |= {
             "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
-            "enable_sleep_mode": True,
+            "enable_sleep_mode": not reads_weights,
             "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs),
             "quantization": None if config.quantization == "none" else config.quantization,
         }
     return EngineSettings(
         model=context.model,
         device=device,
-        in_process=CHANNELS[context.channel].reach == "process",
+        in_process=context.channel is not None and CHANNELS[context.channel].reach == "process",
         tensor_parallel=config.tensor_parallel,
         eager=eager,
-        arguments=arguments | dict(config.engine) | {"hf_overrides": FLOAT32_HEAD | _overrides(config)},
+        arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
     )
 
 
@@ -126,17 +129,8 @@ def replica_devices(config: VllmConfig, own_device: int) -> list[tuple[int, ...]
 
 def vocab_size(model: ModelSpec) -> int:
     """Rows of the model's embedding, by its configuration."""
-    return int(_text_config(model).vocab_size)
-
-
-def longest_sequence(model: ModelSpec) -> int:
-    """Tokens that the model has positions for, by its configuration; 0 where it does not say."""
-    return int(getattr(_text_config(model), "max_position_embeddings", 0))
-
-
-def _text_config(model: ModelSpec) -> Any:
     from transformers import AutoConfig
 
     with model_errors(model.path):
         config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    return config.get_text_config()
+    return int(config.get_text_config().vocab_size)

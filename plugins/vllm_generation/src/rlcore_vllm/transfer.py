@@ -26,7 +26,10 @@ GRACE_S = 2.0
 class Transfer:
     """Sends weights over one channel, again and again. What it needs of the replicas is `call_workers` alone."""
 
-    def __init__(self, *, channel: str, replicas: Sequence[Replica], context: spi.GeneratorContext, config: VllmConfig) -> None:
+    def __init__(
+        self, *, channel: str | None, replicas: Sequence[Replica], context: spi.GeneratorContext, config: VllmConfig
+    ) -> None:
+        """`channel` is None where the engines have read weights themselves, and nothing is sent."""
         self._channel = channel
         self._replicas = replicas
         self._dtype = context.model.dtype
@@ -71,6 +74,7 @@ class Transfer:
     def _connected(self, device: torch.device) -> Sender:
         """The sender, made and made known to the receivers before the first refit, and again after one that failed."""
         if self._sender is None:
+            assert self._channel is not None
             self._sender = make_sender(self._channel, self._config, device)
             options = self._sender.connect(self._receivers.ranks())
             pending = self._receivers.start("connect", [{"channel": self._channel, "options": each} for each in options])

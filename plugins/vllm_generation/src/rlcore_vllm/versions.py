@@ -242,28 +242,3 @@ def forget_layers() -> None:
     layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
     if layerwise is not None:
         layerwise.LAYERWISE_INFO.clear()
-
-
-def server_entry() -> Any:
-    """The module of `vllm serve` with setup_server, build_async_engine_client and build_and_serve."""
-    try:
-        from vllm.entrypoints.launchers.api_server import entry
-    except ImportError:  # before 0.32
-        from vllm.entrypoints.openai import api_server as entry
-    return entry
-
-
-def server_parser() -> Any:
-    """The parser of the arguments of `vllm serve`."""
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:  # before 0.32
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-    return make_arg_parser(FlexibleArgumentParser())
-
-
-def was_stopped(shutdown: Any) -> bool:
-    """Whether a server ended by a signal and not because its engine died, by the coroutine that build_and_serve returned."""
-    return shutdown.__qualname__.endswith("Server.shutdown")

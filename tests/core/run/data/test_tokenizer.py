@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import chat_template_with_defaults, load_tokenizer
+from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError, ModelError
 from rlcore.testing.models import END_OF_TEXT, make_tokenizer
 
@@ -61,23 +61,11 @@ def test_the_recipes_chat_template_replaces_the_tokenizers(directory):
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "[hi]"
 
 
-def test_the_template_that_is_served_has_the_recipes_variables_as_defaults(directory):
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if loud %}!{% endif %}{{ sign }}"
-    tokenizer = load(directory, chat_template=template, chat_template_kwargs={"loud": True, "sign": '"?'})
-    messages = [{"role": "user", "content": "hi"}]
-    assert tokenizer.render_chat(messages) == 'hi!"?'
-    served = load(directory, chat_template=chat_template_with_defaults(tokenizer))
-    assert served.render_chat(messages) == 'hi!"?'
-    assert served.backend.apply_chat_template(messages, tokenize=False, loud=False, sign=".") == "hi."
-
-
 @pytest.mark.parametrize("value", ["é\n'\"\\", "😀", True, -3, 1e22])
-@pytest.mark.parametrize("template", ["{{ x }}|{{ messages[0]['content'] }}", "\n{{ x }}", "\n\n  {%- if x %}\nx\n{% endif %}"])
-def test_what_is_served_reads_the_variables_as_a_run_does(directory, template, value):
+def test_a_template_reads_the_recipes_variables(directory, value):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ x }}"
     tokenizer = load(directory, chat_template=template, chat_template_kwargs={"x": value})
-    served = load(directory, chat_template=chat_template_with_defaults(tokenizer))
-    messages = [{"role": "user", "content": "hi"}]
-    assert served.render_chat(messages) == tokenizer.render_chat(messages)
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == f"hi|{value}"
 
 
 def test_messages_without_a_chat_template(directory):

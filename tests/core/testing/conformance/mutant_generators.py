@@ -745,3 +745,10 @@ class NothingHeld(FakeGenerator):
     @hookimpl
     def set_residency(self, request):
         return evolve(super().set_residency(request), device_bytes=0)
+
+
+@killed_by("test_own_weights_are_those_of_the_model")
+class OwnWeightsOfAnother(FakeGenerator):
+    def __init__(self, context, config):
+        super().__init__(context, config)
+        self.weights = {name: -value for name, value in self.weights.items()}

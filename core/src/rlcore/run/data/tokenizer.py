@@ -1,6 +1,5 @@
 """Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -165,19 +164,8 @@ def load_tokenizer(model: ModelConfig) -> PretrainedTokenizer:
         stop_token_ids=_stop_token_ids(backend, model),
         prompt_prefix=_prompt_prefix(backend),
         model=model,
-        vocab_size=_vocab_size(model),
+        vocab_size=model_number(model, "vocab_size"),
     )
-
-
-def chat_template_with_defaults(tokenizer: PretrainedTokenizer) -> str:
-    """The chat template with the recipe's variables as its defaults, for those who give it others."""
-    # Jinja reads JSON's escapes of characters beyond 16 bits as two characters each.
-    settings = "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{%- endif %}}"
-        for name, value in tokenizer.model.chat_template_kwargs.items()
-    )
-    # transformers takes one line's end from behind a block: this one, so that the template keeps its own.
-    return f"{settings}\n{tokenizer.backend.chat_template}"
 
 
 def _check_template_variables(template: object, model: ModelConfig) -> None:
@@ -224,7 +212,7 @@ def _prompt_prefix(backend: Any) -> tuple[int, ...]:
 def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
     """The tokenizer's end of sequence first, then those of generation_config.json, each once."""
     ids: list[int] = [] if backend.eos_token_id is None else [backend.eos_token_id]
-    settings = _file_of(model, GENERATION_FILE)
+    settings = model_file(model, GENERATION_FILE)
     if settings is not None:
         listed = eos_token_ids(settings)
         if isinstance(listed, Problem):
@@ -233,12 +221,13 @@ def _stop_token_ids(backend: Any, model: ModelConfig) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _vocab_size(model: ModelConfig) -> int | None:
-    config = _file_of(model, CONFIG_FILE)
-    return None if config is None else config_number(str(config.parent), "vocab_size")
+def model_number(model: ModelConfig, name: str) -> int | None:
+    """Return a positive number of a model's config.json, such as "vocab_size"; None where it has none of that name."""
+    config = model_file(model, CONFIG_FILE)
+    return None if config is None else config_number(str(config.parent), name)
 
 
-def _file_of(model: ModelConfig, name: str) -> Path | None:
+def model_file(model: ModelConfig, name: str) -> Path | None:
     """A file of a model, fetched where that is on the Hub; None where it has none of that name."""
     from transformers.utils import cached_file
 

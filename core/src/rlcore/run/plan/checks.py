@@ -1,6 +1,6 @@
 """What is wrong with a plan: what plugins say of the model and their options, and what only these make impossible."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlcore.config.asynchrony import AsyncConfig
@@ -44,6 +44,11 @@ def check_plan(plan: RunPlan) -> None:
         require_module(entry)
         found = run_check(entry, context, plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]
+    raise_problems(problems, model)
+
+
+def raise_problems(problems: Sequence[Problem], model: ModelSpec) -> None:
+    """Raise ConfigError where there are any; ModelError where all are about the model."""
     if problems and all(_is_about(problem, model) for problem in problems):
         raise ModelError(problems)
     if problems:

@@ -23,6 +23,7 @@ from rlcore.spi import (
     SamplingParams,
     SetResidencyRequest,
     WeightExport,
+    capabilities,
 )
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.lifecycle import Place
@@ -95,6 +96,7 @@ class GeneratorUnderTest:
     handle: GeneratorHandle
     provider: Provider
     channel: str
+    """How weights reach it; empty where it begins with those of its model."""
     tolerance: float
     """Most that a log-probability may be off, in nats."""
 
@@ -240,6 +242,14 @@ class GeneratorFixtures(BackendFixtures):
         yield from opening(provider, config, context, tolerance)
 
     @pytest.fixture
+    def open_with_own_weights(
+        self, provider: Provider, config: Any, generator_context: GeneratorContext, tolerance: float
+    ) -> Iterator[OpenGenerator]:
+        """Opens a fresh generator that reads the weights of its model."""
+        require(provider, capabilities.OWN_WEIGHTS)
+        yield from opening(provider, config, evolve(generator_context, channel=None), tolerance)
+
+    @pytest.fixture
     def fresh(self, open_generator: OpenGenerator) -> GeneratorUnderTest:
         """A generator that has not been refitted."""
         return open_generator()
@@ -272,7 +282,7 @@ def opening(provider: Provider, config: Any, context: GeneratorContext, toleranc
     def build() -> GeneratorUnderTest:
         close()
         opened.append(build_generator(entry_of("generator", provider, context.rank_info.device), context, config))
-        return GeneratorUnderTest(handle=opened[-1], provider=provider, channel=context.channel, tolerance=tolerance)
+        return GeneratorUnderTest(handle=opened[-1], provider=provider, channel=context.channel or "", tolerance=tolerance)
 
     yield build
     close()

@@ -50,6 +50,15 @@ class GeneratorWeights(GeneratorFixtures):
             with pytest.raises(RlcoreError):
                 fresh.generate(question, version)
 
+    def test_own_weights_are_those_of_the_model(
+        self, open_with_own_weights: OpenGenerator, policy: ReferencePolicy, question: Question
+    ) -> None:
+        """Where no trainer will send any, they are there from the start, as version 0."""
+        generator = open_with_own_weights()
+        result = generator.generate(question, 0)
+        assert (result.weight_versions == 0).all()
+        generator.assert_logprobs(policy, question, result)
+
     def test_another_version_is_refused(self, generator: GeneratorUnderTest, question: Question) -> None:
         """A request for another weight version is refused and leaves the generator as it was."""
         for version in (1, -1):

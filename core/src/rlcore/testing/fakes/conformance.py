@@ -14,6 +14,7 @@ from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
 from rlcore.testing.conformance.reference import Float64Array, Reference, log_softmax, reference_logprobs
 from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.conformance.trainer import TrainerConformance
+from rlcore.testing.fakes.generator import OWN_SCALE
 from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, make_weights
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
@@ -132,7 +133,7 @@ class FakeGeneratorConformance(GeneratorConformance):
     @pytest.fixture
     def weights(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
         """Two sets of weights, of two seeds."""
-        return make_weights(VOCABULARY_SIZE, 0, 1.2), make_weights(VOCABULARY_SIZE, 1, 1.2)
+        return make_weights(VOCABULARY_SIZE, 0, OWN_SCALE), make_weights(VOCABULARY_SIZE, 1, OWN_SCALE)
 
     @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002

@@ -25,9 +25,12 @@ from rlcore.spi import (
     tensor_digest,
 )
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, offsets_of
-from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits
+from rlcore.testing.fakes.policy import NAMES, TRANSITION, Float64Array, log_softmax, logits, make_weights
 from rlcore.testing.fakes.residency import count_residency
-from rlcore.testing.fakes.tokenizer import FakeTokenizer
+from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
+
+OWN_SCALE = 1.2
+"""Standard deviation of the weights that stand for those of a model."""
 
 
 @frozen(kw_only=True)
@@ -45,8 +48,9 @@ class FakeGenerator:
     def __init__(self, context: GeneratorContext, config: FakeGeneratorConfig) -> None:
         self.config = config
         self.max_sequence_length = context.max_sequence_length
-        self.weights: dict[str, AnyArray] = {}
-        self.weight_version = -1
+        own: dict[str, AnyArray] = {**make_weights(VOCABULARY_SIZE, 0, OWN_SCALE)} if context.channel is None else {}
+        self.weights = own
+        self.weight_version = 0 if own else -1
         self.changing = threading.Lock()
         """Held while weights and version change, and while both are looked at."""
         self.tokenizer = FakeTokenizer()

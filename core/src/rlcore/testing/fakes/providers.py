@@ -47,6 +47,7 @@ FAKE_GENERATOR = Provider(
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
+        capabilities.OWN_WEIGHTS,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         "refit.in_process",
