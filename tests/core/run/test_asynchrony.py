@@ -64,7 +64,7 @@ class Killed(BaseException):
 
 
 class Watched(Progress):
-    """Keeps the notes; kills the process's work, or presses Ctrl-C, once so many samples have ended in a step."""
+    """Keeps the notes; kills the process's work behind a step, or presses Ctrl-C once so many samples have ended behind it."""
 
     def __init__(self, step: int = -1, num_samples: int = 0, *, kills: bool = False) -> None:
         self.notes: list[str] = []
@@ -80,7 +80,8 @@ class Watched(Progress):
             raise Killed
 
     def samples(self, num_finished: int, num_samples: int) -> None:
-        if not self._kills and self._step == self._at and num_finished >= self._num_samples:
+        # Or behind a later step: what a step takes may have been there before it.
+        if not self._kills and self._step >= self._at >= 0 and num_finished >= self._num_samples:
             self._at = -1
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -107,6 +107,33 @@ def test_a_group_that_begins_again_is_as_young_as_the_weights() -> None:
     assert schedule.take() == [4, 5]
 
 
+def test_a_complete_group_may_begin_again_too() -> None:
+    schedule = Schedule(policy(), Position(next_number=4, trained=1, running={3: 1}, complete={2: 0}))
+    schedule.restart(2)
+    assert schedule.position() == Position(next_number=4, trained=1, running={2: 1, 3: 1})
+
+
+def test_what_other_rules_left_open_is_trained_on_first() -> None:
+    """More groups, and older ones, than these rules would have let begin."""
+    schedule = Schedule(policy(), Position(next_number=7, trained=3, running={6: 2}, complete={3: 1, 4: 1, 5: 2}))
+    assert schedule.admit() == []
+    assert schedule.take() == [3, 4]
+    schedule.train()
+    assert schedule.admit() == []
+    assert schedule.take() == []
+    end(schedule, 6)
+    assert schedule.take() == [5, 6]
+    schedule.train()
+    assert schedule.admit() == [7, 8]
+
+
+def test_what_is_too_old_for_these_rules_is_dropped() -> None:
+    position = Position(next_number=7, trained=3, running={6: 1}, complete={3: 1, 4: 3})
+    schedule = Schedule(policy(on_stale="drop"), position)
+    assert (schedule.dropped, schedule.open_groups) == ([6, 3], [4])
+    assert schedule.admit() == [7]
+
+
 policies = st.builds(
     lambda **options: options,
     groups_per_step=st.integers(1, 3),

@@ -131,6 +131,10 @@ class Conversations:
         self._conversations |= dict.fromkeys(episodes, begun)
         self._ends |= dict.fromkeys(episodes)
 
+    def __contains__(self, episode: int) -> bool:
+        """Whether an episode has begun that has not ended."""
+        return episode in self._conversations
+
     def state(self, episode: int) -> tuple[Conversation | None, int | None]:
         """What `restore` needs; of an episode that its environment could not begin too."""
         return self._conversations.get(episode), self._ends.get(episode)

@@ -97,7 +97,10 @@ class EpisodeRun:
                 self._wait(self._background, generator, weight_version, may_go_on)
             elif not self._on_loop(self.schedule.can_take):
                 self._stream(generator, weight_version, may_go_on)
-            return self._on_loop(self._take)
+            groups = self._between(self._take)
+            if not groups:
+                self._raise_failure()  # else the batch that is there is trained on first
+            return groups
         except WorkerError:
             raise
         except BaseException:
@@ -143,6 +146,23 @@ class EpisodeRun:
     def restore(self, groups: Iterable[EpisodeGroup]) -> None:
         """Go on with the groups of a snapshot; the schedule is where it was then."""
         self._groups |= {group.number: group for group in groups}
+
+    def can_go_on(self, group: EpisodeGroup) -> bool:
+        """Whether a group that another run has begun is what it would be here: of as many samples and, unless it has ended,
+        within the same limits."""
+        if not group.has_begun or group.is_left_out:
+            return True
+        budget, num_read = self._budget, len(group.prompt)
+        return len(group.episodes) == self._group_size and all(
+            episode.ended
+            or (
+                num_read <= self._prompt_limit.max_tokens
+                and episode.budget + episode.length - num_read == budget
+                and episode.max_turn_tokens == self._max_turn_tokens
+                and self.turns.can_read(episode)
+            )
+            for episode in group.episodes
+        )
 
     def close(self) -> None:
         """End all work, where it is: what is known of groups changes no more when this returns."""

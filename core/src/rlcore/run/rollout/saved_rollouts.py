@@ -36,7 +36,7 @@ def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Cal
     def make(groups: Sequence[EpisodeGroup]) -> SavedRollouts:
         pickled = {}
         for group in groups:
-            numbers = [episode.number for episode in group.episodes]
+            numbers = [] if conversations is None else [one.number for one in group.episodes if one.number in conversations]
             heard = {} if conversations is None else {number: conversations.state(number) for number in numbers}
             try:
                 pickled[group.number] = pickle.dumps((group, heard), pickle.HIGHEST_PROTOCOL)
@@ -58,18 +58,32 @@ def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Cal
     return saved
 
 
-def restore_rollouts(run: EpisodeRun, saved: SavedRollouts) -> None:
-    """Go on with the groups of a checkpoint, in a run whose schedule is at its position."""
-    numbers = {*run.schedule.running, *saved.position.complete}
-    groups = {number: run.new_group(number) for number in numbers}
-    for number, pickled in saved.groups.items():
-        groups[number], heard = _loads(pickled)
+def restore_rollouts(run: EpisodeRun, saved: SavedRollouts, note: Callable[[str], None]) -> None:
+    """Go on with the groups of a checkpoint, in a run whose schedule is at its position. Those that this run would have begun
+    otherwise are noted, and begin again."""
+    conversations, num_other = run.turns.conversations, 0
+    groups: list[EpisodeGroup] = []
+    for number in run.schedule.open_groups:
+        group, heard = _loads(saved.groups[number]) if number in saved.groups else (run.new_group(number), {})
         for episode, state in heard.items():
-            if run.turns.conversations is not None:
-                run.turns.conversations.restore(episode, state)
+            if conversations is not None:
+                conversations.restore(episode, state)
+        can_go_on = run.can_go_on(group)
+        if not can_go_on:
+            num_other += 1
+            run.turns.forget(group.episodes)
+            group = run.new_group(number)
+        if not can_go_on or number not in saved.groups:
+            run.schedule.restart(number)
+        groups.append(group)
+    if num_other:
+        note(
+            f"{num_other} open groups of the checkpoint begin again: they are of another number of samples, or of other limits "
+            "of tokens or turns, than the recipe's [rollout] has now"
+        )
     for step, num_spared in saved.spared.items():
         run.plans.of_step(step).skip_spares(num_spared)
-    run.restore(groups.values())
+    run.restore(groups)
 
 
 def dumps(saved: SavedRollouts) -> bytes:

@@ -60,6 +60,7 @@ class Schedule:
     """
 
     def __init__(self, policy: SchedulePolicy, position: Position | None = None) -> None:
+        """At a position, which is the schedule's from now on. One of other rules may hold more groups than these, or older."""
         self.policy = policy
         self._at = Position() if position is None else position
         self._training: dict[int, int] = {}
@@ -68,6 +69,7 @@ class Schedule:
         """Groups that were given up since the last step, being too old."""
         self.refilled: list[int] = []
         """Groups that were replaced since the last step, having no signal."""
+        self._drop_stale()
 
     @property
     def trained(self) -> int:
@@ -90,8 +92,13 @@ class Schedule:
         return len(self._at.complete)
 
     @property
+    def open_groups(self) -> list[int]:
+        """The groups that run, and those that have ended and wait for a step."""
+        return [*self._at.running, *self._at.complete]
+
+    @property
     def num_open(self) -> int:
-        """Groups that run, or have ended and wait for a step."""
+        """How many they are."""
         return len(self._at.running) + len(self._at.complete)
 
     @property
@@ -121,15 +128,16 @@ class Schedule:
     def admit(self) -> list[int]:
         """The groups that begin now."""
         policy, at = self.policy, self._at
-        num_open = len(at.running) + len(at.complete) + len(self._training)
         num_wanted = (policy.num_steps - at.trained) * policy.groups_per_step + policy.num_extra
-        begun = list(range(at.next_number, at.next_number + max(0, min(policy.capacity, num_wanted) - num_open)))
+        num_begun = len(at.running) + len(at.complete) + len(self._training)
+        begun = list(range(at.next_number, at.next_number + max(0, min(policy.capacity, num_wanted) - num_begun)))
         at.next_number += len(begun)
         at.running.update(dict.fromkeys(begun, at.trained))
         return begun
 
     def restart(self, number: int) -> None:
-        """A group that runs has begun again, with the present weights."""
+        """An open group has begun again, with the present weights."""
+        self._at.complete.pop(number, None)
         self._at.running[number] = self._at.trained
 
     def end(self, number: int, *, has_signal: bool) -> bool:
@@ -175,19 +183,25 @@ class Schedule:
     def train(self) -> list[int]:
         """The batch was trained on. Returns the groups that are open no longer: its own, and those that are given up since they
         would be too old for the next step."""
-        at, policy = self._at, self.policy
+        at = self._at
         closed = list(self._training)
         self._training.clear()
         at.trained += 1
         self.dropped, self.refilled = [], []  # those of the next batch are counted from here on
+        return closed + self._drop_stale()
+
+    def _drop_stale(self) -> list[int]:
+        """Give up the groups that no later step may train on."""
+        at, policy = self._at, self.policy
+        dropped: list[int] = []
         if policy.on_stale == "drop":
             for groups in (at.running, at.complete):
                 stale = [number for number, begun in groups.items() if at.trained - begun > policy.max_staleness]
                 for number in stale:
                     del groups[number]
-                self.dropped += stale
-                closed += stale
-        return closed
+                dropped += stale
+        self.dropped += dropped
+        return dropped
 
     def _next(self) -> list[int]:
         at, policy = self._at, self.policy
@@ -202,7 +216,8 @@ class Schedule:
                 num_complete, num_running = (
                     sum(number for begun, number in groups.items() if begun <= last) for groups in (complete, running)
                 )
-                if min(num_complete, num_groups) < num_complete + num_running - later * num_groups:
+                num_due = min(num_complete + num_running - later * num_groups, num_groups)  # more only at another's position
+                if min(num_complete, num_groups) < num_due:
                     return []
         oldest = sorted((begun, number) for number, begun in at.complete.items())
         return [number for _, number in oldest[:num_groups]]

@@ -1,7 +1,7 @@
 """Where a step's samples come from, and how the held-out set is measured."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -171,6 +171,10 @@ class RolloutSource(Source):
         """The weights that each of the last steps began with."""
         self._next_of_step = 0
         """The group that the present step begins with, where it takes none from before."""
+        self._spared: Mapping[int, int] = {}
+        """The rows that had taken the places of others when it began, by step."""
+        self._carries = False
+        """Whether groups were open when it began."""
 
     def begin(self, step: int, saved: bytes | None) -> None:
         """Begin behind a step. CheckpointError where what was saved cannot be read."""
@@ -178,8 +182,8 @@ class RolloutSource(Source):
         found = SavedRollouts(position=self._position(step)) if saved is None else loads(saved)
         self._version_of_step = dict(found.version_of_step)
         self._run = self._run_at(found.position)
-        restore_rollouts(self._run, found)
-        self._next_of_step = self._run.schedule.next_number
+        restore_rollouts(self._run, found, self._collector.progress.note)
+        self._note_beginning()
 
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> CollectedRollouts | None:
         """At a staleness of 0 determined by seed, step and weights."""
@@ -212,7 +216,7 @@ class RolloutSource(Source):
             self._run.restart()
         oldest = self._run.schedule.trained - self._policy.max_staleness
         self._version_of_step = {step: version for step, version in self._version_of_step.items() if step >= oldest}
-        self._next_of_step = self._run.schedule.next_number
+        self._note_beginning()
 
     def recorded(self) -> StepRecord | None:
         """What the last step was trained on, unless that is what began with it."""
@@ -228,18 +232,25 @@ class RolloutSource(Source):
             self._run.pause()
 
     def state(self) -> bytes | None:
-        """The open groups, and the position in the data. At a staleness of 0 a step begins again as a whole, so that it is the
-        one that it would have been."""
-        if self._policy.max_staleness or self._replayed is not None:
+        """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
+        whole, so that it is the one that it would have been."""
+        if self._policy.max_staleness or self._carries or self._replayed is not None:
             return dumps(save_rollouts(self._run, self._version_of_step, self._collector.progress.note))
         trained = self._run.schedule.trained
         if self._next_of_step == trained * self._policy.groups_per_step:
             return None
-        return dumps(SavedRollouts(position=Position(next_number=self._next_of_step, trained=trained)))
+        return dumps(SavedRollouts(position=Position(next_number=self._next_of_step, trained=trained), spared=self._spared))
 
     def close(self) -> None:
         """End what is under way."""
         self._run.close()
+
+    def _note_beginning(self) -> None:
+        """A step begins."""
+        run = self._run
+        self._next_of_step, self._carries, self._spared = run.snapshot(
+            lambda groups: (run.schedule.next_number, bool(groups), run.plans.spared())
+        )
 
     def _position(self, step: int) -> Position:
         return Position(next_number=step * self._policy.groups_per_step, trained=step)

@@ -101,6 +101,10 @@ class Turns:
         """Whether calls of tools can be read."""
         return self._options.tool_parser is not None
 
+    def can_read(self, episode: Episode) -> bool:
+        """Whether an open episode can be shown something, where its environment may yet do so, or has."""
+        return episode.shown is None if self.conversations is None else episode.number in self.conversations
+
     def begin_count(self) -> None:
         """Count samples and seconds anew."""
         with self._counting:
@@ -238,7 +242,7 @@ class Turns:
             self._lose(episode, answer.reason)
             return
         episode.score(answer)
-        if episode.shown is None or episode.turn + 1 == self._options.max_turns or episode.budget <= 0:
+        if episode.shown is None or episode.turn + 1 >= self._options.max_turns or episode.budget <= 0:
             self._end(episode)
         else:
             self._read(episode)
