@@ -1,6 +1,7 @@
 """Streams in a thread of their own: what they raise is raised to whoever ends them."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -59,3 +60,22 @@ def test_what_it_raises_is_raised_once_at_its_end() -> None:
         stream.end()
     stream.end()
     assert not stream.has_failed
+
+
+class Late(Waits):
+    """Looks at the feed after a while."""
+
+    is_at_it = False
+
+    def stream(self, feed: ResponseFeed, weight_version: int) -> None:
+        time.sleep(0.05)
+        self.is_at_it = True
+        super().stream(feed, weight_version)
+
+
+def test_it_has_begun_once_the_generator_is_at_it() -> None:
+    """What changes the weights next finds a stream that began with those before."""
+    generator = Late()
+    stream, _ = begun(generator, threading.Event())
+    assert generator.is_at_it
+    stream.end()

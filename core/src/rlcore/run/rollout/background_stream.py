@@ -34,12 +34,14 @@ class BackgroundStream:
         return self._error is not None
 
     def begin(self, generator: GeneratorGroup, weight_version: int) -> None:
-        """Begin a stream; the feed's has begun."""
+        """Begin a stream; the feed's has begun. Returns once the generator is at it, or has failed: a refit that came before
+        would bring weights that the stream does not begin with."""
         self._generator = generator
         self._thread = threading.Thread(
             target=self._run, args=(generator, weight_version), name="generation-stream", daemon=True
         )
         self._thread.start()
+        self._feed.looked_at.wait()
 
     def end(self) -> None:
         """End the stream, once what has not ended has come back. Raises what it raised."""
@@ -57,4 +59,5 @@ class BackgroundStream:
             generator.stream(self._feed, weight_version)
         except BaseException as error:  # which would be lost in this thread
             self._error = error
+        self._feed.looked_at.set()
         self._on_end()

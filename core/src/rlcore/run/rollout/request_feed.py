@@ -73,6 +73,8 @@ class RequestFeed:
         """`hand_out` gets samples that ended, from the generator's threads; it is quick and never raises."""
         self._hand_out = hand_out
         self._changed = threading.Condition()
+        self.looked_at = threading.Event()
+        """Set once the stream's generator has looked at the feed."""
         self._waiting: list[Wanted] = []
         self._taken: list[_Request] = []
         """Ascending by number."""
@@ -95,6 +97,7 @@ class RequestFeed:
         """Begin another stream; what waits is asked for at this version or a newer one, what goes on before what begins."""
         with self._changed:
             assert not self._taken, "a stream that has ended owes nothing"
+            self.looked_at.clear()
             self._num_samples, self._has_ended, self._weight_version = 0, False, weight_version
             # Behind those that have not begun, a generator with few places would leave them to age.
             self._waiting.sort(key=lambda wanted: not wanted.goes_on)
@@ -132,6 +135,7 @@ class RequestFeed:
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """See rlcore.run.protocols.ResponseFeed."""
+        self.looked_at.set()
         with self._changed:
             while wait and not self._waiting and not self._has_ended:
                 self._changed.wait()

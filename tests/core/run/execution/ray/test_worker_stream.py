@@ -1,6 +1,7 @@
 """A worker's stream, fed and emptied as the driver does."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -139,3 +140,19 @@ def test_nothing_comes_back_before_its_time(monkeypatch: pytest.MonkeyPatch) -> 
     stream.end()
     stream.join()
     assert stream.collect().has_ended
+
+
+def test_it_has_begun_once_the_generator_is_at_it() -> None:
+    """A refit that is the next call finds a stream that began with the weights before."""
+    is_at_it = threading.Event()
+
+    def late(feed: ResponseFeed) -> None:
+        time.sleep(0.05)
+        is_at_it.set()
+        while feed.take(wait=True) is not None:
+            pass
+
+    stream = begun(late)
+    assert is_at_it.is_set()
+    stream.end()
+    stream.join()

@@ -39,6 +39,8 @@ class WorkerStream:
     def __init__(self, run: Callable[[ResponseFeed, int], None], weight_version: int) -> None:
         """Begin: `run` generates what a feed brings, from a version on."""
         self._changed = threading.Condition()
+        self._looked_at = threading.Event()
+        """Set once the generator has looked for requests, or has failed before."""
         self._waiting: list[NumberedRequest] = []
         self._numbers: dict[int, int] = {}
         """The driver's numbers of what is under way, by those of this stream."""
@@ -50,6 +52,7 @@ class WorkerStream:
         self._last_answer = 0.0
         self._thread = threading.Thread(target=self._run, args=(run, weight_version), name="stream", daemon=True)
         self._thread.start()
+        self._looked_at.wait(COLLECT_S)  # a refit may be the next call
 
     @property
     def thread(self) -> int | None:
@@ -90,6 +93,7 @@ class WorkerStream:
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:
         """See rlcore.run.protocols.ResponseFeed."""
+        self._looked_at.set()
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_to_end or not wait)
             if self._is_to_end:
@@ -113,6 +117,7 @@ class WorkerStream:
             run(self, weight_version)
         except BaseException as raised:  # a panic in a native library is no Exception
             error = raised
+        self._looked_at.set()
         with self._changed:
             if error is None:
                 self._ended += [(numbers, not_begun(len(numbers))) for numbers, _ in self._waiting]
