@@ -15,8 +15,9 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics
+from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
 from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.storage.run_directory import rollout_table
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import SampleRequest
 from rlcore.spi import (
@@ -125,6 +126,8 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     assert (metrics["success_rate"], metrics["environment/turns"]) == (0.5, 2.0)
     assert metrics["environment/sequences_per_episode"] == 1.5
     assert metrics["response_length_mean"] == batch.loss_mask.sum() / 4
+    assert throughput_metrics(found, 1.0)["mean_generated_tokens"] == metrics["response_length_mean"]
+    assert rollout_table(1, found, [""] * 6)["episode"].to_pylist() == [0, 0, 1, 1, 2, 3]
     assert evaluation_metrics(found)["evaluation/pass@1"] == 0.5
 
 
@@ -142,6 +145,7 @@ def test_an_agent_that_never_asks_has_a_reward_and_nothing_to_learn(collect: Any
     assert found.valid.all()
     assert not found.batch.loss_mask.any()
     assert found.batch.num_sequences == 4
+    assert not found.truncated.any()
 
 
 def failing(kind: str) -> Play:

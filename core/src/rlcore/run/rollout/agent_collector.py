@@ -131,7 +131,7 @@ class AgentCollector:
             environment_metrics=_means(episodes),
             failed=~valid,
             timed_out=np.zeros(len(valid), np.bool_),
-            truncated=np.array([segment.finish_reason is not spi.FinishReason.STOP for segment in segments], np.bool_),
+            truncated=np.array([segment.finish_reason is spi.FinishReason.LENGTH for segment in segments], np.bool_),
         )
 
 

@@ -33,7 +33,7 @@ def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float
     metrics = {"tokens_per_second": samples.batch.num_tokens / total_s}
     if isinstance(samples, CollectedRollouts):
         metrics["generated_tokens_per_second"] = float(samples.num_generated.sum()) / total_s
-        metrics["mean_generated_tokens"] = float(samples.num_generated.mean())
+        metrics["mean_generated_tokens"] = float(samples.num_generated.sum()) / len(samples.first_sequences)
     return metrics
 
 

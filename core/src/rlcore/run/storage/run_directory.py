@@ -190,7 +190,7 @@ class RunDirectory:
 
 
 def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:
-    """A step's samples as a table, one row a sample; `tokens` holds prompt and response."""
+    """A step's samples as a table, one row a sequence; `tokens` holds prompt and response."""
     batch = collected.batch
     offsets = pa.array(batch.offsets, pa.int64())
     mask = batch.loss_mask
@@ -202,6 +202,7 @@ def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str
         {
             "step": np.full(batch.num_sequences, step),
             "group": collected.group_ids,
+            "episode": collected.episode_of,
             "prompt": list(prompts),
             "response": list(collected.responses),
             "reward": collected.rewards,
