@@ -87,6 +87,7 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"n": 129}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 1e-30}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"seed": 1.5}, "seed"),

@@ -15,6 +15,8 @@ from rlcore.spi.arrays import Int32Array
 
 MAX_N = 128
 MAX_TOP_K = 2**31 - 1
+MIN_TEMPERATURE = 1e-3
+"""Besides 0; logits that are divided by less are infinite, and say nothing any more."""
 _IGNORED = {
     "metadata",
     "prompt_cache_key",
@@ -158,6 +160,8 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
         value = values.get(name, 1.0)
         if type(value) not in (int, float) or not 0 <= value <= top or (low_open and value == 0):
             yield f"{name}: found {_shown(value)}; expected a number from 0 to {top:g}"
+    if type(values.get("temperature")) is float and 0 < values["temperature"] < MIN_TEMPERATURE:
+        yield f"temperature: found {_shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
     if type(values.get("seed", 0)) is not int:
         yield f"seed: found {_shown(values['seed'])}; expected a whole number"
     if type(values.get("stream", False)) is not bool:

@@ -24,8 +24,8 @@ class ChatTemplate:
     """The tokenizer."""
     variables: Mapping[str, Any]
     """What the template reads besides messages and tools."""
-    _shown: set[tuple[str, bool]] = field(factory=set, init=False)
-    """Roles whose messages are shown, and whether as the first one."""
+    _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
+    """Of a template the roles whose messages are shown, and whether as the first one."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """Messages up to where the assistant's answer begins. DataError where there is no template, and where it refuses what
@@ -47,8 +47,10 @@ class ChatTemplate:
         text = self._render(conversation, tools)
         for number, message in enumerate(conversation):
             role = str(message.get("role"))
-            if role not in ("user", "assistant") and (role, number == 0) not in self._shown:
+            place = (str(template), role, number == 0)
+            if role not in ("user", "assistant") and place not in self._shown:
                 self._require_shown(conversation, number, role, tools)
+                self._shown.add(place)
         return text
 
     def _require_shown(self, conversation: Sequence[dict[str, Any]], number: int, role: str, tools: Sequence[Any]) -> None:
@@ -59,12 +61,11 @@ class ChatTemplate:
         except DataError:  # it looks into the content
             return
         if not is_shown:
-            place = "" if number == 0 else " behind the first message"
+            where = "" if number == 0 else " behind the first message"
             raise DataError(
-                f"the chat template leaves out what has the role {role!r}{place}. Give it another role, such as 'system' or "
+                f"the chat template leaves out what has the role {role!r}{where}. Give it another role, such as 'system' or "
                 "'user', or set model.chat_template to one that shows it"
             )
-        self._shown.add((role, number == 0))
 
     def _render(self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
