@@ -14,6 +14,7 @@ from rlcore.sessions.served_model import ServedModel
 from rlcore.sessions.session import Session, Sessions
 
 MAX_BODY_BYTES = 64 * 2**20
+ROUTES = "POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -122,7 +123,11 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except RequestError as error:
         return web.json_response(error.body(), status=error.status, headers=error.headers())
     except web.HTTPException as error:  # no such route, a wrong method, a body over the limit
-        return web.json_response(RequestError(error.status, error.text or error.reason).body(), status=error.status)
+        message = error.text or error.reason
+        if error.status in (404, 405):
+            route = f"{request.method} {request.path[max(request.path.find('/v1'), 0) :]}"  # without a session's token
+            message = f"found {route}; expected {ROUTES}, which are all that this server has"
+        return web.json_response(RequestError(error.status, message).body(), status=error.status)
     except Exception as error:
         failed = RequestError(500, f"the server failed: {type(error).__name__}: {error}")
         return web.json_response(failed.body(), status=500)

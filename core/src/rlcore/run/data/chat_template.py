@@ -25,7 +25,7 @@ class ChatTemplate:
     variables: Mapping[str, Any]
     """What the template reads besides messages and tools."""
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
-    """Of a template the roles whose messages are shown, and whether as the first one."""
+    """Templates with a role whose messages they show, and whether as the first one."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """Messages up to where the assistant's answer begins. DataError where there is no template, and where it refuses what
