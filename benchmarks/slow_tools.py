@@ -161,7 +161,7 @@ class Bench:
         answer = self.tokenizer.encode(ANSWER)
         for number in range(work.num_turns):
             shared = work.group if number == 0 else 1
-            responses = self.generator.generate(
+            result = self.generator.handle.generate(
                 GenerateRequest(
                     prompts=RaggedTokens.from_lists(contexts[::shared]),
                     num_samples=shared,
@@ -171,10 +171,10 @@ class Bench:
                     weight_version=0,
                 )
             )
-            result = responses.result
             said = np.split(result.tokens, result.offsets[1:-1])
+            said_texts = self.tokenizer.decode_batch(said)
             turns = [
-                Turn(text=responses.texts[member], tokens=said[member], finish_reason=result.finish_reasons[member])
+                Turn(text=said_texts[member], tokens=said[member], finish_reason=result.finish_reasons[member])
                 for member in members
             ]
             answers: list[Any] = runner.step_all(states, turns)
