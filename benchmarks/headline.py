@@ -179,6 +179,8 @@ def figures(work: Work, steps: list[dict[str, float]]) -> dict[str, float]:
     """Medians over the steps: seconds by column, tokens, and utilisation."""
     own = {name: median(step[f"time/{name}_s"] for step in steps) for name in COLUMNS if name != "other"}
     own["other"] = own["total"] - sum(value for name, value in own.items() if name != "total")
+    for name in ("trainer_idle", "generator_idle"):
+        own[name] = median(step[f"time/{name}_s"] / step["time/total_s"] for step in steps)
     own["mean_tokens"] = median(step["mean_generated_tokens"] for step in steps)
     tokens = work.num_samples * (work.prompt_length + own["mean_tokens"])
     squared = work.num_samples * median(step["environment/squared_length"] for step in steps)
@@ -196,7 +198,8 @@ def forward_flops(shape: str, tokens: float, squared: float) -> float:
     return 2 * active_weights(shape) * tokens + attention_flops(shape, squared)
 
 
-def report(work: Work, directory: Path) -> None:
+def report(work: Work, directory: Path, *, is_shared: bool) -> None:
+    """Print what is in the directory; `is_shared`: trainer and generator have the same devices."""
     steps = done_steps(directory)
     size = f"{work.shape}, {work.num_samples} samples a step, {work.num_updates} updates, {work.trainer}, {work.gpus} GPUs"
     print(f"\n{versions(work.device)}; {size}")
@@ -209,6 +212,11 @@ def report(work: Work, directory: Path) -> None:
         on_gpu = work.device == "cuda"
         shown += "".join(f"{own[name]:>11.1%}" if on_gpu else f"{'-':>11}" for name in ("train_share", "logprobs_share"))
         print(f"{f'rlcore, medians of {len(steps)} steps':34}{shown}")
+        idle = {f"{name} devices": own[f"{name}_idle"] for name in ("trainer", "generator")}
+        if is_shared:  # what is not the idle time of both is the work of one
+            idle = {"shared devices": max(0.0, sum(idle.values()) - 1.0)}
+        for name, share in idle.items():
+            print(f"{f'idle share of a step, {name}:':42}{share:>11.1%}")
     else:
         print("no step is done yet but those that warm up")
     for phase, used in memory_by_phase(directory).items():
@@ -275,7 +283,7 @@ def main() -> None:
         if not (model / "config.json").exists():  # in a process of its own, which leaves no memory of the device taken
             subprocess.run([sys.executable, *sys.argv, "--write-model"], check=True)
         failure = run(work, directory, model, arguments.steps, arguments.set, arguments.limit - (time.monotonic() - begin))
-    report(work, directory)
+    report(work, directory, is_shared="cluster.placement=separate" not in arguments.set)
     if failure is not None:
         sys.exit(failure)
 

@@ -55,7 +55,7 @@ from rlcore.run.execution.ray.worker_stream import Collected
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.protocols import Backends, RefitCommand, Responses
 from rlcore.run.report.progress import Progress
-from rlcore.run.rollout import turns
+from rlcore.run.rollout import sample_count
 from rlcore.spi import (
     MISMATCH_METRICS,
     EnvironmentContext,
@@ -312,7 +312,7 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
         overrides = [f"{key}={value}" for key, value in keys.items()]
         prepared = prepare(recipe, overrides, registry=registry)
         clock = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
-        clocked = patch.object(timing, "time", clock), patch.object(turns, "time", clock)
+        clocked = patch.object(timing, "time", clock), patch.object(sample_count, "time", clock)
         with clocked[0], clocked[1], patch.object(driver, "execution", execution):
             driver.train(prepared, resume=False, progress=progress, tokenizer=FakeTokenizer())
     steps = progress.steps[1:] or progress.steps

@@ -113,6 +113,8 @@ def test_headline(script: Script, tmp_path: Path) -> None:
     output = script("headline.py", tmp_path / "results", "--quick", "--steps", 2, "--model-directory", tmp_path / "model")
     assert len(rows(output, "rlcore, medians of 1 steps")["rlcore, medians of 1 steps"]) >= 8
     assert float(rows(output, "most GiB in use, train:")["most GiB in use, train:"][0]) > 0.0
+    idle = "idle share of a step, shared devices:"
+    assert 0.0 < float(rows(output, idle)[idle][0]) < 100.0
 
 
 def test_generation_up_to_its_floor(script: Script) -> None:

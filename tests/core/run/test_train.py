@@ -95,6 +95,8 @@ def test_a_run_learns_and_leaves_everything_behind(run: Run, tmp_path: Path) -> 
     for record in records[1:]:
         parts = [record[f"time/{name}_s"] for name in ("generation", "rewards", "logprobs", "train", "refit", "other")]
         assert sum(parts) == pytest.approx(record["time/total_s"], abs=1e-6)
+        assert 0.0 < record["time/trainer_idle_s"] < record["time/total_s"]
+        assert 0.0 < record["time/generator_idle_s"] < record["time/total_s"]
     assert sorted(path.name for path in (directory / "checkpoints").iterdir()) == ["step-000010", "step-000012"]
     versions = json.loads((directory / "environment.json").read_text())
     assert versions["distributions"]["rlcore"]

@@ -22,7 +22,7 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
-from rlcore.run.report.timing import PhaseClock
+from rlcore.run.report.timing import PhaseClock, idle_seconds
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.saver import RunSaver
@@ -138,6 +138,7 @@ class Loop:
         if collected is not None:
             self._refit()
         times = self.clock.end_step()
+        times |= idle_seconds(times, self.source.generating_s())
         metrics = {} if collected is None else rollout_metrics(collected)
         metrics |= {**training.metrics, **training_metrics(results)}
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}

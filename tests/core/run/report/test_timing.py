@@ -6,7 +6,7 @@ import pytest
 
 from rlcore.run.report import timing
 from rlcore.run.report.progress import Progress
-from rlcore.run.report.timing import STEP_PHASES, PhaseClock
+from rlcore.run.report.timing import STEP_PHASES, PhaseClock, idle_seconds
 
 
 class Watched(Progress):
@@ -77,3 +77,10 @@ def test_a_phase_outside_of_the_steps_own_makes_no_negative_rest(time: Time) -> 
     with clock.phase("train"), clock.phase("refit"):
         time.passes(1.0)
     assert clock.end_step()["time/other_s"] == 0.0
+
+
+def test_idle_is_what_neither_computes() -> None:
+    times = {"time/total_s": 10.0, "time/train_s": 4.0, "time/logprobs_s": 1.0, "time/generation_s": 3.0, "time/refit_s": 2.0}
+    assert idle_seconds(times, 3.0) == {"time/trainer_idle_s": 5.0, "time/generator_idle_s": 7.0}
+    assert idle_seconds(times, None) == {"time/trainer_idle_s": 5.0}
+    assert idle_seconds(times, 10.5)["time/generator_idle_s"] == 0.0

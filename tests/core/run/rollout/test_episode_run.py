@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlcore.run.protocols import ResponseFeed, Responses
-from rlcore.run.rollout import environment_calls, turns
+from rlcore.run.rollout import environment_calls, sample_count
 from rlcore.run.rollout.conversation import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
@@ -444,7 +444,7 @@ def test_ctrl_c_ends_a_stream_that_waits_for_a_tool(make: Callable[..., Site]) -
 def test_seconds_are_idle_where_no_sample_was_asked_for(make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clock that only the tools move: the last tool of each turn is waited for by nothing but itself."""
     now = [100.0]
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
+    monkeypatch.setattr(sample_count, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
 
     def step(number: int, turn: Turn) -> StepResult:
         now[0] += 5.0
@@ -452,14 +452,14 @@ def test_seconds_are_idle_where_no_sample_was_asked_for(make: Callable[..., Site
 
     alone = make(step, num_episodes=1)
     alone.run(OneToken())
-    assert alone.episode_turns.idle_s() == 5.0 * NUM_TURNS
+    assert alone.episode_turns.count.idle_s() == 5.0 * NUM_TURNS
 
     def work(seeds: list[int]) -> None:
         now[0] += 1000.0
 
     generating = make(going_on)
     generating.run(OneToken(work))
-    assert generating.episode_turns.idle_s() == 0.0
+    assert generating.episode_turns.count.idle_s() == 0.0
 
 
 def test_a_generator_is_stopped_from_the_first_time_that_it_is_told_so(
@@ -467,8 +467,8 @@ def test_a_generator_is_stopped_from_the_first_time_that_it_is_told_so(
 ) -> None:
     """A refit, an evaluation and a checkpoint may each stop it: none of their seconds count against an episode's."""
     now = [100.0]
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    stopped = make(going_on).episode_turns
+    monkeypatch.setattr(sample_count, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    stopped = make(going_on).episode_turns.count
     for is_generating in (True, False, False, True, True, False):
         stopped.generating(is_generating)
         now[0] += 5.0

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rlcore.run.report.progress import Progress
@@ -52,3 +52,13 @@ class PhaseClock:
         self.totals["other"] += other_s
         self.totals["total"] += total_s
         return {"time/total_s": total_s, **metrics, "time/other_s": other_s}
+
+
+def idle_seconds(times: Mapping[str, float], generating_s: float | None) -> dict[str, float]:
+    """Seconds of a step, given the metrics of `end_step`, in which the trainer computed nothing, and in which nothing was
+    generated; the latter where `generating_s`, those in which something was, are known. Refits and moves are neither's work."""
+    total_s = times["time/total_s"]
+    idle = {"time/trainer_idle_s": max(0.0, total_s - times["time/train_s"] - times["time/logprobs_s"])}
+    if generating_s is not None:
+        idle["time/generator_idle_s"] = max(0.0, total_s - generating_s)
+    return idle

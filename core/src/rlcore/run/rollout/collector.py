@@ -115,7 +115,7 @@ class RolloutCollector:
         with only_young_collections():
             with self.clock.phase("generation"):
                 groups = run.collect(self.generator, weight_version, may_go_on)
-            self.clock.move("generation", "rewards", run.turns.idle_s())
+            self.clock.move("generation", "rewards", run.turns.count.idle_s())
             if not groups:
                 return None
             self._note(run, groups)

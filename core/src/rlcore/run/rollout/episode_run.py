@@ -89,7 +89,7 @@ class EpisodeRun:
 
         Raises what ends the run, also where that came since the last batch: what follows a batch fails by itself alone. After a
         WorkerError it can be called again: what was lost is generated once more."""
-        self.turns.begin_count()
+        self.turns.count.begin()
         try:
             self._raise_failure()
             self._on_loop(self._admit)
@@ -194,7 +194,7 @@ class EpisodeRun:
             self.turns.feed.requeue()
             raise
         finally:
-            self.turns.generating(False)
+            self.turns.count.generating(False)
 
     def _wait(
         self,
@@ -220,7 +220,7 @@ class EpisodeRun:
         self._drive()
         assert self._driven is not None
         self.turns.feed.begin_polling(self._driven, weight_version, may_go_on)
-        self.turns.generating(True)
+        self.turns.count.generating(True)
         self._on_loop(self._look)  # the batch may have come before the feed's stream began
 
     def _drive(self) -> None:

@@ -121,6 +121,10 @@ class Source(ABC):
     def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
         """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
 
+    def generating_s(self) -> float | None:
+        """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
+        return None
+
     def make_way(self) -> None:  # noqa: B027 - likewise
         """The weights are about to change: pause, unless the generator takes them in flight."""
 
@@ -225,6 +229,10 @@ class RolloutSource(Source):
     def pause(self) -> None:
         """What has not ended goes on with the next stream."""
         self._run.pause()
+
+    def generating_s(self) -> float:
+        """While others train, too."""
+        return self._run.turns.count.busy_s()
 
     def make_way(self) -> None:
         """Samples that are under way see weights that come in flight."""

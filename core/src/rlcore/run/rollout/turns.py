@@ -6,8 +6,6 @@ written, all that is known of it is in its data.
 
 import asyncio
 import contextlib
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,6 +23,7 @@ from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 
@@ -60,8 +59,7 @@ class Turns:
         on_sampled: Callable[[int, int], None],
     ) -> None:
         """`seed_of` returns the seed of an episode's turn, by the numbers of both; `num_samples` are those of a step;
-        `on_sampled` gets the numbers of samples that ended since the last `begin_count` and that were asked for, from any
-        thread."""
+        `on_sampled` gets the numbers of samples that ended since `count` began and that were asked for, from any thread."""
         self._options = options
         self._runner = runner
         self._tokenizer = tokenizer
@@ -70,6 +68,7 @@ class Turns:
         self._num_samples = num_samples
         self._on_sampled = on_sampled
         self.feed = PollingFeed(self._hand_out)
+        self.count = SampleCount()
         self.lanes = Lanes()
         self.conversations = (
             Conversations(tokenizer, options.sampling.stop_token_ids, options.history) if options.max_turns > 1 else None
@@ -85,14 +84,6 @@ class Turns:
         """Open episodes that read what they were shown."""
         self._arrived: deque[Sampled] = deque()
         """Samples that the event loop has not looked at."""
-        self._counting = threading.Lock()
-        self._num_sampled = 0
-        self._num_asked = 0
-        """Samples asked for that have not come."""
-        self._idle_since = time.perf_counter()
-        self._idle_s = 0.0
-        self._stopped_since: float | None = None
-        self._stopped_before_s = 0.0
 
     # In the thread that generates.
 
@@ -104,30 +95,6 @@ class Turns:
     def can_read(self, episode: Episode) -> bool:
         """Whether an open episode can be shown something, where its environment may yet do so, or has."""
         return episode.shown is None if self.conversations is None else episode.number in self.conversations
-
-    def begin_count(self) -> None:
-        """Count samples and seconds anew."""
-        with self._counting:
-            self._num_sampled, self._idle_s, self._idle_since = 0, 0.0, time.perf_counter()
-
-    def generating(self, is_generating: bool) -> None:
-        """A stream begins, or has ended."""
-        with self._counting:
-            if is_generating and self._stopped_since is not None:
-                self._stopped_before_s += time.perf_counter() - self._stopped_since
-            if is_generating or self._stopped_since is None:  # it may be stopped several times over
-                self._stopped_since = None if is_generating else time.perf_counter()
-
-    def stopped_s(self) -> float:
-        """Seconds in which no stream ran."""
-        with self._counting:
-            since = self._stopped_since
-            return self._stopped_before_s + (0.0 if since is None else time.perf_counter() - since)
-
-    def idle_s(self) -> float:
-        """Seconds since then in which no sample was asked for: what was waited for was the environment."""
-        with self._counting:
-            return self._idle_s + (0.0 if self._num_asked else time.perf_counter() - self._idle_since)
 
     # On the event loop.
 
@@ -151,7 +118,7 @@ class Turns:
         """Take episodes that have not ended from where they are to their end."""
         self._open |= {episode.number: episode for episode in episodes}
         if self._options.timeout_s is not None and self._loop is not None:
-            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self.stopped_s())
+            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self.count.stopped_s())
         unasked = []
         for episode in episodes:
             if episode.shown is not None:
@@ -173,9 +140,7 @@ class Turns:
             if self.conversations is not None:
                 self.conversations.end(episode.number)
         if were_open:
-            num_withdrawn = self.feed.withdraw(lambda wanted: self._is_open(wanted.owner))
-            with self._counting:
-                self._num_asked -= num_withdrawn
+            self.count.withdraw(self.feed.withdraw(lambda wanted: self._is_open(wanted.owner)))
 
     def _is_open(self, episode: Any) -> bool:
         return self._open.get(episode.number) is episode
@@ -221,8 +186,8 @@ class Turns:
         late = [episode for episode in episodes if self._is_open(episode)]
         if not late or self._loop is None:
             return
-        if self.stopped_s() > stopped_s:
-            self._loop.call_later(self.stopped_s() - stopped_s, self._time_out, late, self.stopped_s())
+        if self.count.stopped_s() > stopped_s:
+            self._loop.call_later(self.count.stopped_s() - stopped_s, self._time_out, late, self.count.stopped_s())
             return
         for episode in late:
             episode.timed_out = True
@@ -286,10 +251,7 @@ class Turns:
             )
             for episode in episodes
         ]
-        with self._counting:
-            if wanted and not self._num_asked:
-                self._idle_s += time.perf_counter() - self._idle_since
-            self._num_asked += len(wanted)
+        self.count.ask(len(wanted))
         self.feed.ask(wanted)
 
     def _take_arrived(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -326,12 +288,8 @@ class Turns:
 
     def _hand_out(self, samples: Sequence[Sampled]) -> None:
         self._arrived.extend(samples)
-        with self._counting:
-            self._num_sampled += sum(sampled.finish_reason != FinishReason.ABORTED for sampled in samples)
-            self._num_asked -= len(samples)
-            self._idle_since = time.perf_counter()
-            num_sampled, num_asked = self._num_sampled, self._num_sampled + self._num_asked
-        self._on_sampled(num_sampled, num_asked)
+        num_ended = sum(sampled.finish_reason != FinishReason.ABORTED for sampled in samples)
+        self._on_sampled(*self.count.come(len(samples), num_ended))
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it was given up and is closed: the next one looks when it begins
