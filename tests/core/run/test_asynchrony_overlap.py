@@ -1,5 +1,6 @@
 """Runs whose generator goes on in a thread of its own while the trainer trains, with the fakes: what fails there, and when."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from rlcore.run.rollout import environment_calls
 from rlcore.spi import (
     GenerateRequest,
     InterruptedRun,
+    ResetResult,
     RewardError,
+    Row,
     SampleFeed,
     StepResult,
     StreamRequest,
@@ -33,7 +36,12 @@ from rlcore.testing.fakes.trainer import FakeTrainer
 from .test_asynchrony import ahead, prompts  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
-LONG = ("rollout.max_response_tokens=60", "rollout.samples_per_prompt=2", "evaluation.at_start=false")
+LONG = (
+    "rollout.max_response_tokens=60",
+    "rollout.samples_per_prompt=2",
+    "evaluation.at_start=false",
+    "data.train.shuffle=false",
+)
 WAIT_S = 20.0
 """Most seconds for what another thread does at once."""
 
@@ -76,15 +84,21 @@ class Step(FakeTrainer):
 
 
 class Fails(FakeEnvironment):
-    """Raises during the third step."""
+    """Raises from the third step on. Two answers that only the fourth needs wait for that, or none might be left to come in
+    the third. An episode that begins again after its failure fails again."""
 
     error: ClassVar[type[BaseException]] = LookupError
 
-    async def step(self, state: Any, turn: Turn) -> StepResult:
-        if Step.begins.is_set() and not Step.has_failed.is_set():
+    async def reset(self, row: Row, seed: int) -> ResetResult:
+        return evolve(await super().reset(row, seed), state=str(row["prompt"])[0] in "yz")
+
+    async def step(self, state: bool, turn: Turn) -> StepResult:
+        while state and not Step.begins.is_set():
+            await asyncio.sleep(0.01)
+        if Step.begins.is_set():
             Step.has_failed.set()
             raise self.error("no tool")
-        return await super().step(state, turn)
+        return await super().step(0, turn)
 
 
 class Interrupts(Fails):
