@@ -236,6 +236,13 @@ def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_p
         run(function="nothing")
 
 
+def test_a_function_does_as_it_likes_with_its_task(agent: Any) -> None:
+    """The other samples of the row, and those of the next epoch, begin with it too."""
+    row = {"messages": [{"role": "user", "content": "1+1"}]}
+    function = agent("async def run(task, client):\n    task['messages'].append('more')\n    return len(task['messages'])\n")
+    assert [run(row, function=function).reward for _ in range(2)] == [2.0, 2.0]
+
+
 def test_a_function_may_use_what_lies_beside_it_and_dataclasses(agent: Any, tmp_path: Path) -> None:
     (tmp_path / "beside_the_agent.py").write_text("from dataclasses import dataclass\n")
     function = agent(

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from numbers import Real
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,7 +51,7 @@ class AgentBackend:
         else:
             client = AgentClient(session)
             try:
-                said = await self._function(dict(row), client)
+                said = await self._function(deepcopy(dict(row)), client)  # agents append to the messages of their task
             finally:
                 await client.close()
         return episode_result(said, self._config.success_reward)
