@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcore.run.rollout.tool_calls import FORMS
+from rlcore.chat.tool_calls import FORMS
 from rlcore.spi import ModelSpec
 from rlcore.testing.models import make_tokenizer
 from rlcore_vllm.tool_calls import tool_parser

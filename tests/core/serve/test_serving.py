@@ -76,6 +76,7 @@ class Request:
     chat: ModelConfig
     device: str
     address: Address
+    tool_parser: str
     max_sequence_length: int | None
 
 

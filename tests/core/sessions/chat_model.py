@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.sessions.sampling import Sample, SampleRequest
 from rlcore.sessions.served_model import ServedModel
 from rlcore.spi import DataError, FinishReason, SamplingParams, capabilities
@@ -24,7 +25,8 @@ class ChatMl:
 
     def __init__(self, *, strips_thinking: bool = False) -> None:
         self.strips_thinking = strips_thinking
-        self.num_rendered = 0
+        self.num_messages = 0
+        """Messages rendered so far."""
 
     def encode(self, text: str) -> list[int]:
         marked = text.replace(START, chr(START_ID)).replace(END, chr(END_ID))
@@ -39,7 +41,7 @@ class ChatMl:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """A default system message, tools in front, and of assistants before the last user, with `strips_thinking`, what stands
         behind </think> alone."""
-        self.num_rendered += 1
+        self.num_messages += len(messages)
         if any(message["role"] == "forbidden" for message in messages):
             raise DataError("the chat template refuses the role 'forbidden'")
         text = "" if messages[0]["role"] == "system" else DEFAULT_SYSTEM
@@ -87,6 +89,7 @@ def served(script: Script, **options: Any) -> ServedModel:
         "sampler": script,
         "max_sequence_length": 2000,
         "sampling": SamplingParams(stop_token_ids=(END_ID,)),
+        "parser": ToolParser.named("hermes", None),
         "capabilities": frozenset({capabilities.STOP_STRINGS, capabilities.TOP_P, capabilities.TOP_K}),
     }
     return ServedModel(**defaults | options)

@@ -165,13 +165,29 @@ def test_a_template_that_rewrites_answers_is_refused_or_begins_a_segment(session
     assert learnt(second) == f"b{END}"
 
 
-def test_a_turn_renders_the_conversation_once(sessions: Sessions) -> None:
-    script, session = Script(*["a" + END] * 8), sessions.open()
-    model, messages = served(script), [user("0")]
-    for turn in range(8):
+def test_a_turn_costs_no_more_the_longer_its_conversation_is(sessions: Sessions) -> None:
+    """The whole is rendered at turns 1, 2, 4 and so on alone."""
+    script, session = Script(*["a" + END] * 40), sessions.open()
+    model, messages, rendered = served(script), [user("0")], [0]
+    for turn in range(40):
         chat(model, session, *messages)
-        assert script.tokenizer.num_rendered == turn + 1
+        rendered.append(script.tokenizer.num_messages)
         messages += [assistant("a"), user(str(turn))]
+    costs = np.diff(rendered)
+    assert costs[3] == costs[39] < costs[32]
+
+
+@pytest.mark.parametrize("inside", ["", "{", "[]", '{"name": 3}', '{"name": "f", "arguments": "x"}'])
+def test_what_is_no_call_stays_text(sessions: Sessions, inside: str) -> None:
+    said = f"a <tool_call>{inside}</tool_call>"
+    (choice,) = chat(served(Script(f"{said}{END}")), sessions.open(), user("one?"), tools=TOOLS).choices
+    assert (choice.content, choice.tool_calls) == (said, ())
+
+
+def test_tools_are_refused_where_nothing_reads_their_calls(sessions: Sessions) -> None:
+    with pytest.raises(RequestError, match="tools: found some") as caught:
+        chat(served(Script(), parser=None), sessions.open(), user("one?"), tools=TOOLS)
+    assert caught.value.status == 400
 
 
 def test_completions_continue_by_text_and_by_tokens(sessions: Sessions) -> None:

@@ -1,14 +1,16 @@
 """A generator behind OpenAI's API: the server of sessions in front of its stream, with nothing recorded."""
 
 from collections.abc import Callable
+from functools import partial
 
 from attrs import evolve, frozen
 
 from rlcore import spi
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.gpu import Device
 from rlcore.model_files import GENERATION_FILE
-from rlcore.registry.binding import build_generator, require_module, run_check
+from rlcore.registry.binding import build_generator, engine_tool_parser, require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer, model_file, model_number
@@ -44,10 +46,12 @@ def serve_generator(
     chat: ModelConfig,
     device: Device,
     address: Address,
+    tool_parser: str,
     max_sequence_length: int | None,
     note: Note,
 ) -> None:
-    """Serve `model` until the process is interrupted. `chat` is it as a recipe names it, with its chat template.
+    """Serve `model` until the process is interrupted. `chat` is it as a recipe names it, with its chat template, and
+    `tool_parser` what reads the calls of tools.
 
     ModelError or ConfigError where generator and model do not fit, before either is loaded."""
     chat = evolve(chat, path=model.path, revision=model.revision)
@@ -59,12 +63,13 @@ def serve_generator(
     checked = spi.CheckContext(model=model, device=device, world_size=1, max_sequence_length=limit)
     raise_problems(run_check(entry, checked, config), model)
     tokenizer = load_tokenizer(chat)
+    parser = ToolParser.named(tool_parser, tokenizer.chat_template, partial(engine_tool_parser, entry, model))
     rank_info = spi.RankInfo(device=device)
     context = spi.GeneratorContext(model=model, rank_info=rank_info, seed=0, max_sequence_length=limit, channel=None)
     handle = build_generator(entry, context, config)
     with closed_after(handle):
         sampler = SessionSampler()
-        served = _served(entry, address.name, tokenizer, sampler, limit, note)
+        served = _served(entry, address.name, tokenizer, parser, sampler, limit, note)
         everyone = Session(token=address.api_key or "", record=None)
         with serving(served, Sessions(everyone), host=address.host, port=address.port) as server:
             note(f"{address.name} answers on {server.address}/v1; Ctrl-C ends it")
@@ -76,7 +81,13 @@ def serve_generator(
 
 
 def _served(
-    entry: Entry, name: str, tokenizer: PretrainedTokenizer, sampler: SessionSampler, limit: int, note: Note
+    entry: Entry,
+    name: str,
+    tokenizer: PretrainedTokenizer,
+    parser: ToolParser | None,
+    sampler: SessionSampler,
+    limit: int,
+    note: Note,
 ) -> ServedModel:
     assert entry.provider is not None
     able = entry.provider.capabilities
@@ -91,4 +102,5 @@ def _served(
         sampling=evolve(sampling, stop_token_ids=tokenizer.stop_token_ids),
         capabilities=able,
         vocab_size=tokenizer.vocab_size,
+        parser=parser,
     )

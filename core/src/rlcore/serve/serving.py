@@ -141,6 +141,7 @@ def serve(
         chat=recipe.model,
         device=serving.device,
         address=Address(host=host, port=port, name=name or default_name(serving.target), api_key=api_key),
+        tool_parser=recipe.rollout.tool_parser,
         max_sequence_length=max_sequence_length,
         note=note,
     )

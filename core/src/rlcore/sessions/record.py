@@ -3,18 +3,18 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
+from rlcore.chat.conversation import Conversation
 from rlcore.sessions.sampling import Sample
-from rlcore.spi import FinishReason
+from rlcore.spi import FinishReason, Message
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 
 NOT_GENERATED = -1
 """The weight version of a token that the model only read."""
-Message: TypeAlias = Mapping[str, Any]
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,10 +43,10 @@ class Answer:
     read: Int32Array
     """int32 [length]: tokens between the parent's and this answer's own."""
     sample: Sample
-    messages: tuple[Message, ...] = ()
-    """All messages before this answer, those of the model as it said them; empty where the prompt was text."""
-    shown: str | None = None
-    """`messages` through the chat template; the prompt where it was text; None where it was tokens."""
+    conversation: Conversation | None = None
+    """All messages before this answer, those of the model as it said them; None where the prompt was text or tokens."""
+    prompt: str | None = None
+    """The prompt where it was text."""
     length: int = field(init=False)
     """Tokens from the first prompt to the end of this answer."""
 
@@ -57,7 +57,7 @@ class Answer:
     @property
     def whole_text(self) -> str:
         """The prompt as text, and the answer's."""
-        return (self.shown or "") + self.sample.text
+        return (self.prompt or "") + self.sample.text
 
     def path(self) -> "list[Answer]":
         """Return the answers from the first one of the conversation to this one."""
@@ -96,13 +96,13 @@ class Record:
 
     def continued_text(self, prompt: str) -> Answer | None:
         """Return the answer to a plain text with which, behind its prompt, another one begins; the longest one."""
-        texts = [one for one in self._answers if not one.messages and one.shown is not None]
+        texts = [one for one in self._answers if one.prompt is not None]
         found = [one for one in texts if prompt.startswith(one.whole_text)]
         return max(found, key=lambda one: len(one.whole_text), default=None)
 
     def continued_tokens(self, prompt: Int32Array) -> Answer | None:
         """Return the answer whose context a prompt begins with, token for token; the longest one."""
-        texts = sorted((one for one in self._answers if not one.messages), key=lambda one: -one.length)
+        texts = sorted((one for one in self._answers if one.conversation is None), key=lambda one: -one.length)
         return next(
             (one for one in texts if one.length <= len(prompt) and np.array_equal(one.context(), prompt[: one.length])), None
         )

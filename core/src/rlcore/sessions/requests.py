@@ -9,8 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore.sessions.errors import RequestError
-from rlcore.sessions.record import Message
-from rlcore.spi import SamplingParams
+from rlcore.spi import Message, SamplingParams
 from rlcore.spi.arrays import Int32Array
 
 MAX_N = 128

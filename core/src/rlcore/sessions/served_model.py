@@ -2,20 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
-from rlcore.sessions.continuation import RewritingTemplateError, text_behind
+from rlcore.chat.conversation import Conversation, RewritingTemplateError
+from rlcore.chat.tool_calls import FORMS, ToolParser
 from rlcore.sessions.errors import RequestError
-from rlcore.sessions.record import Answer, Message, conversation_keys
+from rlcore.sessions.record import Answer, conversation_keys
 from rlcore.sessions.requests import AnswerRequest, normal_message
 from rlcore.sessions.sampling import ChatTokenizer, Sample, Sampler, SampleRequest
 from rlcore.sessions.session import Session
-from rlcore.sessions.tool_calls import ToolCall, ToolParser
-from rlcore.spi import DataError, FinishReason, SamplingParams, capabilities
+from rlcore.spi import DataError, FinishReason, SamplingParams, ToolCall, capabilities
 from rlcore.spi.arrays import Int32Array
 
 History = Literal["refuse", "segment"]
@@ -45,8 +45,8 @@ class _Prompt:
 
     parent: Answer | None
     read: Int32Array
-    messages: tuple[Message, ...]
-    shown: str | None
+    conversation: Conversation | None = None
+    text: str | None = None
 
     def tokens(self) -> Int32Array:
         return self.read if self.parent is None else np.concatenate([self.parent.context(), self.read])
@@ -69,11 +69,15 @@ class ServedModel:
     """Tokens that the model has; None where that is not known."""
     history: History = "refuse"
     """What becomes of a chat whose template rewrites what there was: a refusal, or a new segment of tokens rendered anew."""
-    parser: ToolParser = field(factory=ToolParser)
+    parser: ToolParser | None = None
+    """Reads the calls of tools; None where their form is not known, and tools are refused."""
 
     async def answer(self, session: Session, request: AnswerRequest) -> Answered:
         """Return `n` answers, and record them in the session. RequestError where there is none."""
         sampling = self._sampling(session, request)
+        if request.tools and self.parser is None:
+            expected = f"none, as the chat template asks for calls in none of the forms {', '.join(FORMS)}"
+            raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
         tokens = prompt.tokens()
         limit = self._max_tokens(session, request, len(tokens))
@@ -124,14 +128,14 @@ class ServedModel:
                 raise RequestError(400, f"prompt: found the token {prompt.max()}; expected {expected}")
             parent = None if record is None else record.continued_tokens(prompt)
             read = prompt[0 if parent is None else parent.length :]
-            return self._readable(_Prompt(parent=parent, read=read, messages=(), shown=None))
+            return self._readable(_Prompt(parent=parent, read=read))
         parent = None if record is None else record.continued_text(prompt)
         if parent is None or self._silent_end(parent) is not None:  # a text has no stop token in its middle
             parent = None
             encoded = [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(prompt)]
         else:
             encoded = self.tokenizer.encode(prompt[len(parent.whole_text) :])
-        return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), messages=(), shown=prompt))
+        return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), text=prompt))
 
     def _readable(self, prompt: _Prompt) -> _Prompt:
         if prompt.parent is None and not len(prompt.read):
@@ -148,9 +152,8 @@ class ServedModel:
             after = request.messages[known:]
             if not after:
                 raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
-            messages, shown, behind = text_behind(
-                lambda all_: self._render(all_, request.tools), parent.messages, parent.shown or "", parent.sample.text, after
-            )
+            assert parent.conversation is not None, "a chat's keys are those of chats"
+            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, self.tokenizer)
         except RewritingTemplateError as error:
             if self.history == "segment":
                 return self._anew(request)
@@ -159,12 +162,17 @@ class ServedModel:
                 f"{error}. Set model.chat_template to one that leaves earlier messages as they were, or let "
                 'such conversations begin anew: rollout.history = "segment"',
             ) from error
-        return _Prompt(parent=parent, read=self._behind(parent, behind), messages=messages, shown=shown)
+        except DataError as error:
+            raise RequestError(400, str(error)) from error
+        return _Prompt(parent=parent, read=self._behind(parent, behind), conversation=conversation)
 
     def _anew(self, request: AnswerRequest) -> _Prompt:
-        shown = self._render(request.messages, request.tools)
-        read = np.asarray(self.tokenizer.encode(shown), np.int32)
-        return self._readable(_Prompt(parent=None, read=read, messages=request.messages, shown=shown))
+        try:
+            conversation = Conversation.begin(request.messages, self.tokenizer, request.tools)
+        except DataError as error:
+            raise RequestError(400, str(error)) from error
+        read = np.asarray(self.tokenizer.encode(conversation.opened), np.int32)
+        return self._readable(_Prompt(parent=None, read=read, conversation=conversation))
 
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
@@ -177,26 +185,28 @@ class ServedModel:
         last = answer.sample.tokens[-1:].tolist()
         return last[0] if last and last[0] in self.tokenizer.stop_token_ids and not self.tokenizer.decode(last) else None
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return self.tokenizer.render_chat(messages, tools)
-        except DataError as error:
-            raise RequestError(400, str(error)) from error
-
     def _choice(self, sample: Sample, request: AnswerRequest) -> Choice:
-        text = sample.text
-        if sample.finish_reason is FinishReason.STOP:
-            found = [text.index(stop) for stop in request.sampling.stop_strings if stop in text]
-            text = text[: min(found, default=len(text))]
-        content, calls = self.parser.parse(text) if request.tools else (text, [])
-        return Choice(sample=sample, content=content, tool_calls=calls)
+        """An answer with a call that cannot be read is text as a whole, for its client to judge."""
+        text = _stopped(sample.text, sample, request)
+        if request.tools and self.parser is not None:
+            tokens = sample.tokens.tolist()
+            ended = bool(tokens) and tokens[-1] in self.tokenizer.stop_token_ids
+            shown = self.tokenizer.show(tokens[:-1] if ended else tokens)  # some forms have special tokens in them
+            content, calls = self.parser.parse(_stopped(shown, sample, request), request.tools)
+            if calls and all(call.error is None for call in calls):
+                return Choice(sample=sample, content=content, tool_calls=calls)
+        return Choice(sample=sample, content=text, tool_calls=())
 
     def _record(self, session: Session, prompt: _Prompt, request: AnswerRequest, choices: Sequence[Choice]) -> None:
         if session.record is None:
             return
         for choice in choices:
             answer = Answer(
-                parent=prompt.parent, read=prompt.read, sample=choice.sample, messages=prompt.messages, shown=prompt.shown
+                parent=prompt.parent,
+                read=prompt.read,
+                sample=choice.sample,
+                conversation=prompt.conversation,
+                prompt=prompt.text,
             )
             told = normal_message(assistant_message(choice))
             key = conversation_keys((*request.messages, told), request.tools)[-1]
@@ -210,10 +220,18 @@ def assistant_message(choice: Choice, call_ids: Sequence[str] = ()) -> dict[str,
         ids = call_ids or [""] * len(choice.tool_calls)
         message["content"] = choice.content or None
         message["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
             for call_id, call in zip(ids, choice.tool_calls, strict=True)
         ]
     return message
+
+
+def _stopped(text: str, sample: Sample, request: AnswerRequest) -> str:
+    """A text of a sample up to the stop string that ended it."""
+    if sample.finish_reason is not FinishReason.STOP:
+        return text
+    found = [text.index(stop) for stop in request.sampling.stop_strings if stop in text]
+    return text[: min(found, default=len(text))]
 
 
 def _distribution(sampling: SamplingParams) -> str:

@@ -83,6 +83,7 @@ def collect() -> Any:
             "max_response_tokens": 5,
             "max_failed_fraction": 0.5,
             "history": "refuse",
+            "tool_parser": None,
             "purpose": "the step",
             "progress": Notes(),
         }

@@ -15,7 +15,7 @@ import pytest
 
 from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.run.rollout import environment_calls, sample_count
-from rlcore.run.rollout.conversation import Conversations
+from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode
 from rlcore.run.rollout.episode_run import EpisodeRun

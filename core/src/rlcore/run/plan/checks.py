@@ -151,10 +151,10 @@ def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
     if rollout.history == "as_seen":
         expected = '"refuse" or "segment": a session tells the template the whole chat'
         yield Problem(path="rollout.history", found=f'"as_seen", {agents}', expected=expected)
-    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation", "tool_parser"):
+    for key in ("max_turn_tokens", "episode_timeout_s", "on_truncation"):
         default = getattr(RolloutConfig(), key)
         if (value := getattr(rollout, key)) != default:
-            expected = f"{default}, the default: agents bound and read their turns themselves"
+            expected = f"{default}, the default: agents bound their turns themselves"
             yield Problem(path=f"rollout.{key}", found=f"{value}, {agents}", expected=expected)
     if rollout.replay_routing:
         expected = "false: what sessions record has no routing"

@@ -10,6 +10,7 @@ from itertools import compress
 import numpy as np
 from attrs import frozen
 
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfig
 from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
@@ -35,7 +36,6 @@ from rlcore.run.rollout.sources import (
     collector_of,
     policy_of,
 )
-from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import DataError, Observation, Row, capabilities
 from rlcore.spi.arrays import Int64Array
 

@@ -7,6 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore import spi
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
@@ -40,6 +41,8 @@ class AgentCollector:
     """Most tokens of one answer."""
     max_failed_fraction: float
     history: History
+    tool_parser: ToolParser | None
+    """Reads the calls of tools; None where their form is not known."""
     purpose: str
     """What the samples are for, in words."""
     clock: PhaseClock
@@ -76,6 +79,7 @@ class AgentCollector:
             capabilities=frozenset(name for name in _SAMPLING if self.generator.has(name)),
             vocab_size=self.episodes.vocab_size,
             history=self.history,
+            parser=self.tool_parser,
         )
         with serving(model, sessions) as server:
 

@@ -9,11 +9,12 @@ import numpy as np
 from attrs import evolve, frozen
 
 from rlcore import spi
+from rlcore.chat.conversation import History
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.conversation import History
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import NOT_GENERATED, Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
@@ -22,7 +23,6 @@ from rlcore.run.rollout.gc_tuning import only_young_collections
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.replay import ReplayRun, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
-from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from rlcore.chat.tool_calls import FORMS
 from rlcore.run.data.prompts import encode_prompts
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import GeneratorGroup
@@ -19,7 +20,6 @@ from rlcore.run.rollout.episode import Episode, EpisodeGroup
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.episode_starts import Cohort, PromptLimit, StepPlans
 from rlcore.run.rollout.schedule import Schedule
-from rlcore.run.rollout.tool_calls import FORMS
 from rlcore.run.rollout.turns import Turns
 from rlcore.spi import ConfigError, ContractError, Problem, ResetResult, Row, WorkerError
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.recipe import Recipe
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.prompt_stream import PromptStream
@@ -24,7 +25,6 @@ from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
-from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import RolloutBatch, Row, SamplingParams, capabilities
 from rlcore.spi.arrays import Int64Array
 
@@ -66,6 +66,7 @@ def collector_of(
             max_response_tokens=rollout.max_response_tokens,
             max_failed_fraction=rollout.max_failed_fraction,
             history="segment" if rollout.history == "segment" else "refuse",
+            tool_parser=tool_parser,
             purpose=purpose,
             clock=clock,
             progress=progress,

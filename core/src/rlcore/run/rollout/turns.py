@@ -12,8 +12,10 @@ from typing import Any
 
 from attrs import frozen
 
+from rlcore.chat.conversation import History
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.rollout.conversation import Conversations, History
+from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.cut_turns import seed_after, until_stop
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -24,7 +26,6 @@ from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.request_feed import Sampled, Wanted
 from rlcore.run.rollout.sample_count import SampleCount
-from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 
 

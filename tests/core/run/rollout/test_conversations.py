@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from attrs import define, field
 
+from rlcore.chat.conversation import Conversation
+from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.model import ModelConfig
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.run.protocols import Responses
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.collector import RolloutCollector
-from rlcore.run.rollout.conversation import Conversation
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit
-from rlcore.run.rollout.tool_calls import ToolParser
 from rlcore.spi import (
     ConfigError,
     ContractError,
@@ -28,8 +28,8 @@ from rlcore.spi import (
 )
 from rlcore.testing.models import make_tokenizer
 
+from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
 from .answering import answer_stream  # type: ignore[import-not-found]
-from .chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "What is 2+2?"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.rollout.tool_calls import FORMS, ToolParser, form_of
+from rlcore.chat.tool_calls import FORMS, ToolParser, form_of
 from rlcore.spi import ConfigError, ToolCall
 
 from .chat_templates import FAMILIES  # type: ignore[import-not-found]
