@@ -201,6 +201,15 @@ def test_the_cache_grows_no_further_than_the_options_let_it(tools, qwen3, monkey
     assert made == []
 
 
+def test_requests_that_come_at_once_get_a_cache_for_the_longest_of_them(tools, qwen3):
+    """The later one needs more places, and each of them shorter."""
+    long = tools.make_request([[2] * 20], max_tokens=90)
+    short = tools.make_request(tools.random_prompts([3, 4, 5]), num_samples=2, max_tokens=4)
+    feed = TimedFeed([(0, long), (0, short)])
+    tools.make_backend(qwen3).stream(StreamRequest(feed=feed, weight_version=0))
+    assert check_stream(feed, tools.make_backend(qwen3).generate) == 0
+
+
 def test_kinds_of_sampling_are_forgotten_once_nothing_is_under_way(tools, qwen3):
     """So that a long stream of many kinds stays small."""
     backend = tools.make_backend(qwen3)

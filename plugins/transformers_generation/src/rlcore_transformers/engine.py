@@ -76,7 +76,7 @@ class Generation:
         job = Job(request, limits, deliver, routing)
         self._queue.append(job)
         self._num_left += len(limits)
-        self._make_room(min(self._max_batch_size, self._num_left), job.longest)
+        self._make_room(min(self._max_batch_size, self._num_left), max(waiting.longest for waiting in self._queue))
 
     @property
     def is_idle(self) -> bool:

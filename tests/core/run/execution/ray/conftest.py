@@ -132,8 +132,16 @@ def prepared(tmp_path: Path, installed: Path) -> Callable[..., RunPlan]:
 def run(prepared: Callable[..., RunPlan]) -> Callable[..., dict[str, Any]]:
     """Prepare and train; returns the summary."""
 
-    def run_with(*overrides: str, resume: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-        return train(prepared(*overrides), resume=resume, progress=progress or Progress(), tokenizer=FakeTokenizer())
+    def run_with(
+        *overrides: str, resume: bool = False, progress: Progress | None = None, replay_schedule: Path | None = None
+    ) -> dict[str, Any]:
+        return train(
+            prepared(*overrides),
+            resume=resume,
+            progress=progress or Progress(),
+            tokenizer=FakeTokenizer(),
+            replay_schedule=replay_schedule,
+        )
 
     return run_with
 
