@@ -189,6 +189,26 @@ def test_groups_beyond_the_bound_are_dropped_and_counted(
     assert max(prompts(tmp_path / "runs" / "run").values()) == 1
 
 
+class SlowToBegin(Slow):
+    """It waits when it begins, but not where prompts are looked at before the run."""
+
+    awaited_step = 1
+
+    async def reset(self, row: Row, seed: int) -> ResetResult:
+        result = await super().reset(row, seed)
+        while seed and result.state and Slow.steps_done < self.awaited_step:
+            await asyncio.sleep(0.01)
+        return result
+
+
+def test_no_step_waits_for_the_beginning_of_what_it_need_not_train_on(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path
+) -> None:
+    registry, progress = registry_with(environment=SlowToBegin), CountsSteps()
+    run(*ahead(0), *SLOW, "async.on_stale=rescore", "async.extra_prompts=4", registry=registry, progress=progress)
+    assert {prompt for prompt in prompts(tmp_path / "runs" / "run") if prompt[0] in "cdef"}
+
+
 def test_tokens_beyond_the_bound_get_the_trainers_log_probabilities(
     run: Run, registry_with: Callable[..., Registry], tmp_path: Path
 ) -> None:

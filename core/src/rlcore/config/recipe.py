@@ -131,7 +131,8 @@ class RolloutConfig:
     """Replace a group whose rewards are all equal, from which a comparison within groups learns nothing, by the next prompt's
     (dynamic sampling, arXiv:2503.14476)."""
     max_refill_ratio: Annotated[float, above(0)] = 4.0
-    """With it, the most groups that a step may replace, in relation to training.prompts_per_step; beyond it the run ends."""
+    """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
+    1 + async.max_staleness; beyond it the run ends."""
     replay_routing: bool = False
     """Whether, for mixture-of-experts models, the generator reports which experts each token went to, and the trainer sends it
     to the same ones."""
@@ -147,7 +148,7 @@ class RolloutConfig:
     solved, and counted as `evaluation/failed`."""
     max_failed_fraction: Share = 0.5
     """With "mask" or `episode_timeout_s`, the largest share of the samples of a step, or of an evaluation, that may fail;
-    above it the run ends and says why they did."""
+    above it the run ends and says why they did. Where steps overlap it is the share of all samples that are open."""
 
     @property
     def truncates(self) -> bool:

@@ -279,9 +279,10 @@ class Loop:
             return {}
         evaluator, version = self.evaluator, self.position.weight_version
         self.source.pause()
-        self._refit()
-        start = time.perf_counter()
-        metrics = self._generating(lambda: evaluator.evaluate(version))
+        with self.source.still():
+            self._refit()
+            start = time.perf_counter()
+            metrics = self._generating(lambda: evaluator.evaluate(version))
         self.progress.phase("evaluation")
         self.clock.totals["evaluation"] += time.perf_counter() - start
         return metrics

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -83,12 +85,19 @@ def going_on(number: int, turn: Turn) -> StepResult:
 
 
 class StepEnvironment:
-    """Begins with two tokens; answers a turn with what a function of the episode's number and the turn returns."""
+    """Begins with two tokens; answers a turn with what a function of the episode's number and the turn returns. Before the
+    reset with the number `late` it waits for `may_begin`."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
+        self.num_resets, self.late = 0, -1
+        self.may_begin = threading.Event()
 
     async def reset(self, row: Any, seed: int) -> ResetResult:
+        self.num_resets += 1
+        if self.num_resets == self.late:
+            while not self.may_begin.is_set():
+                await asyncio.sleep(0.001)
         return ResetResult(observation=Observation(tokens=np.array([1, 2], np.int32)), state=row["number"])
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
@@ -106,15 +115,18 @@ class Site:
         timeout_s: float = 60.0,
         num_episodes: int = NUM_EPISODES,
         episode_timeout_s: float | None = None,
+        max_turns: int = NUM_TURNS,
+        **policy: Any,
     ) -> None:
-        self.runner = EpisodeRunner(StepEnvironment(step), timeout_s, on_error)  # type: ignore[arg-type]
+        self.environment = StepEnvironment(step)
+        self.runner = EpisodeRunner(self.environment, timeout_s, on_error)  # type: ignore[arg-type]
         self.counts: list[tuple[int, int]] = []
         self.failures = MaskedFailures(num_samples=num_episodes, of="the step", max_fraction=0.5)
         draws: Any = SimpleNamespace(reset_seeds=[0] * num_episodes, seed=lambda turn, place, _: 100 * turn + place)
         plan = StepPlan(rows=[{"number": number} for number in range(num_episodes)], draws=draws)
         plans = StepPlans(lambda _: plan, num_episodes, 1)
         self.episode_turns = Turns(
-            options=TurnOptions(sampling=SamplingParams(), max_turns=NUM_TURNS, timeout_s=episode_timeout_s),
+            options=TurnOptions(sampling=SamplingParams(), max_turns=max_turns, timeout_s=episode_timeout_s),
             runner=self.runner,
             tokenizer=TOKENIZER,
             failures=self.failures,
@@ -123,7 +135,7 @@ class Site:
             on_sampled=lambda *counts: self.counts.append(counts),
         )
         self.made = EpisodeRun(
-            schedule=Schedule(SchedulePolicy(groups_per_step=num_episodes, num_steps=1)),
+            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy})),
             plans=plans,
             runner=self.runner,
             turns=self.episode_turns,
@@ -473,6 +485,52 @@ def test_a_generator_is_stopped_from_the_first_time_that_it_is_told_so(
         stopped.generating(is_generating)
         now[0] += 5.0
     assert stopped.stopped_s() == 15.0
+
+
+def test_a_group_may_be_dropped_while_it_begins(make: Callable[..., Site]) -> None:
+    """Its environment has answered, and its prompt is not encoded yet."""
+    site = make(going_on, num_episodes=1, num_steps=2, num_extra=1, on_stale="drop")
+    site.environment.late = 2
+    assert [group.number for group in site.made.collect(OneToken(), 7)] == [0]
+    site.environment.may_begin.set()
+    with site.made.still():
+        site.made.train()
+    assert [group.number for group in site.made.collect(OneToken(), 8)] == [2]
+    site.made.close()
+
+
+def test_an_error_where_time_is_over_ends_the_run(make: Callable[..., Site]) -> None:
+    """Though no event loop tells what its timers raise, and all environments hang."""
+
+    async def step(number: int, turn: Turn) -> StepResult:
+        await asyncio.Event().wait()
+        return going_on(number, turn)
+
+    site = make(step, episode_timeout_s=0.2, max_refills=0)
+    with pytest.raises(RewardError, match="rollout.max_refill_ratio"):
+        site.run(OneToken())
+
+
+def test_failures_of_replaced_groups_count(make: Callable[..., Site]) -> None:
+    """What ends the run is that the environment fails, not that its rewards are equal."""
+
+    def step(number: int, turn: Turn) -> StepResult:
+        raise LookupError("no tool")
+
+    site = make(step, on_error="mask", max_refills=100)
+    with pytest.raises(RewardError, match="raised LookupError: no tool.*rollout.max_failed_fraction"):
+        site.run(OneToken())
+
+
+def test_no_timer_keeps_what_an_episode_has_said(make: Callable[..., Site]) -> None:
+    """Steps take seconds, and the time of an episode may be hours."""
+    site = make(going_on, episode_timeout_s=3600.0)
+    site.run(OneToken())
+    episodes = [weakref.ref(episode) for episode in site.episodes]
+    site.episodes.clear()
+    site.made.train()
+    gc.collect()
+    assert [episode() for episode in episodes] == [None] * NUM_EPISODES
 
 
 def test_what_a_chat_template_cannot_tell_fails_its_episode(make: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.report.progress import Progress
+from rlcore.run.rollout.episode_starts import Cohort, Draws, PromptLimit, StepPlan
 from rlcore.spi import DataError, EnvironmentContext, Observation, ResetResult, Row, capabilities
 from rlcore.testing.fakes import fake_registry
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
@@ -150,6 +151,19 @@ def test_a_resumed_run_leaves_out_and_takes_what_an_undisturbed_one_does(
         assert len(letters(table)) == prompts_per_step
         assert not long & set(letters(table))
         pandas.testing.assert_frame_equal(table, rollouts(tmp_path / "runs" / whole, step))
+
+
+def test_a_group_that_is_given_up_is_waited_for_no_longer() -> None:
+    """Rows take the places of long prompts once it is known which are; of what is given up it never is."""
+    rows = [{"prompt": name} for name in "abcde"]
+    plan = StepPlan(rows=rows[:4], draws=Draws([0], 4, 1), spare=iter(rows[4:]))
+    cohort = Cohort(plan=plan, limit=PromptLimit(max_tokens=2, drops=True, key="data.train"), num_unknown=4)
+    assert cohort.begun() == {}
+    assert cohort.too_long(1, rows[1], 9) == {}
+    assert cohort.too_long(2, rows[2], 9) == {}
+    cohort.give_up(1)  # which waits for a row itself
+    cohort.give_up(3)  # the last that was not known
+    assert cohort.resolve() == {2: rows[4]}
 
 
 def test_a_prompt_that_is_left_out_changes_no_sample_of_the_others(run: Run, registry: Registry, tmp_path: Path) -> None:

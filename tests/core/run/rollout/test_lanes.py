@@ -64,6 +64,40 @@ def test_an_error_ends_the_lanes(raised_by_work: bool) -> None:
         run(lanes, 2)
 
 
+def test_an_error_from_outside_ends_work_that_waits() -> None:
+    lanes = Lanes()
+
+    async def waits(_: None) -> None:
+        asyncio.get_running_loop().call_soon(lanes.fail, ValueError("no"))
+        await asyncio.Event().wait()
+
+    lanes.add(waits)
+    with pytest.raises(ValueError, match="no"):
+        run(lanes, 1)
+
+
+def test_held_lanes_end_their_work_and_begin_none() -> None:
+    lanes, done = Lanes(), []
+
+    async def work(item: int) -> None:
+        lanes.hold()
+        await asyncio.sleep(0)
+        done.append(item)
+        if item == 1:
+            lanes.close()
+        else:
+            asyncio.get_running_loop().call_later(0.01, go_on)
+
+    def go_on() -> None:
+        assert (done, lanes.is_at_work) == ([0], False)
+        lanes.release()
+
+    for item in range(2):
+        lanes.add(work, item)
+    run(lanes, 1)
+    assert done == [0, 1]
+
+
 def test_of_errors_at_once_that_of_the_lowest_order_is_raised() -> None:
     lanes = Lanes()
 

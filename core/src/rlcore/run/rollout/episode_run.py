@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -146,6 +146,19 @@ class EpisodeRun:
     def restore(self, groups: Iterable[EpisodeGroup]) -> None:
         """Go on with the groups of a snapshot; the schedule is where it was then."""
         self._groups |= {group.number: group for group in groups}
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No call of the environment begins within the block, and those that were under way have ended: it may be called
+        otherwise, as many times at once as it can work on."""
+        lanes = self.turns.lanes
+        self._between(lanes.hold)
+        try:
+            while self._between(lambda: lanes.is_at_work):
+                self._poll(POLL_S)
+            yield
+        finally:
+            self._between(lanes.release)
 
     def can_go_on(self, group: EpisodeGroup) -> bool:
         """Whether a group that another run has begun is what it would be here: of as many samples and, unless it has ended,
@@ -311,8 +324,9 @@ class EpisodeRun:
                 steps.setdefault(self.plans.step_of(group.number), []).append(group.number)
         for step, numbers in steps.items():
             # A sample's log-probabilities are those of its prompt, seed and weights, but for rounding, which may depend on what
-            # runs beside it: at no staleness the order in which environments begin is to change nothing at all.
-            together = () if self.schedule.policy.max_staleness else [self._groups[number] for number in numbers]
+            # runs beside it: where a step waits for all, the order in which environments begin is to change nothing at all.
+            policy = self.schedule.policy
+            together = () if policy.max_staleness or policy.num_extra else [self._groups[number] for number in numbers]
             cohort = Cohort(plan=self.plans.of_step(step), limit=self._prompt_limit, num_unknown=len(numbers), groups=together)
             self._cohorts |= dict.fromkeys(numbers, cohort)
         for group in groups:
@@ -355,12 +369,20 @@ class EpisodeRun:
         return [self._groups[number] for number in self.schedule.take()]
 
     def _forget_trained(self) -> None:
-        self._forget(self.schedule.train())
+        replaced = self.schedule.refilled
+        closed = self.schedule.train()
+        self._forget(closed)
+        self.turns.failures.forget(self._group_size, [*closed, *replaced])
         self.plans.keep([*self._groups, self.schedule.next_number])
 
-    def _forget(self, numbers: Iterable[int]) -> None:
+    def _forget(self, numbers: Collection[int]) -> None:
         groups = [self._groups.pop(number) for number in numbers]
         self.turns.forget(episode for group in groups for episode in group.episodes)
+        left = {number: self._cohorts.pop(number) for number in numbers if number in self._cohorts}
+        for number, cohort in left.items():
+            cohort.give_up(self.plans.place_of(number))
+        for number, cohort in left.items():
+            self._give_places(number, cohort.resolve())
 
     def _restart(self) -> None:
         for number in list(self.schedule.running):
@@ -398,7 +420,7 @@ class EpisodeRun:
     async def _show_prompts(self, _: None) -> None:
         """Encode prompts, and ask for the first turn of those within the limit."""
         await self._calls.others()
-        resets, self._resets = self._resets, []
+        resets, self._resets = [one for one in self._resets if self._groups.get(one[0].number) is one[0]], []
         encoded = encode_prompts([reset.observation for _, _, reset in resets], self._tokenizer)
         for (group, row, reset), tokens in zip(resets, encoded, strict=True):
             if len(tokens) > self._prompt_limit.max_tokens:

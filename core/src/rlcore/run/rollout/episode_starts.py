@@ -136,16 +136,22 @@ class Cohort:
     def begun(self) -> Mapping[int, Row | None]:
         """A group's prompt is within the limit, or its environment failed. Returns as `too_long`."""
         self.has_begun = True
-        return self._known()
+        self.num_unknown -= 1
+        return self.resolve()
 
     def too_long(self, place: int, row: Row, num_tokens: int) -> Mapping[int, Row | None]:
         """A row's prompt is over the limit. Returns, once all are known, the rows that take the places of such ones, None where
         none is left. DataError where long prompts are an error, or no prompt is within the limit."""
         self._long[place] = (row, num_tokens)
-        return self._known()
-
-    def _known(self) -> Mapping[int, Row | None]:
         self.num_unknown -= 1
+        return self.resolve()
+
+    def give_up(self, place: int) -> None:
+        """A group is open no longer: no row takes its place, and none waits for it. `resolve` returns who has waited."""
+        self.num_unknown -= self._long.pop(place, None) is None
+
+    def resolve(self) -> Mapping[int, Row | None]:
+        """As `too_long`."""
         if self.num_unknown or not self._long:
             return {}
         self.num_long += len(self._long)

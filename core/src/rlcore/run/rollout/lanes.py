@@ -23,6 +23,7 @@ class Lanes:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._at_work: set[asyncio.Task[Any]] = set()
         self._is_closed = False
+        self._is_held = False
         self._error: BaseException | None = None
 
     def begin(self) -> None:
@@ -42,14 +43,27 @@ class Lanes:
         """Nothing is to do any longer; work that no one waits for any more is cancelled."""
         self._is_closed = True
         self._wake(len(self._idle))
-        if self._at_work:
-            for task in self._at_work - {asyncio.current_task()}:
-                task.cancel()
+        self._cancel_work()
 
     def fail(self, error: BaseException) -> None:
-        """Let `run` raise an error."""
+        """Let `run` raise an error, whatever is at work."""
         self._error = self._error or error
         self._wake(len(self._idle))
+        self._cancel_work()
+
+    def hold(self) -> None:
+        """Begin no work until `release`; what is at work goes on."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Go on with what is to do."""
+        self._is_held = False
+        self._wake(len(self._idle))
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there is work that has begun and not ended."""
+        return bool(self._at_work)
 
     async def run(self, calls: EnvironmentCalls, num_lanes: int) -> None:
         """Work until `close`. An error that a piece of work raises ends the others and is raised."""
@@ -57,7 +71,10 @@ class Lanes:
         try:
             await all_or_first([self._lane(calls) for _ in range(num_lanes)])
         except BaseException as error:
-            raised = min(self._errors, key=itemgetter(0))[1] if self._errors else error
+            raised = error
+        if self._errors and raised is not None:
+            raised = min(self._errors, key=itemgetter(0))[1]
+        raised = raised or self._error
         if raised is not None:
             raise raised
 
@@ -65,7 +82,7 @@ class Lanes:
         while not self._is_closed:
             if self._error is not None:
                 raise self._error
-            if self._todo:
+            if self._todo and not self._is_held:
                 await self._do(*self._todo.popleft())
                 await calls.give_way()
             else:
@@ -83,6 +100,11 @@ class Lanes:
             raise
         finally:
             self._at_work.discard(task)
+
+    def _cancel_work(self) -> None:
+        if self._at_work:
+            for task in self._at_work - {asyncio.current_task()}:
+                task.cancel()
 
     def _wake(self, num_lanes: int) -> None:
         for _ in range(min(num_lanes, len(self._idle))):

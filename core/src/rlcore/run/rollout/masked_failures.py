@@ -1,6 +1,7 @@
 """Samples that their environment failed on, where the recipe masks them: how many, why, and when there are too many."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from attrs import define, field
 
@@ -25,6 +26,12 @@ class MaskedFailures:
     def add(self, sample: int, reason: str) -> None:
         """Note a sample's failure; the first one counts."""
         self.reasons.setdefault(sample, reason)
+
+    def forget(self, group_size: int, groups: Iterable[int]) -> None:
+        """The samples of some groups count no longer."""
+        for group in groups:
+            for sample in range(group * group_size, (group + 1) * group_size):
+                self.reasons.pop(sample, None)
 
     def check(self) -> None:
         """RewardError where more samples failed than the recipe lets pass."""

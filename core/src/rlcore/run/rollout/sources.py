@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from attrs import evolve, frozen
 
@@ -102,7 +103,10 @@ def policy_of(recipe: Recipe) -> SchedulePolicy:
         max_staleness=options.max_staleness,
         on_stale=options.on_stale,
         num_extra=options.extra_prompts,
-        max_refills=int(rollout.max_refill_ratio * num_groups) if rollout.refill_equal_rewards else None,
+        # At first the groups of so many steps begin at once.
+        max_refills=int(rollout.max_refill_ratio * num_groups * (1 + options.max_staleness))
+        if rollout.refill_equal_rewards
+        else None,
     )
 
 
@@ -125,6 +129,11 @@ class Source(ABC):
     def generating_s(self) -> float | None:
         """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
         return None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Make no call of the environment within the block."""
+        yield
 
     def make_way(self) -> None:  # noqa: B027 - likewise
         """The weights are about to change: pause, unless the generator takes them in flight."""
@@ -234,6 +243,12 @@ class RolloutSource(Source):
     def generating_s(self) -> float:
         """While others train, too."""
         return self._run.turns.count.busy_s()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Calls that were under way have ended when it begins."""
+        with self._run.still():
+            yield
 
     def make_way(self) -> None:
         """Samples that are under way see weights that come in flight."""

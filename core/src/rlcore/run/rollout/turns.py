@@ -6,6 +6,7 @@ written, all that is known of it is in its data.
 
 import asyncio
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -119,7 +120,9 @@ class Turns:
         """Take episodes that have not ended from where they are to their end."""
         self._open |= {episode.number: episode for episode in episodes}
         if self._options.timeout_s is not None and self._loop is not None:
-            self._loop.call_later(self._options.timeout_s, self._time_out, episodes, self.count.stopped_s())
+            # A timer outlives most episodes, and what they have said is large.
+            watched = [weakref.ref(episode) for episode in episodes]
+            self._loop.call_later(self._options.timeout_s, self._time_out, watched, self.count.stopped_s())
         unasked = []
         for episode in episodes:
             if episode.shown is not None:
@@ -136,7 +139,6 @@ class Turns:
         were_open = False
         for episode in episodes:
             were_open |= self._open.pop(episode.number, None) is not None
-            self.failures.reasons.pop(episode.number, None)
             self._wanted.discard(episode.number)
             if self.conversations is not None:
                 self.conversations.end(episode.number)
@@ -181,18 +183,21 @@ class Turns:
         ended = bool(tokens) and tokens[-1] in self._options.sampling.stop_token_ids
         return self._options.tool_parser.parse(self._tokenizer.show(tokens[:-1] if ended else tokens), tools)
 
-    def _time_out(self, episodes: Sequence[Episode], stopped_s: float) -> None:
+    def _time_out(self, watched: Sequence["weakref.ref[Episode]"], stopped_s: float) -> None:
         """Mask those of some episodes that go on, whatever the recipe does with failures. `stopped_s` is what the generator had
         been stopped for when their time began: what was added to it since is added to their time."""
-        late = [episode for episode in episodes if self._is_open(episode)]
+        late = [episode for one in watched if (episode := one()) is not None and self._is_open(episode)]
         if not late or self._loop is None:
             return
         if self.count.stopped_s() > stopped_s:
-            self._loop.call_later(self.count.stopped_s() - stopped_s, self._time_out, late, self.count.stopped_s())
+            self._loop.call_later(self.count.stopped_s() - stopped_s, self._time_out, watched, self.count.stopped_s())
             return
-        for episode in late:
-            episode.timed_out = True
-            self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
+        try:
+            for episode in late:
+                episode.timed_out = True
+                self._lose(episode, f"took longer than {self._options.timeout_s:g} s (rollout.episode_timeout_s)")
+        except Exception as error:  # which the event loop would only print
+            self.lanes.fail(error)
 
     async def _answer(self, episode: Episode) -> None:
         """Let the environment answer the turn that was said."""
