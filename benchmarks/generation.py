@@ -11,6 +11,9 @@ has its own seed, and the result is arrays of tokens, log-probabilities and weig
 arguments that rlcore starts its engine with, and `plain, defaults` with vLLM's own for CUDA graphs; its outputs are left as the
 objects that it returns. Ratios are to `plain` with log-probabilities.
 
+In rows of a `stream` the same samples are asked for one by one and come back as they end, checked and with their texts: the
+way of a run's episodes. In the others one call returns them all.
+
 The memory floor of a step is its weights, read once, and the keys and values of all sequences at their mean length, at the rate
 of a copy on this device.
 """
@@ -19,7 +22,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,9 +42,23 @@ from generator_setup import (
 )
 from model_shapes import SHAPES, kv_bytes_per_token, make_model, num_parameters, prompts, require_device, write_config
 
+from rlcore.config.recipe import ModelConfig
+from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.run.execution.streams import run_stream
+from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
 from rlcore.spi import CloseRequest, GenerateRequest, RaggedTokens, SamplingParams
 
-ROWS = ("floor", "plain", "plain, defaults", "1 replica", "1 replica, in process", "2 replicas", "4 replicas")
+ROWS = (
+    "floor",
+    "plain",
+    "plain, defaults",
+    "1 replica",
+    "1 replica, stream",
+    "1 replica, in process",
+    "1 replica, in process, stream",
+    "2 replicas",
+    "4 replicas",
+)
 PLAIN = {"no logprobs": (False, False), "logprobs": (True, False), "logprobs, seeds": (True, True)}
 """Variants of the baseline: log-probabilities, per-sample seeds."""
 WARM_UP = 99
@@ -98,9 +115,9 @@ def tokens_per_second(work: Work, generate: Callable[[list[list[int]], int, int]
 
 
 def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any]) -> dict[str, Any]:
-    count, _, where = row.partition(", ")
+    count, *how = row.split(", ")
     replicas = int(count.split()[0])
-    channel = "in_process" if where else "cuda_ipc" if work.device == "cuda" else "shared_memory"
+    channel = "in_process" if "in process" in how else "cuda_ipc" if work.device == "cuda" else "shared_memory"
     write_config(directory, work.shape, work.dtype)
     settings = {"replicas": replicas, "max_num_seqs": -(-work.num_samples // replicas), **MEMORY[work.device], **options}
     start = time.perf_counter()
@@ -124,7 +141,26 @@ def measure_rlcore(row: str, work: Work, directory: Path, options: dict[str, Any
         )
         return len(result.tokens)
 
-    rates = {"logprobs, seeds": tokens_per_second(work, generate)}
+    tokenizer = load_tokenizer(ModelConfig(path=str(directory)))
+
+    def stream(texts: list[list[int]], group: int, num_tokens: int) -> int:
+        found: list[Sampled] = []
+
+        def hand_out(samples: Sequence[Sampled]) -> None:
+            found.extend(samples)
+            if len(found) == len(texts) * group:
+                feed.end()
+
+        feed = RequestFeed(hand_out)
+        feed.begin(0)
+        for text in texts:
+            prompt, sampling = np.array(text, np.int32), SamplingParams()
+            drawn = seeds.integers(0, 2**31, group).tolist()
+            feed.ask([Wanted(prompt=prompt, seed=seed, max_tokens=num_tokens, sampling=sampling, owner=None) for seed in drawn])
+        run_stream(generator, tokenizer, feed, 0)
+        return sum(len(sampled.tokens) for sampled in found)
+
+    rates = {"logprobs, seeds": tokens_per_second(work, stream if "stream" in how else generate)}
     generator.close(CloseRequest())
     return {"rates": rates, "start_s": start_s}
 
@@ -185,14 +221,14 @@ def report(found: dict[str, dict[str, Any]], work: Work) -> None:
     names = tuple(work.workloads())
     base = found.get("plain", {}).get("rates", {}).get("logprobs", {})
     heads = "".join(f"{f'{name} tok/s':>18}{'× plain':>9}" for name in names)
-    print(f"{'':26}{'':18}{heads}{'start s':>10}")
+    print(f"{'':32}{'':18}{heads}{'start s':>10}")
     for row, result in found.items():
         if "failed" in result:
-            print(f"{row:26}{result['failed']}")
+            print(f"{row:32}{result['failed']}")
             continue
         for variant, rates in result["rates"].items():
             columns = "".join(f"{rates[name]:18,.0f}{rates[name] / base.get(name, float('nan')):9.2f}" for name in names)
-            print(f"{row:26}{variant:18}{columns}{result['start_s']:10.1f}")
+            print(f"{row:32}{variant:18}{columns}{result['start_s']:10.1f}")
 
 
 def main() -> None:

@@ -123,6 +123,13 @@ def test_generation_up_to_its_floor(script: Script) -> None:
 
 
 @pytest.mark.usefixtures("rows_here")
+def test_generation_by_a_stream(script: Script) -> None:
+    row = "1 replica, in process, stream"
+    output = script("generation.py", "--quick", "--device", "cpu", "--rows", row)
+    assert float(rows(output, row)[row][0].replace(",", "")) > 0.0
+
+
+@pytest.mark.usefixtures("rows_here")
 def test_refit(script: Script) -> None:
     output = script("refit.py", "--quick", "--device", "cpu", "--repeats", 2, "--rows", "in_process")
     assert len(rows(output, "tiny  in_process ")["tiny  in_process "]) == 6
