@@ -32,6 +32,9 @@ class ChatMl:
         marked = text.replace(START, chr(START_ID)).replace(END, chr(END_ID))
         return [ord(character) for character in marked]
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(token) for token in tokens if token not in (START_ID, END_ID))
 

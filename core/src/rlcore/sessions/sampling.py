@@ -59,6 +59,9 @@ class ChatTokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the tokens of exactly this text, no special tokens added."""
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text as it stands behind another one."""
+
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
         """Return the text of tokens, without special tokens."""
 

@@ -134,7 +134,7 @@ class ServedModel:
             parent = None
             encoded = [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(prompt)]
         else:
-            encoded = self.tokenizer.encode(prompt[len(parent.whole_text) :])
+            encoded = self.tokenizer.encode_behind([prompt[len(parent.whole_text) :]])[0]
         return self._readable(_Prompt(parent=parent, read=np.asarray(encoded, np.int32), text=prompt))
 
     def _readable(self, prompt: _Prompt) -> _Prompt:
@@ -177,7 +177,7 @@ class ServedModel:
     def _behind(self, parent: Answer, behind: str) -> Int32Array:
         """int32 [length]: a text behind an answer. The stop token that the model has said already is not repeated; one that it
         has not said, since its answer was cut, is none of its own."""
-        tokens = self.tokenizer.encode(behind)
+        (tokens,) = self.tokenizer.encode_behind([behind])
         return np.asarray(tokens[1:] if tokens[:1] == [self._silent_end(parent)] else tokens, np.int32)
 
     def _silent_end(self, answer: Answer) -> int | None:

@@ -45,6 +45,25 @@ def test_text_survives_encoding(tokenizer, texts):
     assert [tokenizer.decode(np.asarray(tokenizer.encode(text), np.int32)) for text in texts] == texts
 
 
+@pytest.mark.parametrize("scheme", ["first", "never"])
+def test_a_text_behind_another_one_begins_with_no_space_of_the_tokenizers(tmp_path, scheme):
+    """As SentencePiece's begin a text, such as those of Llama 2 and Mistral."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {symbol: number for number, symbol in enumerate(["</s>", "<unk>", "▁", "a", "b", "c"])}
+    backend = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load(tmp_path)
+    assert tokenizer.encode("ab") == ([2, 3, 4] if scheme == "first" else [3, 4])
+    assert tokenizer.encode_behind(["bc", "</s>b", " c", ""]) == [[4, 5], [0, 4], [2, 5], []]
+    assert tokenizer.decode([*tokenizer.encode("ab"), *tokenizer.encode_behind(["c"])[0]]) == "abc"
+
+
 def test_special_tokens_are_left_out_of_decoded_text(tokenizer):
     assert tokenizer.eos_token_id is not None
     assert tokenizer.encode(END_OF_TEXT) == [tokenizer.eos_token_id]

@@ -107,7 +107,7 @@ def render_demonstrations(
     for start, chunk in _chunks(rows):
         kept, numbers = [], []
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
-        completions = tokenizer.encode_batch([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
+        completions = tokenizer.encode_behind([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), start=start):
             response = completion if completion[-1:] == [eos] else [*completion, eos]
             if limits.admits(number, "prompt", len(prompt), "rollout.max_prompt_tokens", max_prompt_tokens) and limits.admits(

@@ -36,6 +36,9 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Apply `encode` to each text."""
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text as it stands behind another one: without the space that SentencePiece's tokenizers begin with."""
+
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
         """Return the text of tokens, without special tokens."""
 
@@ -71,10 +74,21 @@ class PretrainedTokenizer:
     vocab_size: int | None
     """Tokens that the model has, by its config.json; None where that says nothing."""
     _chat: ChatTemplate = field(init=False)
+    _space_before: str = field(init=False)
+    """A special token behind which a text does not begin with a space of the tokenizer's own; empty where none does anyway."""
 
     @_chat.default
     def _template(self) -> ChatTemplate:
         return ChatTemplate(backend=self.backend, variables=self.model.chat_template_kwargs)
+
+    @_space_before.default
+    def _mark(self) -> str:
+        added = self.backend.added_tokens_decoder.get(self.eos_token_id)
+        if added is None or added.rstrip:  # which takes white space from the text
+            return ""
+        mark = str(added.content)
+        alone, behind = self.encode_batch(["a", f"{mark}a"])
+        return mark if behind[:1] == [self.eos_token_id] and behind[1:] != alone else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process reads the model's files itself: code that they bring cannot be pickled."""
@@ -92,6 +106,11 @@ class PretrainedTokenizer:
             return []
         encoded: list[list[int]] = self.backend(list(texts), add_special_tokens=False, return_attention_mask=False).input_ids
         return encoded
+
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        if not self._space_before:
+            return self.encode_batch(texts)
+        return [tokens[1:] for tokens in self.encode_batch([self._space_before + text for text in texts])]
 
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
         return self.decode_batch([tokens])[0]

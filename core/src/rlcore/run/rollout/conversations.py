@@ -70,7 +70,7 @@ class Conversations:
             except DataError as error:
                 refused[episode] = error
                 texts.append("")
-        encoded = self._tokenizer.encode_batch(texts)
+        encoded = self._tokenizer.encode_behind(texts)
         read: list[Int32Array | DataError] = []
         for episode, observation, tokens in zip(episodes, observations, encoded, strict=True):
             if episode in refused:

@@ -35,6 +35,10 @@ class FakeTokenizer:
         """Apply `encode` to each text."""
         return [self.encode(text) for text in texts]
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """Apply `encode` to each text: it adds no space."""
+        return self.encode_batch(texts)
+
     def decode(self, tokens: Sequence[int] | Int32Array) -> str:
         """The text of token ids, end tokens left out."""
         ids = np.asarray(tokens, np.int64)
