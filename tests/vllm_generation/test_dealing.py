@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +55,11 @@ def test_an_engine_with_work_under_way_gets_less():
 
 def test_work_is_that_of_prompt_and_response():
     assert work_of(request_of([4, 1], 2), np.array([8, 2, 3, 4])).tolist() == [12, 6, 4, 5]
+
+
+def test_a_conversation_stays_on_the_engine_that_had_it_unless_that_has_much_more_to_do():
+    request = evolve(request_of([4] * 4, 1), conversations=np.array([8, 9, -1, 7]))
+    limits = np.full(4, 8, np.int32)
+    places = {8: 2, 9: 2, 7: 0}
+    assert [part.numbers.tolist() for part in deal(request, limits, [200, 0, 0], places)] == [[], [2, 3], [0, 1]]
+    assert [part.numbers.tolist() for part in deal(request, limits, [0, 0, 500], places)] == [[0, 2, 3], [1], []]

@@ -140,3 +140,17 @@ def test_a_kernel_that_hides_its_choice_ends_the_stream(make_stream):
     assert feed.delivered == []
     with pytest.raises(ContractError, match="moe_backend"):
         stream.cut()
+
+
+def test_a_conversation_goes_on_with_the_engine_that_has_its_beginning(make_stream):
+    replicas, _, stream = make_stream(2)
+    engines = {5: set(), 6: set()}
+    for talks in ([5, 6], [6], [5], [6, 5]):
+        add(stream, evolve(request_of([4] * len(talks), 1), conversations=np.array(talks)))
+        for engine, replica in enumerate(replicas):
+            for call, (samples, _, _) in enumerate(replica.calls):
+                for number in samples.numbers.tolist():
+                    engines[talks[number]].add(engine)
+                replica.end(call)
+            replica.calls = []
+    assert sorted(engines.values()) == [{0}, {1}]

@@ -97,6 +97,16 @@ def test_a_branch_is_a_segment_of_its_own_and_counts_what_is_shared_once(session
     assert second.logprobs[shared - 1] != 0  # known all the same
 
 
+def test_samples_say_which_session_they_belong_to(sessions: Sessions) -> None:
+    script = Script(*["a" + END] * 5)
+    model, both = served(script), [sessions.open(), sessions.open()]
+    for session in (*both, *both, Session(token="", record=None)):
+        chat(model, session, user("one?"))
+    first, second, *later, shared = [request.conversation for request in script.requests]
+    assert ([first, second], shared) == (later, -1)
+    assert first != second
+
+
 def test_a_history_that_the_client_edited_begins_a_segment_of_prompt(sessions: Sessions) -> None:
     script, session = Script(f"a{END}", f"b{END}"), sessions.open()
     model = served(script)

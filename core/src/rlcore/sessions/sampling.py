@@ -20,6 +20,8 @@ class SampleRequest:
     max_tokens: int
     """Most tokens to generate, at least 1."""
     sampling: SamplingParams
+    conversation: int = -1
+    """The session that it belongs to, by its number; -1 where its prompts have nothing in common."""
 
 
 @frozen(kw_only=True, eq=False)

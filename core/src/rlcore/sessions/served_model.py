@@ -82,7 +82,13 @@ class ServedModel:
         tokens = prompt.tokens()
         limit = self._max_tokens(session, request, len(tokens))
         wanted = [
-            SampleRequest(prompt=tokens, seed=session.next_seed(request.seed, number), max_tokens=limit, sampling=sampling)
+            SampleRequest(
+                prompt=tokens,
+                seed=session.next_seed(request.seed, number),
+                max_tokens=limit,
+                sampling=sampling,
+                conversation=-1 if session.record is None else session.number,
+            )
             for number in range(request.n)
         ]
         samples = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))

@@ -1,6 +1,7 @@
 """Sessions: each has a token that its client shows, and a record of what was sampled for it."""
 
 import secrets
+from itertools import count
 
 import numpy as np
 from attrs import define, field
@@ -28,6 +29,8 @@ class Session:
     """The distribution that all its samples are of, where the client may choose none; None where it may."""
     max_tokens: int | None = None
     """Most tokens of an answer; None for as many as the model's limit leaves."""
+    number: int = field(factory=count().__next__)
+    """Its own in this process."""
     num_samples: int = 0
     """Samples that were asked for."""
     is_finished: bool = False

@@ -72,6 +72,10 @@ class GenerateRequest:
     routed_experts: bool = False
     """Whether to report the experts that each token was sent to. Needs the capability `routed_experts`, and a generator built
     with GeneratorContext.routed_experts."""
+    conversations: Int64Array | None = None
+    """int64 [S]: the conversation that each sample belongs to, -1 for none: a later prompt of the same number begins with this
+    one and what was said to it. It changes no sample. A generator of several engines may give those of one number to one of
+    them, which has their beginning in its cache. None where no sample belongs to any."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -79,6 +83,8 @@ class GenerateRequest:
         check_array("max_tokens", self.max_tokens, np.int32, num_samples)
         if num_samples and (self.max_tokens.min() < 1 or self.seeds.min() < 0):
             raise ContractError("max_tokens must be at least 1 and seeds non-negative")
+        if self.conversations is not None:
+            check_array("conversations", self.conversations, np.int64, num_samples)
 
 
 @frozen(kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Dealing the samples of a request out to engines: equal work each, and samples of one prompt together."""
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,12 +12,19 @@ from rlcore_vllm.sampling import Samples
 PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
+STICKINESS = 0.25
+"""How much more an engine may have to do than another one, as a share of that, and still be given a conversation that it has
+had."""
 
-def deal(request: GenerateRequest, limits: Int64Array, busy: Sequence[int]) -> list[Samples]:
-    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, and `busy` the work that
-    each engine has already.
 
-    Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least.
+def deal(
+    request: GenerateRequest, limits: Int64Array, busy: Sequence[int], places: Mapping[int, int] = MappingProxyType({})
+) -> list[Samples]:
+    """One part of the samples for each engine; `limits` int64 [S] are the most tokens of each sample, `busy` the work that
+    each engine has already, and `places` the engines that conversations have been on.
+
+    Work is counted in tokens at the samples' limits, and the largest parts are dealt first, each to the engine with the least,
+    or to that which has had its conversation, where that has little more to do.
     """
     num_engines = len(busy)
     num_samples, num_prompts = request.num_samples, request.prompts.num_sequences
@@ -30,14 +37,15 @@ def deal(request: GenerateRequest, limits: Int64Array, busy: Sequence[int]) -> l
     ]
     lengths = request.prompts.lengths
     work = [int(lengths[part[0] // num_samples] + limits[part].sum()) for part in parts]
-    engines: list[tuple[int, int, list[Int64Array]]] = [(total, engine, []) for engine, total in enumerate(busy)]
-    heapq.heapify(engines)
+    totals, dealt = list(busy), [list[Int64Array]() for _ in busy]
     for index in sorted(range(len(parts)), key=lambda index: -work[index]):
-        total, engine, dealt = heapq.heappop(engines)
-        dealt.append(parts[index])
-        heapq.heappush(engines, (total + work[index], engine, dealt))
-    dealt_by_engine = sorted(engines, key=lambda entry: entry[1])
-    return [_select(request, limits, dealt) for _, _, dealt in dealt_by_engine]
+        least = min(totals)
+        engine = None if request.conversations is None else places.get(int(request.conversations[parts[index][0]]))
+        if engine is None or totals[engine] > least + least * STICKINESS + work[index]:
+            engine = totals.index(least)
+        dealt[engine].append(parts[index])
+        totals[engine] += work[index]
+    return [_select(request, limits, parts) for parts in dealt]
 
 
 def work_of(request: GenerateRequest, limits: Int64Array) -> Int64Array:

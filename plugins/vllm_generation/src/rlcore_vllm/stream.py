@@ -13,6 +13,10 @@ from rlcore_torchkit.generation import FinishedSample, join_samples
 from rlcore_vllm.dealing import deal, work_of
 from rlcore_vllm.replica import Replica
 from rlcore_vllm.routing import require_experts
+from rlcore_vllm.sampling import Samples
+
+MAX_CONVERSATIONS = 2**17
+"""Conversations that a stream remembers the engine of."""
 
 
 class Stream:
@@ -25,6 +29,7 @@ class Stream:
         self._lock = threading.Lock()
         self._busy = [0] * len(replicas)
         """Tokens that each engine may still come to."""
+        self._places: dict[int, int] = {}
         self.calls: dict[Future[None], int] = {}
         """Calls under way, and those that failed, with the number of their engine."""
         self._error: Exception | None = None
@@ -34,15 +39,27 @@ class Stream:
         first, self._num_samples = self._num_samples, self._num_samples + len(limits)
         work = work_of(request, limits)
         with self._lock:
-            parts = deal(request, limits, self._busy)
+            parts = deal(request, limits, self._busy, self._places)
             for engine, part in enumerate(parts):
                 self._busy[engine] += int(work[part.numbers].sum())
+                self._remember(request, part, engine)
         for engine, part in enumerate(parts):
             if len(part.numbers):
                 call = self._replicas[engine].generate(part, partial(self._deliver, request, first, work, engine))
                 with self._lock:
                     self.calls[call] = engine
                 call.add_done_callback(self._end)
+
+    def _remember(self, request: GenerateRequest, part: Samples, engine: int) -> None:
+        """The engine that conversations are on, the oldest first."""
+        if request.conversations is None or len(self._replicas) == 1:
+            return
+        for conversation in request.conversations[part.numbers].tolist():
+            self._places.pop(conversation, None)
+            self._places[conversation] = engine
+        self._places.pop(-1, None)
+        while len(self._places) > MAX_CONVERSATIONS:
+            del self._places[next(iter(self._places))]
 
     def cut(self) -> None:
         """End what is under way; returns once all is delivered. Raises what a call raised."""

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.run.protocols import Responses
 from rlcore.run.rollout.request_feed import RequestFeed, Wanted
@@ -74,6 +75,13 @@ def feed(handed):
 
 def seeds(requests):
     return [request.seeds.tolist() for request in requests]
+
+
+def test_conversations_go_with_their_samples(feed):
+    feed.ask([evolve(one, conversation=7) for one in wanted(FIRST, 0)] + wanted(SECOND, 1))
+    feed.ask(wanted(FIRST, 2, 3))
+    known, unknown = feed.take(wait=True)
+    assert (known.conversations.tolist(), unknown.conversations) == ([7, -1], None)
 
 
 def test_what_waits_is_one_request_a_kind_of_sampling(feed):

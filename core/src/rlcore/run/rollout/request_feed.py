@@ -31,6 +31,8 @@ class Wanted:
     routed_experts: bool = False
     goes_on: bool = False
     """Whether its episode has said something before."""
+    conversation: int = -1
+    """GenerateRequest.conversations of it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -173,6 +175,7 @@ class RequestFeed:
         prompts = [shared[0].prompt for shared in samples]
         self._taken.append(_Request(self._num_samples, list(flat), len(flat)))
         self._num_samples += len(flat)
+        conversations = np.array([wanted.conversation for wanted in flat], np.int64)
         return GenerateRequest(
             prompts=RaggedTokens(tokens=np.concatenate(prompts), offsets=offsets_of([len(prompt) for prompt in prompts])),
             num_samples=len(samples[0]),
@@ -181,6 +184,7 @@ class RequestFeed:
             sampling=flat[0].sampling,
             weight_version=self._weight_version,
             routed_experts=flat[0].routed_experts,
+            conversations=conversations if (conversations >= 0).any() else None,
         )
 
     def _claim(self, samples: Int64Array) -> list[Wanted]:

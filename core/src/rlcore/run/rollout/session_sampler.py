@@ -35,6 +35,7 @@ class SessionSampler:
                         max_tokens=request.max_tokens,
                         sampling=request.sampling,
                         owner=future,
+                        conversation=request.conversation,
                     )
                 ]
             )

@@ -252,6 +252,7 @@ class Turns:
                 max_tokens=self._limit(episode),
                 sampling=self._options.sampling,
                 owner=episode,
+                conversation=episode.number,
                 routed_experts=self._options.routed_experts,
                 goes_on=episode.num_generated > 0,
             )

@@ -12,6 +12,7 @@ from rlcore.testing.conformance.chance import Limits, distance_to_uniform, limit
 from rlcore.testing.conformance.generator_fixtures import (
     LONG,
     MAX_SEQUENCE_LENGTH,
+    PLAIN,
     GeneratorFixtures,
     GeneratorUnderTest,
     Question,
@@ -55,6 +56,14 @@ class GeneratorSampling(GeneratorFixtures):
         generator.require(capabilities.EXACT_LOGPROBS)
         errors = logprob_errors(policy, question, generator.generate(question))
         assert errors.max() <= 1e-4, f"log-probabilities are off by up to {errors.max():.3g} nats"
+
+    def test_conversations_change_no_sample(self, generator: GeneratorUnderTest, question: Question) -> None:
+        """They say where what is known of a prompt may be found, and nothing else."""
+        generator.require(capabilities.PER_SAMPLE_SEEDS)
+        request = question.request(PLAIN, 0)
+        talks = np.arange(len(question.seeds), dtype=np.int64) // 3 - 1
+        expected, found = (generator.handle.generate(evolve(request, conversations=one)) for one in (None, talks))
+        assert_same_samples(found, expected, range(len(question.seeds)), generator.tolerance)
 
     def test_greedy_takes_the_most_probable_token(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, question: Question

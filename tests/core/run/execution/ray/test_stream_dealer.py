@@ -8,7 +8,7 @@ from rlcore.run.execution.ray.stream_dealer import StreamDealer
 from rlcore.spi import GenerateRequest, RaggedTokens, SamplingParams
 
 
-def request_of(limits: list[list[int]], first: int) -> GenerateRequest:
+def request_of(limits: list[list[int]], first: int, conversations: list[int] | None = None) -> GenerateRequest:
     """Prompts of one token, which is their number, and samples whose seeds are theirs in the stream."""
     flat = np.array(limits, np.int32).reshape(-1)
     return GenerateRequest(
@@ -18,6 +18,7 @@ def request_of(limits: list[list[int]], first: int) -> GenerateRequest:
         max_tokens=flat,
         sampling=SamplingParams(),
         weight_version=0,
+        conversations=None if conversations is None else np.array(conversations),
     )
 
 
@@ -59,3 +60,37 @@ def test_every_prompt_goes_whole_to_a_host_with_the_least_work(
             for number in ended:
                 del one[number]
             assert dealer.is_busy(host) == bool(one)
+
+
+def hosts_of(dealer: StreamDealer, limits: list[list[int]], first: int, conversations: list[int]) -> list[int]:
+    """The host of each of some conversations, of one sample each."""
+    found = dict[int, int]()
+    for host, (_, part) in dealer.deal(request_of(limits, first, conversations)).items():
+        assert part.conversations is not None
+        found |= dict.fromkeys(part.conversations.tolist(), host)
+    return [found[conversation] for conversation in conversations]
+
+
+def test_a_conversation_stays_on_its_host() -> None:
+    dealer, talks = StreamDealer(3), [7, 3, 11, 4, 5, 6]
+    first = hosts_of(dealer, [[10]] * 6, 0, talks)
+    assert sorted(first) == [0, 0, 1, 1, 2, 2]
+    for turn in range(1, 4):
+        later = np.random.default_rng(turn).permutation(6).tolist()
+        found = hosts_of(dealer, [[10]] * 6, 6 * turn, [talks[place] for place in later])
+        assert found == [first[place] for place in later]
+
+
+def test_a_host_with_much_more_to_do_gives_its_conversations_away() -> None:
+    dealer = StreamDealer(2)
+    found = [hosts_of(dealer, [[10]], number, [1])[0] for number in range(9)]  # samples of one, which do not end
+    assert min(found.count(host) for host in (0, 1)) >= 3
+    (before,) = hosts_of(dealer, [[1000]], 9, [2])
+    (after,) = hosts_of(dealer, [[10]], 10, [2])
+    assert after != before
+
+
+def test_samples_of_no_conversation_go_where_there_is_least_to_do() -> None:
+    dealer = StreamDealer(2)
+    found = [next(iter(dealer.deal(request_of([[10]], number, [-1])))) for number in range(4)]
+    assert found == [0, 1, 0, 1]

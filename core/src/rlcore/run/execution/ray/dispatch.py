@@ -107,6 +107,7 @@ def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateReques
         prompts=RaggedTokens(tokens=take_rows(rows.tokens, rows.offsets, prompts), offsets=offsets_of(rows.lengths[prompts])),
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
+        conversations=None if request.conversations is None else request.conversations[samples],
     )
 
 
