@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
+from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import CheckpointError, ConfigError, Observation, ResetResult, Row, StepResult, Turn
+from rlcore.spi.arrays import Int64Array
 from rlcore.testing.fakes.environment import FakeEnvironment
+from rlcore.testing.fakes.generator import FakeGenerator, RunningSamples
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
 from .test_asynchrony import (  # type: ignore[import-not-found]
@@ -197,8 +201,21 @@ def test_a_replay_that_was_killed_goes_on_without_the_file(run: Run, tmp_path: P
     assert (set(prompts(again).values()), prompts(again).total()) == ({1}, 64)
 
 
+def assert_no_longer(step: dict[str, Any], again: dict[str, Any]) -> None:
+    """A step has the same groups, and no sample is longer than it was."""
+    assert [group["number"] for group in step["groups"]] == [group["number"] for group in again["groups"]]
+    lengths, lengths_again = (
+        [
+            sum(number for turn in sample["turns"] for _, number in turn)
+            for group in one["groups"]
+            for sample in group["samples"]
+        ]
+        for one in (step, again)
+    )
+    assert all(later <= before for before, later in zip(lengths, lengths_again, strict=True))
+
+
 def test_a_replay_with_another_loss_says_from_where_on_it_is_another_run(run: Run, tmp_path: Path) -> None:
-    """Its groups are the same all the same, and no sample is longer than it was."""
     first, again, third = (tmp_path / "runs" / name for name in ("first", "again", "third"))
     options = ahead(2, *LONG)
     run(*options, "run.name=first")
@@ -208,14 +225,37 @@ def test_a_replay_with_another_loss_says_from_where_on_it_is_another_run(run: Ru
     (note,) = (note for note in progress.notes if note.startswith("replay"))
     assert note.startswith("replay, step 2: ")
     for line, other in zip(steps(first), steps(again), strict=True):
-        groups, others_groups = (json.loads(text)["groups"] for text in (line, other))
-        assert [group["number"] for group in groups] == [group["number"] for group in others_groups]
-        for group, other_group in zip(groups, others_groups, strict=True):
-            for sample, changed in zip(group["samples"], other_group["samples"], strict=True):
-                lengths = [sum(number for turn in one["turns"] for _, number in turn) for one in (sample, changed)]
-                assert lengths[1] <= lengths[0]
+        assert_no_longer(json.loads(line), json.loads(other))
     run(*others, "run.name=third", replay_schedule=first / "schedule.jsonl")
     assert_equal(again, third)
+
+
+class Unhurried(FakeGenerator):
+    """Takes its time for each token, so that new weights come in the midst of samples."""
+
+    def step(self, samples: RunningSamples) -> Int64Array:
+        time.sleep(0.002)
+        return super().step(samples)
+
+
+def test_of_weights_that_came_in_flight_replays_equal_one_another(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What saw them in the middle of a turn is asked for in parts, which draw other tokens: a note says so."""
+    first, again, third = (tmp_path / "runs" / name for name in ("first", "again", "third"))
+    options = (*ahead(2), *LONG, *UNMEASURED)
+    monkeypatch.setattr(RunPlan, "overlaps", True)  # as with devices of their own, in one process
+    run(*options, "run.name=first", registry=registry_with(generator=Unhurried))
+    in_flight = ['"in_flight":true' in line for line in steps(first)]
+    assert any(in_flight)
+    for replay in (again, third):
+        progress = Watched()
+        run(*options, f"run.name={replay.name}", replay_schedule=first / "schedule.jsonl", progress=progress)
+        (note,) = (note for note in progress.notes if note.startswith("replay"))
+        assert note.startswith(f"replay, step {in_flight.index(True) + 1}: ")
+    assert_equal(again, third)
+    for line, other in zip(steps(first), steps(again), strict=True):
+        assert_no_longer(json.loads(line), json.loads(other))
 
 
 def test_a_run_is_not_replayed_into_its_own_directory(run: Run, tmp_path: Path) -> None:

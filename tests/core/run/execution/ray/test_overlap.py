@@ -57,21 +57,18 @@ def test_a_worker_that_dies_while_training_loses_no_prompt(run: Run, tmp_path: P
     assert_each_prompt_once(tmp_path / "runs" / "run")
 
 
-def test_replays_of_refits_in_flight_equal_one_another(run: Run, tmp_path: Path) -> None:
-    """Nothing goes on while the trainer trains, and what saw new weights in mid-turn is said to be another sample."""
-    options = (*OVERLAPPING, "trainer.ranked.pause_s=0.2", "environment.ranked.num_turns=2", "rollout.max_turns=2")
-    runs = {name: tmp_path / "runs" / name for name in ("first", "again", "third")}
+def test_a_replay_has_the_batches_of_the_run_also_where_a_worker_dies(run: Run, tmp_path: Path) -> None:
+    """It goes on from its checkpoint, by the file."""
+    options = (*OVERLAPPING, "environment.ranked.num_turns=2", "rollout.max_turns=2", "checkpoint.every_n_steps=2")
+    first, again = (tmp_path / "runs" / name for name in ("first", "again"))
+    run(*options, "trainer.ranked.pause_s=0.2", "run.name=first")
     notes = Notes()
-    run(*options, "run.name=first")
-    for name in ("again", "third"):
-        run(*options, f"run.name={name}", replay_schedule=runs["first"] / "schedule.jsonl", progress=notes)
-    assert read_metrics(runs["again"]) == read_metrics(runs["third"])
-    assert rollouts(runs["again"]).equals(rollouts(runs["third"]))
-    schedules = {name: (directory / "schedule.jsonl").read_text().splitlines()[1:] for name, directory in runs.items()}
-    assert schedules["again"] == schedules["third"]
-    assert_each_prompt_once(runs["again"])
-    for line, other in zip(schedules["first"], schedules["again"], strict=True):
-        numbers = [[group["number"] for group in json.loads(text)["groups"]] for text in (line, other)]
-        assert numbers[0] == numbers[1]
-    in_flight = ['"in_flight":true' in line for line in schedules["first"]]
-    assert any(in_flight) == bool([note for note in notes.texts if note.startswith("replay")])
+    fault = ("trainer.ranked.fault={kind='die', rank=0, hook='train_step', version=3}", f"trainer.ranked.folder={tmp_path}")
+    replayed = ("cluster.max_restarts=1", "run.name=again")
+    run(*options, *fault, *replayed, progress=notes, replay_schedule=first / "schedule.jsonl")
+    assert any("restart 1 of 1" in note for note in notes.texts)
+    assert_each_prompt_once(again)
+    steps = [[json.loads(line) for line in (path / "schedule.jsonl").read_text().splitlines()[1:]] for path in (first, again)]
+    numbers = [[[group["number"] for group in step["groups"]] for step in found] for found in steps]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) == 6
