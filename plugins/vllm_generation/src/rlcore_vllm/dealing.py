@@ -12,7 +12,7 @@ from rlcore_vllm.sampling import Samples
 PARTS_PER_ENGINE = 4
 """A prompt's samples are parted only where there would be fewer parts than this for each engine."""
 
-STICKINESS = 0.25
+STICKINESS = 0.125
 """How much more an engine may have to do than another one, as a share of that, and still be given a conversation that it has
 had."""
 

@@ -10,7 +10,7 @@ from rlcore.run.execution.ray.worker_stream import NumberedRequest
 from rlcore.spi import GenerateRequest
 from rlcore.spi.arrays import Int64Array
 
-STICKINESS = 0.25
+STICKINESS = 0.125
 """How much more a host may have to do than another one, as a share of that, and still be given a conversation that it had."""
 MAX_CONVERSATIONS = 2**17
 """Conversations that a stream remembers the host of."""
@@ -46,8 +46,8 @@ class StreamDealer:
                 host = self._host_for(talks[prompt], int(work[prompt]), totals)
                 host_of[prompt] = host
                 totals[host] += int(work[prompt])
-            order = sorted(range(len(totals)), key=totals.__getitem__)
-            dealt = {host: self._number(request, host, np.flatnonzero(host_of == host)) for host in order}
+            chosen = sorted(set(host_of.tolist()), key=totals.__getitem__)
+            dealt = {host: self._number(request, host, np.flatnonzero(host_of == host)) for host in chosen}
             self._num_samples += len(request.seeds)
         return {host: numbered for host, numbered in dealt.items() if len(numbered[0])}
 
