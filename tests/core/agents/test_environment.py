@@ -236,6 +236,20 @@ def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_p
         run(function="nothing")
 
 
+def test_what_a_function_raises_is_told_with_its_line(agent: Any) -> None:
+    function = agent(
+        "def look(task):\n    return int(task['answer'] + '?')\n\nasync def run(task, client):\n    return look(task)\n"
+    )
+    with pytest.raises(RewardError, match=r"ValueError at agent\.py:2"):
+        run(function=function)
+    with pytest.raises(PluginError, match="no package"):
+        run(
+            function=agent(
+                "from rlcore.spi import PluginError\nasync def run(task, client):\n    raise PluginError('no package')\n"
+            )
+        )
+
+
 def test_a_function_does_as_it_likes_with_its_task(agent: Any) -> None:
     """The other samples of the row, and those of the next epoch, begin with it too."""
     row = {"messages": [{"role": "user", "content": "1+1"}]}

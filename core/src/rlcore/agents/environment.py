@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rlcore.agents.config import AgentConfig
-from rlcore.agents.function import AgentClient, AgentFunction, load_function
+from rlcore.agents.function import AgentClient, AgentFunction, load_function, place_in
 from rlcore.agents.process import run_process
 from rlcore.spi import (
     CheckContext,
@@ -22,6 +22,7 @@ from rlcore.spi import (
     EpisodeResult,
     Problem,
     RewardError,
+    RlcoreError,
     Row,
     SessionEndpoint,
 )
@@ -52,6 +53,11 @@ class AgentBackend:
             client = AgentClient(session)
             try:
                 said = await self._function(deepcopy(dict(row)), client)  # agents append to the messages of their task
+            except RlcoreError:
+                raise
+            except Exception as error:
+                raised = f"raised {type(error).__name__}{place_in(self._function, error)}: {error}"
+                raise RewardError(f"the agent {raised}")  # noqa: B904 - what has a cause is told by its type alone
             finally:
                 await client.close()
         return episode_result(said, self._config.success_reward)

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,14 @@ def load_function(path: str) -> AgentFunction:
         raise _problem(f"{path!r}, which does not take (task, client): {error}") from error
     function: AgentFunction = found
     return function
+
+
+def place_in(function: AgentFunction, error: BaseException) -> str:
+    """Return where in the function's own file an error passed last, as " at agent.py:12"; nothing where that is not known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = "" if code is None else code.co_filename
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" at {Path(file).name}:{lines[-1]}" if lines else ""
 
 
 def _module(name: str) -> ModuleType:
