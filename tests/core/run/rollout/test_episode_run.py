@@ -19,11 +19,11 @@ from rlcore.run.protocols import ResponseFeed, Responses
 from rlcore.run.rollout import environment_calls, sample_count
 from rlcore.run.rollout.conversations import Conversations
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode import Episode
+from rlcore.run.rollout.episode import Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi import (
     ContractError,
@@ -115,7 +115,8 @@ class Site:
         timeout_s: float = 60.0,
         num_episodes: int = NUM_EPISODES,
         episode_timeout_s: float | None = None,
-        max_turns: int = NUM_TURNS,
+        position: Position | None = None,
+        overlaps: bool = False,
         **policy: Any,
     ) -> None:
         self.environment = StepEnvironment(step)
@@ -126,7 +127,7 @@ class Site:
         plan = StepPlan(rows=[{"number": number} for number in range(num_episodes)], draws=draws)
         plans = StepPlans(lambda _: plan, num_episodes, 1)
         self.episode_turns = Turns(
-            options=TurnOptions(sampling=SamplingParams(), max_turns=max_turns, timeout_s=episode_timeout_s),
+            options=TurnOptions(sampling=SamplingParams(), max_turns=NUM_TURNS, timeout_s=episode_timeout_s),
             runner=self.runner,
             tokenizer=TOKENIZER,
             failures=self.failures,
@@ -135,7 +136,7 @@ class Site:
             on_sampled=lambda *counts: self.counts.append(counts),
         )
         self.made = EpisodeRun(
-            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy})),
+            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy}), position),
             plans=plans,
             runner=self.runner,
             turns=self.episode_turns,
@@ -145,6 +146,7 @@ class Site:
             max_response_tokens=100,
             max_turn_tokens=None,
             placeholder=0,
+            overlaps=overlaps,
         )
         self.episodes: list[Episode] = []
 
@@ -496,6 +498,24 @@ def test_a_group_may_be_dropped_while_it_begins(make: Callable[..., Site]) -> No
     with site.made.still():
         site.made.train()
     assert [group.number for group in site.made.collect(OneToken(), 8)] == [2]
+    site.made.close()
+
+
+def test_work_that_finds_nothing_to_do_ends(make: Callable[..., Site]) -> None:
+    """In a resumed run all may be complete. The event loop is busy, so that the batch is looked for before its work begins."""
+    position = Position(next_number=2, complete={0: 0, 1: 0})
+    site = make(going_on, num_episodes=1, num_steps=3, max_staleness=1, overlaps=True, position=position)
+    complete = [EpisodeGroup(number=number) for number in range(2)]
+    for group in complete:
+        group.begin(np.zeros(1, np.int32), None, 1, 100)
+    site.made.restore(complete)
+    site.runner.thread().loop.call_soon_threadsafe(time.sleep, 0.1)
+    taken = []
+    for step in range(3):
+        taken += [group.number for group in site.made.collect(OneToken(), step)]
+        site.made.train()
+        site.made.pause()
+    assert taken == [0, 1, 2]
     site.made.close()
 
 

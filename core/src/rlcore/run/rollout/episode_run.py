@@ -298,10 +298,11 @@ class EpisodeRun:
         """Go on with every group that has not ended, from where it is; ends once none runs."""
         self._calls, self._resets = calls, []
         self.turns.begin(calls, self._on_ended)
-        self._loop, self._is_at_work = asyncio.get_running_loop(), True
+        self._loop, self._is_driven, self._is_at_work = asyncio.get_running_loop(), True, True
         try:
             self._start([self._groups[number] for number in sorted(self.schedule.running)])
             self.turns.look()
+            self._rest()  # all may have ended before, and more may begin before this work ends
             await self.turns.lanes.run(
                 calls, min(self._runner.max_concurrent, self.schedule.policy.capacity * self._group_size)
             )
@@ -352,9 +353,7 @@ class EpisodeRun:
 
     def _look(self) -> None:
         """End the stream where the batch is there. ContractError where none can come: no run may wait for that."""
-        if not self.schedule.running:
-            self._is_driven = self._is_at_work = False
-            self.turns.lanes.close()
+        self._rest()
         if self.schedule.can_take():
             self._news.set()
             if self._background is None:
@@ -363,6 +362,12 @@ class EpisodeRun:
             raise ContractError(
                 f"no group runs, and {self.schedule.num_complete} complete ones make no batch; this is a defect of rlcore"
             )
+
+    def _rest(self) -> None:
+        """End the work where nothing runs; what begins from now on is for the next."""
+        if not self.schedule.running:
+            self._is_driven = self._is_at_work = False
+            self.turns.lanes.close()
 
     def _take(self) -> list[EpisodeGroup]:
         self.turns.failures.check()
