@@ -264,3 +264,17 @@ def test_a_run_is_not_replayed_into_its_own_directory(run: Run, tmp_path: Path) 
         run(*ahead(1), replay_schedule=tmp_path / "runs" / "run" / "schedule.jsonl")
     with pytest.raises(ConfigError, match="--resume"):
         run(*ahead(1), replay_schedule=tmp_path / "runs" / "run" / "schedule.jsonl", resume=True)
+
+
+def test_restarted_samples_see_no_weights_in_flight(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = (tmp_path / "runs" / name for name in ("first", "again"))
+    options = (*ahead(2), *LONG, *UNMEASURED, "async.partial_rollouts=restart", "run.num_steps=4")
+    monkeypatch.setattr(RunPlan, "overlaps", True)
+    run(*options, "run.name=first", registry=registry_with(generator=Unhurried))
+    assert not [line for line in steps(first) if '"in_flight":true' in line]
+    progress = Watched()
+    run(*options, "run.name=again", replay_schedule=first / "schedule.jsonl", progress=progress)
+    assert not [note for note in progress.notes if note.startswith("replay")]
+    assert_equal(first, again)

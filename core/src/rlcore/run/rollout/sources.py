@@ -251,8 +251,8 @@ class RolloutSource(Source):
             yield
 
     def make_way(self) -> None:
-        """Samples that are under way see weights that come in flight."""
-        if not self._collector.generator.has(capabilities.IN_FLIGHT_REFIT):
+        """Samples that are under way see weights that come in flight, unless they begin again with them."""
+        if self._restarts or not self._collector.generator.has(capabilities.IN_FLIGHT_REFIT):
             self._run.pause()
 
     def state(self) -> bytes | None:
