@@ -8,6 +8,7 @@ import string
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,21 @@ def test_a_text_behind_another_one_begins_with_no_space_of_the_tokenizers(tmp_pa
     assert tokenizer.encode("ab") == ([2, 3, 4] if scheme == "first" else [3, 4])
     assert tokenizer.encode_behind(["bc", "</s>b", " c", ""]) == [[4, 5], [0, 4], [2, 5], []]
     assert tokenizer.decode([*tokenizer.encode("ab"), *tokenizer.encode_behind(["c"])[0]]) == "abc"
+
+
+def test_a_tokenizer_that_tells_nothing_of_its_tokens_is_taken_as_it_is(tokenizer):
+    """As mistral-common's, which raises where it is asked."""
+
+    class Backend:
+        def __call__(self, texts, **_):
+            return tokenizer.backend(texts, add_special_tokens=False)
+
+        @property
+        def added_tokens_decoder(self):
+            raise NotImplementedError
+
+    found = evolve(tokenizer, backend=Backend())
+    assert found.encode_behind(["ab"]) == tokenizer.encode_behind(["ab"]) == [tokenizer.encode("ab")]
 
 
 def test_special_tokens_are_left_out_of_decoded_text(tokenizer):

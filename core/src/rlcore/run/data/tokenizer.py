@@ -83,7 +83,8 @@ class PretrainedTokenizer:
 
     @_space_before.default
     def _mark(self) -> str:
-        added = self.backend.added_tokens_decoder.get(self.eos_token_id)
+        fast = getattr(self.backend, "backend_tokenizer", None)  # Mistral's own tokenizers have none, and tell of no tokens
+        added = None if fast is None else fast.get_added_tokens_decoder().get(self.eos_token_id)
         if added is None or added.rstrip:  # which takes white space from the text
             return ""
         mark = str(added.content)
