@@ -113,6 +113,18 @@ class Dies(FakeGenerator):
         return super().stream(evolve(request, feed=_DiesInStep(request.feed)))
 
 
+class DiesAtItsEnd(FakeGenerator):
+    """Dies once, behind its first stream."""
+
+    @hookimpl
+    def stream(self, request: StreamRequest) -> StreamResult:
+        result = super().stream(request)
+        if not Step.has_failed.is_set():
+            Step.has_failed.set()
+            raise WorkerError("engine 0 died")
+        return result
+
+
 class _DiesInStep:
     def __init__(self, feed: SampleFeed) -> None:
         self.deliver, self.end, self._feed = feed.deliver, feed.end, feed
@@ -200,4 +212,12 @@ def test_a_generator_that_dies_beside_a_step_is_tried_again_behind_it(
     every = (f"checkpoint.every_n_steps={saves}", "evaluation.every_n_steps=0")
     run(*options, *every, registry=registry_with(generator=Dies, trainer=Step), progress=progress)
     assert [note for note in progress.notes if "generation failed and is tried again" in note]
+    require_each_prompt_once(tmp_path / "runs" / "run")
+
+
+def test_an_evaluation_behind_a_death_gets_its_weights_anew(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """The stream ends for the evaluation, with the weights that it needs."""
+    run(*options, "evaluation.every_n_steps=1", registry=registry_with(generator=DiesAtItsEnd))
     require_each_prompt_once(tmp_path / "runs" / "run")

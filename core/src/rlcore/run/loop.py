@@ -279,6 +279,8 @@ class Loop:
             return {}
         evaluator, version = self.evaluator, self.position.weight_version
         self.source.pause()
+        if self.source.has_failed and self.refitter is not None:
+            self.refitter.version = -1
         with self.source.still():
             self._refit()
             start = time.perf_counter()

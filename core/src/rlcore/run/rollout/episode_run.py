@@ -113,6 +113,11 @@ class EpisodeRun:
         if self._background is not None and self._background.has_begun:
             self._between(self._admit)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something has that the next `collect` raises."""
+        return self._failure is not None
+
     def pause(self) -> None:
         """End the stream in the background, if there is one: what has not ended goes on in the next. Raises what it raised
         where the generator cannot be used any more."""

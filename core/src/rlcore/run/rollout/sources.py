@@ -126,6 +126,11 @@ class Source(ABC):
     def pause(self) -> None:  # noqa: B027 - only what overlaps with training goes on by itself
         """Stop what generates in the background, until the next samples are wanted. Raises what it raised."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something has that the next `sample` raises: the generator's weights may count no longer."""
+        return False
+
     def generating_s(self) -> float | None:
         """Seconds since `sample` was called in which samples were generated; None where that is not known, or nothing is."""
         return None
@@ -239,6 +244,11 @@ class RolloutSource(Source):
     def pause(self) -> None:
         """What has not ended goes on with the next stream."""
         self._run.pause()
+
+    @property
+    def has_failed(self) -> bool:
+        """In the stream, or in an environment."""
+        return self._run.has_failed
 
     def generating_s(self) -> float:
         """While others train, too."""
