@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from rlcore.spi import (
     hookimpl,
 )
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
+from rlcore.testing.fakes.generator import FakeGenerator, RunningSamples
 from rlcore.testing.fakes.policy import NAMES, log_softmax, logits
 from rlcore.testing.fakes.trainer import FakeTrainer
 
@@ -97,6 +99,14 @@ class Recording(FakeTrainer):
         return super().export_weights(request)
 
 
+class Unhurried(FakeGenerator):
+    """Leaves the others time to end its stream while samples run."""
+
+    def step(self, samples: RunningSamples) -> Any:
+        time.sleep(0.002)
+        return super().step(samples)
+
+
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_each_token_has_the_log_probability_of_the_weights_that_it_names(
     run: Run, registry_with: Callable[..., Registry], tmp_path: Path, staleness: int
@@ -104,7 +114,7 @@ def test_each_token_has_the_log_probability_of_the_weights_that_it_names(
     """By the fakes' own formula, in float64; samples that several versions said go on behind one another."""
     Recording.weights_of.clear()
     lengths = ("rollout.max_response_tokens=60", "rollout.samples_per_prompt=2")  # that differ from group to group
-    run(*ahead(staleness), *lengths, registry=registry_with(trainer=Recording))
+    run(*ahead(staleness), *lengths, registry=registry_with(trainer=Recording, generator=Unhurried))
     table = rollouts(tmp_path / "runs" / "run")
     num_spanning = 0
     for sample in table.itertuples():

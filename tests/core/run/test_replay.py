@@ -94,7 +94,8 @@ def test_what_was_slow_is_dropped_or_rescored_again_in_no_time(
 
 
 class Moody(FakeEnvironment):
-    """Three turns; by the prompt's last letter it cannot begin, answers at random times, fails, or never answers."""
+    """Three turns; by the prompt's last letter it cannot begin, answers at random times or behind the first step, fails, or
+    never answers."""
 
     is_patient = True
 
@@ -110,6 +111,8 @@ class Moody(FakeEnvironment):
             raise RuntimeError("cannot go on")
         if self.is_patient:
             await asyncio.sleep(60 if letter in "ef" and number == len(turn.tokens) % 2 else random.random() / 200)
+            while letter in "gh" and Slow.steps_done < 1:
+                await asyncio.sleep(0.01)
         result = await super().step(number, turn)
         return evolve(result, state=(letter, number + 1))
 
@@ -118,7 +121,7 @@ MOODY = (
     *UNMEASURED,
     "environment.fake.num_turns=3",
     "logging.rollouts_every_n_steps=1",
-    "rollout.episode_timeout_s=0.4",
+    "rollout.episode_timeout_s=1",
     "rollout.max_failed_fraction=1",
     "rollout.max_response_tokens=60",
     "rollout.max_turn_tokens=12",
@@ -136,7 +139,7 @@ def test_turns_failures_and_what_took_too_long_are_as_they_were(
     first, again = tmp_path / "runs" / "first", tmp_path / "runs" / "again"
     options = (*ahead(2), *MOODY)
     registry = registry_with(environment=Moody)
-    run(*options, "run.name=first", registry=registry)
+    run(*options, "run.name=first", registry=registry, progress=CountsSteps())
     progress = Watched()
     monkeypatch.setattr(Moody, "is_patient", False)
     run(*options, "run.name=again", replay_schedule=first / "schedule.jsonl", progress=progress, registry=registry)
