@@ -215,6 +215,32 @@ def test_a_generator_that_dies_beside_a_step_is_tried_again_behind_it(
     require_each_prompt_once(tmp_path / "runs" / "run")
 
 
+class Waits(FakeEnvironment):
+    """Its answers take for ever, until something has failed; those that still do when others are asked for."""
+
+    num_waiting, num_left = 0, 0
+
+    async def step(self, state: Any, turn: Turn) -> StepResult:
+        if not Step.has_failed.is_set():
+            Waits.num_waiting += 1
+            Step.begins.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                Waits.num_waiting -= 1
+        Waits.num_left = max(Waits.num_left, Waits.num_waiting)
+        return await super().step(state, turn)
+
+
+def test_an_evaluation_whose_generator_dies_leaves_no_call_behind(
+    run: Run, registry_with: Callable[..., Registry], tmp_path: Path
+) -> None:
+    """It is tried again, beside which they would be too many."""
+    run(*ahead(1), registry=registry_with(environment=Waits, generator=Dies))
+    assert (Waits.num_waiting, Waits.num_left) == (0, 0)
+    require_each_prompt_once(tmp_path / "runs" / "run")
+
+
 def test_an_evaluation_behind_a_death_gets_its_weights_anew(
     run: Run, registry_with: Callable[..., Registry], tmp_path: Path, options: tuple[str, ...]
 ) -> None:

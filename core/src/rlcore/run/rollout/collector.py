@@ -63,7 +63,10 @@ class RolloutCollector:
         `spare`, or else left out, where the recipe says so. `seed` is a key of numpy's SeedSequence."""
         plan = StepPlan(rows=rows, draws=Draws(seed, len(rows), self.samples_per_prompt), spare=iter(spare))
         run = self.run_of(Schedule(SchedulePolicy(groups_per_step=len(rows), num_steps=1)), lambda _: plan)
-        collected = self.collect_step(run, weight_version)
+        try:
+            collected = self.collect_step(run, weight_version)
+        finally:
+            run.close()  # behind a worker that died, too: it is another run that is tried again
         assert collected is not None, "nothing keeps it from going on"
         return collected
 
