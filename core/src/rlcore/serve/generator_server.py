@@ -71,8 +71,8 @@ def serve_generator(
         sampler = SessionSampler()
         served = _served(entry, address.name, tokenizer, parser, sampler, limit, note)
         everyone = Session(token=address.api_key or "", record=None)
-        with serving(served, Sessions(everyone), host=address.host, port=address.port) as server:
-            note(f"{address.name} answers on {server.address}/v1; Ctrl-C ends it")
+        with serving(served, Sessions(everyone), host=address.host, port=address.port) as url:
+            note(f"{address.name} answers on {url}/v1; Ctrl-C ends it")
             sampler.feed.begin(OWN_VERSION)
             try:
                 run_stream(handle, tokenizer, sampler.feed, OWN_VERSION)

@@ -25,16 +25,12 @@ class Gate:
         """At most `max_waiting` samples are asked for at once."""
         self._max_waiting = max_waiting
         self._num_waiting = 0
-        self.paused = ""
-        """Why requests are to come again in a second, such as that weights change; empty while they are let in."""
         self.is_closed = False
 
     def enter(self, number: int) -> None:
         """Let in a request for this many samples. RequestError with status 429 or 503 where it has to come again, or not."""
         if self.is_closed:
             raise RequestError(503, "the server ends")
-        if self.paused:
-            raise RequestError(429, f"{self.paused}; try again", retry_after_s=1)
         if self._num_waiting and self._num_waiting + number > self._max_waiting:
             found = f"{self._num_waiting} samples are waited for, and at most {self._max_waiting} are taken"
             raise RequestError(429, f"{found}; try again", retry_after_s=1)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,21 +20,12 @@ CLOSE_S = 2.0
 MAX_WAITING = 65_536
 
 
-class Server:
-    """A server that listens."""
-
-    def __init__(self, address: str, pause: Callable[[str], None]) -> None:
-        self.address = address
-        """Where it listens: http://HOST:PORT."""
-        self.pause = pause
-        """Called with a reason, lets clients come again in a second; with an empty one, lets them in."""
-
-
 @contextmanager
 def serving(
     model: ServedModel, sessions: Sessions, *, host: str = "127.0.0.1", port: int = 0, max_waiting: int = MAX_WAITING
-) -> Iterator[Server]:
-    """Serve a model until the block ends. Port 0 takes one that is free. Requests beyond `max_waiting` samples are sent away.
+) -> Iterator[str]:
+    """Serve a model until the block ends, at the address that is yielded, http://HOST:PORT. Port 0 takes one that is free.
+    Requests beyond `max_waiting` samples are sent away.
     ConfigError where nothing can listen there, PluginError where the library that serves is missing."""
     if not is_installed("aiohttp"):
         raise PluginError("no package `aiohttp`, which serves models over HTTP. Install it: pip install 'rlcore[serve]'")
@@ -46,7 +37,7 @@ def serving(
         thread.start()
         try:
             name = f"[{host}]" if ":" in host else host
-            yield Server(f"http://{name}:{listening.getsockname()[1]}", lambda reason: setattr(gate, "paused", reason))
+            yield f"http://{name}:{listening.getsockname()[1]}"
         finally:
             gate.is_closed = True
             thread.close()

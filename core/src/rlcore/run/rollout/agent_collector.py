@@ -81,13 +81,13 @@ class AgentCollector:
             history=self.history,
             parser=self.tool_parser,
         )
-        with serving(model, sessions) as server:
+        with serving(model, sessions) as address:
 
             def open_session(episode: AgentEpisode) -> tuple[Session, spi.SessionEndpoint]:
                 session = sessions.open(
                     seed=(*seed, episode.number), sampling=self.sampling, max_tokens=self.max_response_tokens
                 )
-                base_url = f"{server.address}/{session.token}/v1"
+                base_url = f"{address}/{session.token}/v1"
                 return session, spi.SessionEndpoint(base_url=base_url, api_key=session.token, model=MODEL_NAME)
 
             AgentRun(
