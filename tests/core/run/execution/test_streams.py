@@ -96,8 +96,8 @@ def alone(generator: InProcessGenerator, one: Wanted) -> tuple[list[int], str]:
         sampling=one.sampling,
         weight_version=0,
     )
-    responses = generator.generate(request)
-    return responses.result.tokens.tolist(), responses.texts[0]
+    tokens = generator.handle.generate(request).tokens
+    return tokens.tolist(), generator.tokenizer.decode(tokens)
 
 
 def test_samples_are_those_of_generate_with_their_texts(generator: InProcessGenerator) -> None:
