@@ -6,27 +6,19 @@ from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Constraint, Positive, above, at_least, at_least_below
 from rlcore.spi import AlgorithmContext
+from rlcore_grpo.advantage_config import AdvantageConfig
 
 _NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
 _POSITIVE = Constraint("above 0; inf never truncates", lambda value: value > 0)
 
 
 @frozen(kw_only=True)
-class GrpoConfig:
+class GrpoConfig(AdvantageConfig):
     """Group relative policy optimisation (arXiv:2402.03300).
 
     Dr.GRPO (arXiv:2503.20783) is `advantage_normalisation = "none"` with `loss_normalisation = "constant"`.
     """
 
-    advantage_baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
-    """What is subtracted from a reward: the mean of its group, or the mean of the group's other rewards."""
-    advantage_normalisation: Literal["std", "none"] = "std"
-    """Divide the group's advantages by the standard deviation of its rewards, or leave them."""
-    advantage_per: Literal["episode", "turn"] = "episode"
-    """Compare what episodes of a group earned in all, or turn by turn what each earned from there on: the advantage of a turn k
-    is then the sum of its episode's rewards from k on, less the baseline over the group's episodes that have a turn k."""
-    advantage_epsilon: Annotated[float, at_least_below(0, 1)] = 1e-6
-    """Added to that standard deviation. A group whose rewards are equal to rounding has advantages of 0 whatever it is."""
     loss_normalisation: Literal["token", "sequence", "constant"] = "token"
     """Mean over the tokens of the optimizer step; mean over its sequences of each one's mean; or sum over its tokens
     divided by its sequences times `constant_length`, which weighs a token alike in long and short answers."""
