@@ -21,8 +21,9 @@ Victim = Literal["driver", "worker"]
 RLCORE = "from rlcore.cli.main import main; main()"
 MARK = "RLCORE_KILLED_RUN"
 """An environment variable of all processes of a run."""
-GONE_S = 60.0
-"""Most seconds until all processes of a driver that was killed have ended."""
+GONE_S = 120.0
+"""Most seconds until all processes of a driver that was killed have ended. A node's agent of Ray may wait one of them for the
+cluster's head to answer, which is dead by then."""
 START_S = 30.0
 """Kills that do not wait for a step come within as many seconds."""
 PROGRESS_S = 240.0
