@@ -10,17 +10,6 @@ from rlcore_grpo.check import check
 from rlcore_grpo.config import GrpoConfig
 
 
-def test_constant_length_belongs_to_constant_normalisation_alone():
-    context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8)
-    good = GrpoConfig(loss_normalisation="constant", constant_length=32)
-    assert not check(context, good)
-    assert not check(context, GrpoConfig())
-    for wrong in (evolve(good, constant_length=None), evolve(good, loss_normalisation="token")):
-        (problem,) = check(context, wrong)
-        assert problem.path == "algorithm.grpo.constant_length"
-        assert "rollout.max_response_tokens" in problem.remedy
-
-
 def test_turns_are_compared_where_there_are_several():
     context = CheckContext(model=ModelSpec(path="model"), device="cpu", world_size=1, max_sequence_length=8)
     (problem,) = check(context, GrpoConfig(advantage_per="turn"))

@@ -4,20 +4,12 @@ from collections.abc import Sequence
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.loss_check import loss_problems
 
 
 def check(context: CheckContext, config: GrpoConfig) -> Sequence[Problem]:
     """Return the impossible combinations of options."""
-    problems = []
-    if (config.loss_normalisation == "constant") != (config.constant_length is not None):
-        problems.append(
-            Problem(
-                path="algorithm.grpo.constant_length",
-                found=f"{config.constant_length or 'none'} with loss_normalisation = {config.loss_normalisation!r}",
-                expected='a length with loss_normalisation = "constant", and none with any other',
-                remedy="Set it to rollout.max_response_tokens, or leave out both.",
-            )
-        )
+    problems = loss_problems(config)
     if config.advantage_per == "turn" and context.max_turns == 1:
         problems.append(
             Problem(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
-from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.loss_config import LossConfig
 from rlcore_torchkit.rl.clipping import clipped_objective
 from rlcore_torchkit.rl.correction import importance_ratio, truncate
 from rlcore_torchkit.rl.kl import kl_penalty
@@ -12,7 +12,7 @@ from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_m
 from rlcore_torchkit.rl.normalisation import token_weights
 
 
-def grpo_loss(inputs: LossInputs, config: GrpoConfig) -> LossOutput:
+def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
 
     w are the weights of `rlcore_torchkit.rl.normalisation`, c those of `rlcore_torchkit.rl.correction`.

@@ -1,0 +1,16 @@
+"""What the options of the loss become in a run."""
+
+import pytest
+
+from rlcore.spi import AlgorithmContext
+from rlcore_grpo.loss_config import LossConfig
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(True, "generation"), (False, "trainer")])
+def test_the_samplers_logprobs_are_taken_where_they_are_exact(exact, expected):
+    context = AlgorithmContext(
+        seed=0, samples_per_prompt=2, updates_per_step=1, temperature=1.0, generation_logprobs_exact=exact
+    )
+    assert LossConfig().resolved(context) == LossConfig(previous_logprobs=expected)
+    for given in ("generation", "trainer"):
+        assert LossConfig(previous_logprobs=given).resolved(context).previous_logprobs == given
