@@ -73,7 +73,7 @@ class TimedGenerator(FakeGenerator):
         return result
 
 
-class TimedEpisodes(EpisodeRun):
+class TimedEpisodes(EpisodeRun[EpisodeGroup]):
     """Adds up the CPU seconds of episodes: all that happens from their prompts to their rewards, less the generator's."""
 
     seconds = 0.0

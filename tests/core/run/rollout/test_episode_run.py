@@ -22,7 +22,9 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode import Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import PromptLimit, StepPlan, StepPlans
+from rlcore.run.rollout.group_starts import GroupOptions
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.prompt_groups import PromptGroups
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi import (
@@ -135,17 +137,17 @@ class Site:
             num_samples=num_episodes,
             on_sampled=lambda *counts: self.counts.append(counts),
         )
-        self.made = EpisodeRun(
-            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy}), position),
-            plans=plans,
-            runner=self.runner,
-            turns=self.episode_turns,
-            tokenizer=TOKENIZER,
+        options = GroupOptions(
+            group_size=1,
             prompt_limit=PromptLimit(max_tokens=2, drops=False, key="data.train"),
-            samples_per_prompt=1,
             max_response_tokens=100,
             max_turn_tokens=None,
             placeholder=0,
+        )
+        self.made = EpisodeRun(
+            schedule=Schedule(SchedulePolicy(**{"groups_per_step": num_episodes, "num_steps": 1, **policy}), position),
+            work=PromptGroups(options=options, plans=plans, runner=self.runner, turns=self.episode_turns, tokenizer=TOKENIZER),
+            runner=self.runner,
             overlaps=overlaps,
         )
         self.episodes: list[Episode] = []

@@ -21,7 +21,8 @@ class Work:
 
 def feed_beside(work: Any, may_go_on: Any = lambda: True) -> PollingFeed:
     feed = PollingFeed(lambda _: None)
-    feed.begin_polling(work, 0, may_go_on)
+    feed.driven = work
+    feed.begin_polling(0, may_go_on)
     return feed
 
 

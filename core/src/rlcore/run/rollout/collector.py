@@ -20,8 +20,10 @@ from rlcore.run.rollout.episode import NOT_GENERATED, Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan, StepPlans
 from rlcore.run.rollout.gc_tuning import only_young_collections
+from rlcore.run.rollout.group_starts import GroupOptions
 from rlcore.run.rollout.masked_failures import MaskedFailures
-from rlcore.run.rollout.replay import ReplayRun, ReplaySchedule, ReplayTurns
+from rlcore.run.rollout.prompt_groups import PromptGroups
+from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
@@ -70,67 +72,65 @@ class RolloutCollector:
         assert collected is not None, "nothing keeps it from going on"
         return collected
 
-    def run_of(self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False) -> EpisodeRun:
+    def run_of(
+        self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False
+    ) -> EpisodeRun[EpisodeGroup]:
         """The episodes of a schedule; `plan_of` returns what the groups of a step begin with, steps counted from 0. With
         `overlaps` the generator goes on while others train. A schedule of a file is replayed."""
-        replays = isinstance(schedule, ReplaySchedule)
         policy, group_size = schedule.policy, self.samples_per_prompt
         plans = StepPlans(plan_of, policy.groups_per_step, group_size)
-        num_samples = policy.groups_per_step * group_size
-        failures = MaskedFailures(
-            num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
-        )
-        make_turns = partial(ReplayTurns, recorded=schedule.recorded) if isinstance(schedule, ReplaySchedule) else Turns
+        make_turns: Callable[..., Turns] = Turns
+        make_work: Callable[..., PromptGroups] = PromptGroups
+        if isinstance(schedule, ReplaySchedule):
+            make_turns, make_work = partial(ReplayTurns, recorded=schedule.recorded), partial(ReplayGroups, schedule=schedule)
         turns = make_turns(
             options=TurnOptions(
                 sampling=self.sampling,
                 max_turns=self.max_turns,
                 history=self.history,
                 tool_parser=self.tool_parser,
-                timeout_s=None if replays else self.episode_timeout_s,
+                timeout_s=None if isinstance(schedule, ReplaySchedule) else self.episode_timeout_s,
                 routed_experts=self.routed_experts,
             ),
             runner=self.episodes,
             tokenizer=self.tokenizer,
-            failures=failures,
+            failures=MaskedFailures(
+                num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
+            ),
             seed_of=plans.seed,
-            num_samples=num_samples,
+            num_samples=policy.groups_per_step * group_size,
             on_sampled=self.progress.samples,
         )
-        return (ReplayRun if replays else EpisodeRun)(
-            schedule=schedule,
-            plans=plans,
-            runner=self.episodes,
-            turns=turns,
-            tokenizer=self.tokenizer,
+        options = GroupOptions(
+            group_size=group_size,
             prompt_limit=self.prompt_limit,
-            samples_per_prompt=group_size,
             max_response_tokens=self.max_response_tokens,
             max_turn_tokens=self.max_turn_tokens,
             placeholder=(self.sampling.stop_token_ids or (0,))[0],
-            overlaps=overlaps,
         )
+        work = make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)
+        return EpisodeRun(schedule=schedule, work=work, runner=self.episodes, overlaps=overlaps)
 
     def collect_step(
-        self, run: EpisodeRun, weight_version: int, may_go_on: Callable[[], bool] = lambda: True
+        self, run: EpisodeRun[EpisodeGroup], weight_version: int, may_go_on: Callable[[], bool] = lambda: True
     ) -> CollectedRollouts | None:
         """The samples of the next step, groups adjacent; None where `may_go_on` turned False before they were there."""
         with only_young_collections():
             with self.clock.phase("generation"):
                 groups = run.collect(self.generator, weight_version, may_go_on)
-            self.clock.move("generation", "rewards", run.turns.count.idle_s())
+            self.clock.move("generation", "rewards", run.work.count.idle_s())
             if not groups:
                 return None
             self._note(run, groups)
             return self._packed([group for group in groups if not group.is_left_out])
 
-    def _note(self, run: EpisodeRun, groups: Sequence[EpisodeGroup]) -> None:
+    def _note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
         num_long = sum(group.num_long for group in groups)
         if num_long:
             limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
             left = f"{self.purpose} has {sum(not group.is_left_out for group in groups)} of {len(groups)}"
             self.progress.note(f"{self.prompt_limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
-        failures = run.turns.failures
+        failures = run.work.failures
         reasons = {
             episode.number: failures.reasons[episode.number]
             for group in groups

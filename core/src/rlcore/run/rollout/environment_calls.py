@@ -43,6 +43,8 @@ class EnvironmentCalls:
     """Calls that got stuck on an earlier event loop, by their keys: they are not made again."""
     uncancellable: list[Call[Any]] = field(factory=list)
     """Calls that were cancelled and go on."""
+    now: Callable[[], float] = time.monotonic
+    """The time in seconds by which calls have theirs."""
     state: "_State" = field(factory=lambda: _State())
     _running: dict["asyncio.Task[Any]", tuple[Call[Any], float]] = field(factory=dict)
     _cancelled: set["asyncio.Task[Any]"] = field(factory=set)
@@ -54,7 +56,7 @@ class EnvironmentCalls:
         task = asyncio.current_task()
         assert task is not None
         self._require_going_on()
-        self._running[task] = (call, time.monotonic())
+        self._running[task] = (call, self.now())
         try:
             outcome = await self._outcome(call, task)
         finally:
@@ -79,7 +81,7 @@ class EnvironmentCalls:
         while True:
             await asyncio.sleep(min(self.timeout_s / 4, POLL_S))
             self.state.heartbeats += 1
-            now = time.monotonic()
+            now = self.now()
             for task, (call, started) in list(self._running.items()):
                 if now - started <= self.timeout_s:
                     break  # a dict keeps the order of insertion: all others started later

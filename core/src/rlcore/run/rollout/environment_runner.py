@@ -117,10 +117,11 @@ class EpisodeRunner:
             describe=lambda: f"episode {place[0]} of {place[1]} (row {shown(row, 160)})",
         )
 
-    def start(self, begin: Begin) -> "Driven":
+    def start(self, begin: Begin, now: Callable[[], float] = time.monotonic) -> "Driven":
         """Run `begin(calls)` on the event loop. Where a call gets stuck, the event loop is given up with all that is on it;
-        `begin` is then called again for another, where that call is a failure, and goes on from where the rest is."""
-        return Driven(self, begin)
+        `begin` is then called again for another, where that call is a failure, and goes on from where the rest is. `now` is
+        the time in seconds by which calls have theirs."""
+        return Driven(self, begin, now)
 
     def drive(self, begin: Begin) -> None:
         """Run `begin(calls)` on the event loop to its end."""
@@ -193,9 +194,10 @@ class EpisodeRunner:
 class Driven:
     """Work on the event loop, as the threads that wait for it see it."""
 
-    def __init__(self, runner: EpisodeRunner, begin: Begin) -> None:
+    def __init__(self, runner: EpisodeRunner, begin: Begin, now: Callable[[], float]) -> None:
         self._runner = runner
         self._begin = begin
+        self._now = now
         self._given_up: dict[Hashable, Failure] = {}
         self.num_stuck = 0
         """Calls that got stuck since it was last set to 0."""
@@ -244,7 +246,7 @@ class Driven:
     def _run(self) -> None:
         runner = self._runner
         self._thread = runner.thread()
-        self._calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up)
+        self._calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
         self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
         self._future = self._thread.submit(_watched(self._calls, self._begin))
 

@@ -208,6 +208,11 @@ class EpisodeGroup:
             self._first_open += 1
         return self._first_open == len(self.episodes)
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards of its episodes differ, which have all ended; True where it has none."""
+        return self.is_left_out or len({episode.reward for episode in self.episodes if episode.valid}) > 1
+
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""
         self.reset = None

@@ -20,9 +20,9 @@ class PollingFeed(RequestFeed):
         self._polled = 0.0
         self._error: BaseException | None = None
 
-    def begin_polling(self, driven: Driven, weight_version: int, may_go_on: Callable[[], bool]) -> None:
-        """Begin another stream beside this work."""
-        self.driven, self._may_go_on, self._error = driven, may_go_on, None
+    def begin_polling(self, weight_version: int, may_go_on: Callable[[], bool]) -> None:
+        """Begin another stream beside the work."""
+        self._may_go_on, self._error = may_go_on, None
         self.begin(weight_version)
 
     def take(self, *, wait: bool) -> Sequence[GenerateRequest] | None:

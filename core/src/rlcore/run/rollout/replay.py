@@ -5,15 +5,14 @@ a round is asked for at once, in the groups' order, when the generator has answe
 answered that. So what runs beside a sample, and with it the rounding, is the same in each replay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import evolve
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.episode import Episode, EpisodeGroup
-from rlcore.run.rollout.episode_failure import Failure
-from rlcore.run.rollout.episode_run import EpisodeRun
+from rlcore.run.rollout.prompt_groups import PromptGroups
 from rlcore.run.rollout.request_feed import Sampled
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.schedule_record import LostRecord, RecordedSchedule
@@ -93,15 +92,15 @@ class ReplayTurns(Turns):
         self._recorded = recorded
         self._waiting: dict[int, Episode] = {}
         """Episodes whose next part is to be asked for, by number."""
-        self.on_waiting: Callable[[], None] = lambda: None
-        """Called when one begins to wait."""
+        self.look_again: Callable[[], None] = lambda: None
+        """Called when one begins to wait, or has ended."""
 
     def begin(self, calls: EnvironmentCalls, on_ended: Callable[[Episode], None]) -> None:
         """Work on this event loop from now on."""
         self._waiting.clear()
         super().begin(calls, on_ended)
 
-    def all_wait(self, groups: Sequence[EpisodeGroup]) -> bool:
+    def all_wait(self, groups: Iterable[EpisodeGroup]) -> bool:
         """Whether all open episodes wait, those of some groups among them: no answer is to come."""
         if len(self._open) != len(self._waiting):
             return False
@@ -126,7 +125,11 @@ class ReplayTurns(Turns):
                 self._lose_again(episode, lost)
             else:
                 self._end(episode)  # its tokens are others than the file's, and so are its turns
-        self.on_waiting()
+        self.look_again()
+
+    def _end(self, episode: Episode) -> None:
+        super()._end(episode)
+        self.look_again()
 
     def _span(self, episode: Episode) -> tuple[int, int]:
         span = self._recorded.span(episode.number, episode.turn, episode.num_begun)
@@ -163,37 +166,33 @@ class ReplayTurns(Turns):
         self._lose(episode, lost.reason)
 
 
-class ReplayRun(EpisodeRun):
-    """Groups as a file has them."""
+class ReplayGroups(PromptGroups):
+    """Groups as a file has them: each with the row that it read, and failed where its environment could not begin."""
 
-    schedule: ReplaySchedule
     turns: ReplayTurns
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, schedule: ReplaySchedule, **options: Any) -> None:
         super().__init__(**options)
-        self.turns.on_waiting = self._look
+        self._schedule = schedule
 
     def new_group(self, number: int) -> EpisodeGroup:
-        """A group before its beginning, with the row that it has in the file."""
-        record = self.schedule.recorded.groups[number]
+        """See GroupWork."""
+        record = self._schedule.recorded.groups[number]
         instead = None if record.spare is None else self.plans.spare(self.plans.step_of(number), record.spare)
         return EpisodeGroup(
             number=number, instead=instead, spare=record.spare, num_long=record.num_long, is_left_out=record.left_out
         )
 
-    async def _reset(self, group: EpisodeGroup) -> None:
-        failed = self.schedule.recorded.groups[group.number].failed
-        if failed is None:
-            await super()._reset(group)
-        elif self._groups.get(group.number) is group:
-            self._fail_group(group, Failure(reason=failed))
+    def failed_before(self, number: int) -> str | None:
+        """See PromptGroups."""
+        return self._schedule.recorded.groups[number].failed
 
-    def _on_ended(self, episode: Episode) -> None:
-        super()._on_ended(episode)
-        self._look()
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
+        """See GroupWork."""
+        self.turns.look_again = look
+        super().begin(calls, on_ended, look)
 
-    def _look(self) -> None:
-        running = [self._groups[number] for number in self.schedule.running]
-        if self.turns.all_wait(running) and not self.turns.ask_due(self.schedule.trained):
-            self.schedule.generated()
-        super()._look()
+    def generate_next(self, running: Iterable[EpisodeGroup]) -> None:
+        """See GroupWork."""
+        if self.turns.all_wait(running) and not self.turns.ask_due(self._schedule.trained):
+            self._schedule.generated()

@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.schedule import Position
 from rlcore.spi import CheckpointError
@@ -21,31 +20,29 @@ class SavedRollouts:
 
     position: Position
     groups: Mapping[int, bytes] = field(factory=dict)
-    """Each open group, pickled with its conversations; one that is not there begins again."""
+    """What the work keeps of each open group, pickled; one that is not there begins again."""
     spared: Mapping[int, int] = field(factory=dict)
     """How many rows took the places of others, by step."""
     version_of_step: Mapping[int, int] = field(factory=dict)
     """The weights that each of the last steps began with."""
 
 
-def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
+def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:
     """The open groups as they are at this moment; those that cannot be pickled are noted, and begin again."""
-    conversations = run.turns.conversations
     errors: list[str] = []
 
-    def make(groups: Sequence[EpisodeGroup]) -> SavedRollouts:
+    def make(groups: Sequence[Any]) -> SavedRollouts:
         pickled = {}
         for group in groups:
-            numbers = [] if conversations is None else [one.number for one in group.episodes if one.number in conversations]
-            heard = {} if conversations is None else {number: conversations.state(number) for number in numbers}
             try:
-                pickled[group.number] = pickle.dumps((group, heard), pickle.HIGHEST_PROTOCOL)
+                if (kept := run.work.kept(group)) is not None:
+                    pickled[group.number] = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
             except Exception as error:  # whatever an environment's state raises
                 errors.append(f"{type(error).__name__}: {error}")
         return SavedRollouts(
             position=run.schedule.position(),
             groups=pickled,
-            spared=run.plans.spared(),
+            spared=run.work.plans.spared(),
             version_of_step=dict(version_of_step),
         )
 
@@ -58,22 +55,17 @@ def save_rollouts(run: EpisodeRun, version_of_step: Mapping[int, int], note: Cal
     return saved
 
 
-def restore_rollouts(run: EpisodeRun, saved: SavedRollouts, note: Callable[[str], None]) -> None:
+def restore_rollouts(run: EpisodeRun[Any], saved: SavedRollouts, note: Callable[[str], None]) -> None:
     """Go on with the groups of a checkpoint, in a run whose schedule is at its position. Those that this run would have begun
     otherwise are noted, and begin again."""
-    conversations, num_other = run.turns.conversations, 0
-    groups: list[EpisodeGroup] = []
+    num_other, groups = 0, []
     for number in run.schedule.open_groups:
-        group, heard = _loads(saved.groups[number]) if number in saved.groups else (run.new_group(number), {})
-        for episode, state in heard.items():
-            if conversations is not None:
-                conversations.restore(episode, state)
-        can_go_on = run.can_go_on(group)
-        if not can_go_on:
-            num_other += 1
-            run.turns.forget(group.episodes)
-            group = run.new_group(number)
-        if not can_go_on or number not in saved.groups:
+        group = None
+        if number in saved.groups:
+            group = run.work.take_up(_loads(saved.groups[number]))
+            num_other += group is None
+        if group is None:
+            group = run.work.new_group(number)
             run.schedule.restart(number)
         groups.append(group)
     if num_other:
@@ -82,7 +74,7 @@ def restore_rollouts(run: EpisodeRun, saved: SavedRollouts, note: Callable[[str]
             "of tokens or turns, than the recipe's [rollout] has now"
         )
     for step, num_spared in saved.spared.items():
-        run.plans.of_step(step).skip_spares(num_spared)
+        run.work.plans.of_step(step).skip_spares(num_spared)
     run.restore(groups)
 
 

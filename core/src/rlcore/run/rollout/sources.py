@@ -19,6 +19,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics
@@ -218,7 +219,7 @@ class RolloutSource(Source):
         oldest = 0
         if self._policy.on_stale == "rescore":
             oldest = self._version_of_step.get(step - 1 - self._policy.max_staleness, 0)
-        reasons = self._run.turns.failures.reasons
+        reasons = self._run.work.failures.reasons
         metrics, record = self._run.taken(
             lambda groups: (schedule.metrics(), step_record(schedule, groups, reasons, weight_version))
         )
@@ -252,7 +253,7 @@ class RolloutSource(Source):
 
     def generating_s(self) -> float:
         """While others train, too."""
-        return self._run.turns.count.busy_s()
+        return self._run.work.count.busy_s()
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -283,13 +284,13 @@ class RolloutSource(Source):
         """A step begins."""
         run = self._run
         self._next_of_step, self._carries, self._spared = run.snapshot(
-            lambda groups: (run.schedule.next_number, bool(groups), run.plans.spared())
+            lambda groups: (run.schedule.next_number, bool(groups), run.work.plans.spared())
         )
 
     def _position(self, step: int) -> Position:
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
-    def _run_at(self, position: Position) -> EpisodeRun:
+    def _run_at(self, position: Position) -> EpisodeRun[EpisodeGroup]:
         replayed, policy = self._replayed, self._policy
         schedule = Schedule(policy, position) if replayed is None else ReplaySchedule(policy, replayed, position)
         return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)

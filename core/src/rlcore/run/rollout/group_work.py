@@ -1,0 +1,96 @@
+"""What a kind of episodes has to do for the groups of a run: those that say turn after turn, and those that agents run."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.episode_starts import StepPlans
+from rlcore.run.rollout.lanes import Lanes
+from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.polling_feed import PollingFeed
+from rlcore.run.rollout.sample_count import SampleCount
+
+
+class OpenGroup(Protocol):
+    """The samples of one row."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the run."""
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether something can be learned from it, once it has ended."""
+
+    def all_ended(self) -> bool:
+        """Whether all its episodes have."""
+
+    def settle(self) -> None:
+        """All have: forget what only the environment needs."""
+
+
+GroupT = TypeVar("GroupT", bound=OpenGroup)
+
+
+class GroupWork(ABC, Generic[GroupT]):
+    """Begins groups and takes them to their end. But for what is said otherwise it is called on the event loop, or in another
+    thread while none is at work."""
+
+    feed: PollingFeed
+    """What asks for samples."""
+    count: SampleCount
+    lanes: Lanes
+    failures: MaskedFailures
+    plans: StepPlans
+    """What groups begin with."""
+    group_size: int
+
+    def now(self) -> float:
+        """The time in seconds by which an environment's calls have theirs."""
+        return time.monotonic()
+
+    def open(self) -> None:
+        """The work is about to begin. In the thread that generates."""
+
+    def end(self) -> None:
+        """Change nothing any more, whatever comes. In any thread, before the event loop's work is cancelled."""
+
+    def close(self) -> None:
+        """End what `open` began, once that is cancelled. In any thread."""
+
+    @abstractmethod
+    def new_group(self, number: int) -> GroupT:
+        """A group before its beginning."""
+
+    @abstractmethod
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:
+        """Work on this event loop from now on. `on_ended` is called with the number of a group of which an episode has ended,
+        or which has none; `look` where `generate_next` may have something to do."""
+
+    @abstractmethod
+    def start(self, groups: Collection[GroupT], *, together: bool) -> None:
+        """Go on with groups from where they are; with `together` those that begin now ask for nothing until all have begun."""
+
+    def look(self) -> None:
+        """Take what has come while no event loop was at work; once all open groups go on."""
+
+    def generate_next(self, running: Iterable[GroupT]) -> None:
+        """Ask for what was held back until now, before it is looked whether the batch is there."""
+
+    @abstractmethod
+    def forget(self, groups: Collection[GroupT]) -> None:
+        """Groups are open no longer; what comes for them yet is thrown away."""
+
+    @abstractmethod
+    def restart(self, group: GroupT, *, is_at_work: bool) -> bool:
+        """Begin again the episodes that have not ended, and have said something. Whether those are all of the group."""
+
+    @abstractmethod
+    def kept(self, group: GroupT) -> object | None:
+        """What a checkpoint pickles of a group; None where it begins again."""
+
+    @abstractmethod
+    def take_up(self, kept: Any) -> GroupT | None:
+        """The group of what `kept` returned; None where it was begun otherwise than it would be here, and begins again."""
