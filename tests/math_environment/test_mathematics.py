@@ -159,7 +159,7 @@ def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):
 
 def the_process():
     """The only one of ONE_PROCESS, by its limits."""
-    [process] = [each for each in psutil.Process().children() if each.cmdline()[-2:] == ["1.0", "2047"]]
+    [process] = [each for each in psutil.Process().children() if each.cmdline()[-1:] == ["math-1s-2047MiB"]]
     return process
 
 

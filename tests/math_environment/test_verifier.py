@@ -1,4 +1,4 @@
-"""The verifier's processes start with a reason or end with the run."""
+"""The verifier's processes start with a reason or end with the run, and a response costs no more than its own."""
 
 import asyncio
 import os
@@ -9,20 +9,19 @@ import time
 
 import pytest
 
-from rlcore.spi import (
-    PluginError,
-)
+from rlcore.spi import PluginError
 from rlcore_math.verifier import Verifier
 
 
 def test_a_worker_that_does_not_start_says_why(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ImportError('no grammar')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     broken = Verifier(num_processes=1, timeout_s=5.0, max_memory_mib=1024)
-    with pytest.raises(PluginError, match=r"(?s)worker 5\.0 1024\) .*ImportError: no grammar"):
+    with pytest.raises(PluginError, match=r"(?s)math-5s-1024MiB.*ImportError: no grammar"):
         asyncio.run(broken.judge("1", "1", require_boxed=False))
-    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.undo()
     assert asyncio.run(broken.judge("1", "1", require_boxed=False)) == "right"
+    broken.close()
 
 
 SCRIPT = """

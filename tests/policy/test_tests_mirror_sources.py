@@ -19,6 +19,7 @@ FOLDERS = {
 
 THROUGH = {
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
+    "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/worker",
     "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",

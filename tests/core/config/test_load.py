@@ -173,6 +173,23 @@ def test_paths_on_the_command_line_start_from_the_working_directory(tmp_path: Pa
     assert read_raw(path, ["model.path=Qwen/Qwen3-0.6B"]).values["model"]["path"] == "Qwen/Qwen3-0.6B"
 
 
+def test_files_with_functions_start_from_the_recipe_or_else_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "here").mkdir()
+    for file in ("recipes/rewards.py", "here/rewards.py", "here/agent.py"):
+        write(tmp_path / file, "")
+    monkeypatch.chdir(tmp_path / "here")
+    functions = '[environment.function]\npath = ["rewards.py:f", "gone.py:f", "os.path:join"]\n'
+    path = write(tmp_path / "recipes" / "r.toml", f'{functions}[environment.agent]\nfunction = "agent.py:run"')
+    sections = read_raw(path, ()).values["environment"]
+    assert sections["function"]["path"] == [
+        *(f"{tmp_path}/recipes/rewards.py:f", f"{tmp_path}/recipes/gone.py:f", "os.path:join")
+    ]
+    assert sections["agent"]["function"] == "agent.py:run"
+    sections = read_raw(path, ["environment.function.path=rewards.py:g"]).values["environment"]
+    assert sections["function"]["path"] == f"{tmp_path}/here/rewards.py:g"
+
+
 def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write(tmp_path / "r.toml", 'model.path = "~/model"')

@@ -1,20 +1,19 @@
 """The environment `agent`: a function or a program runs the episode, and says its reward."""
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from numbers import Real
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from rlcore.agents.config import AgentConfig
-from rlcore.agents.function import AgentClient, AgentFunction, load_function, place_in
+from rlcore.agents.function import AgentClient, AgentFunction, load_agent
 from rlcore.agents.process import run_process
+from rlcore.functions import brief, is_number, place_in
 from rlcore.spi import (
     CheckContext,
     ConfigError,
@@ -39,7 +38,7 @@ class AgentBackend:
         self._config = config
         self._function: AgentFunction | None = None
         if config.function is not None:
-            self._function = load_function(config.function)
+            self._function = load_agent(config.function)
 
     def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
         """Return None: tasks come from the recipe's data."""
@@ -74,7 +73,7 @@ def check(context: CheckContext | None, config: AgentConfig) -> list[Problem]:  
         expected = "a program on the PATH, or the path of one"
         return [Problem(path=f"{SECTION}.command", found=f"{config.command[0]!r}, which is no program here", expected=expected)]
     try:
-        load_function(config.function)
+        load_agent(config.function)
     except ConfigError as error:
         return list(error.problems)
     return []
@@ -85,14 +84,14 @@ def episode_result(said: object, success_reward: float) -> EpisodeResult:
     solved, other numbers are metrics. RewardError where there is no reward in it."""
     values: dict[str, Any] = dict(said) if isinstance(said, Mapping) else {"reward": said}
     reward, success = values.pop("reward", None), values.pop("success", None)
-    if not _is_number(reward):
-        raise RewardError(f"the agent's reward is {_shown(said)}; expected a finite number, or a mapping with `reward`")
+    if not is_number(reward):
+        raise RewardError(f"the agent's reward is {brief(said)}; expected a finite number, or a mapping with `reward`")
     if success is not None and not isinstance(success, bool | np.bool_):
-        raise RewardError(f"the agent's `success` is {_shown(success)}; expected True or False")
-    odd = [name for name, value in values.items() if not _is_number(value)]
+        raise RewardError(f"the agent's `success` is {brief(success)}; expected True or False")
+    odd = [name for name, value in values.items() if not is_number(value)]
     if odd:
         raise RewardError(
-            f"the agent's {odd[0]!r} is {_shown(values[odd[0]])}; expected a finite number, which becomes a metric"
+            f"the agent's {odd[0]!r} is {brief(values[odd[0]])}; expected a finite number, which becomes a metric"
         )
     return EpisodeResult(
         reward=float(reward),
@@ -115,15 +114,3 @@ def _environment(row: Row, session: SessionEndpoint) -> dict[str, str]:
 
 def _as_json(row: Row) -> str:
     return json.dumps(dict(row), default=str)
-
-
-def _is_number(value: object) -> bool:
-    """Whether it is a finite number, numpy's own among them."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
-        return False
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.80}"

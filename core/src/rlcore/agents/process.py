@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
 from rlcore.spi import PluginError, RewardError
+from rlcore.worker_process import ending
 
 MAX_BYTES = 64 * 2**10
 """What is kept of the end of an agent's output."""
@@ -40,7 +41,7 @@ async def run_process(command: Sequence[str], variables: Mapping[str, str], text
     output, errors = program.printed(STDOUT), program.printed(STDERR)
     if program.exit_code != 0:
         raise RewardError(
-            f"the agent ended with {_ending(program.exit_code)}. The last it printed: {(errors or output)[-SHOWN:]}"
+            f"the agent ended with {ending(program.exit_code)}. The last it printed: {(errors or output)[-SHOWN:]}"
         )
     last = (output.splitlines() or [""])[-1].strip()
     try:
@@ -121,10 +122,3 @@ def _kill(starting: "asyncio.Task[_Program]") -> None:
     """Kill what has started after all, though no one waits for it any more."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill_group()
-
-
-def _ending(code: int) -> str:
-    if code > 0:
-        return f"exit code {code}"
-    named = {number.value: number.name for number in signal.Signals}
-    return f"signal {named.get(-code, -code)}"

@@ -18,6 +18,8 @@ EXTENDS = "extends"
 MODEL_PATH: Key = ("model", "path")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
 FILE_SOURCES = ("jsonl", "parquet")
+FUNCTIONS: tuple[Key, ...] = (("environment", "agent", "function"), ("environment", "function", "path"))
+"""Where "file.py:function" may stand, or an array of such."""
 
 
 @frozen(kw_only=True)
@@ -54,8 +56,8 @@ def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
     """Read a recipe, what it extends, and `key.path=value` overrides, of which the later win.
 
     Values of overrides are TOML; what is not valid TOML is taken as a string, so that `model.path=./dir` needs no quotes.
-    Paths in files (model.path, data.*.path) that exist beside the file become absolute, on the command line those that
-    exist below the working directory.
+    Paths in files (model.path, data.*.path, files with functions) that exist beside the file become absolute, on the command
+    line those that exist below the working directory.
 
     Raises ConfigError with every unreadable file, syntax error, cycle of `extends` and malformed override.
     """
@@ -231,6 +233,20 @@ def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> 
         is_model = key == MODEL_PATH and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
+    for key in FUNCTIONS:
+        section = _table_at(tables, key[:-1])
+        if key in origins:
+            section[key[-1]] = _functions_from(section.get(key[-1]), origins[key].directory)
+
+
+def _functions_from(value: Any, directory: Path) -> Any:
+    """Return "file.py:function", or an array of such, with the files of a directory, or else those of the working one."""
+    if isinstance(value, list):
+        return [_functions_from(item, directory) for item in value]
+    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    candidate = directory / Path(file).expanduser()
+    is_file = file.endswith(".py") and (candidate.is_file() or not Path(file).is_file())
+    return f"{os.path.normpath(candidate)}{colon}{name}" if is_file else value
 
 
 def _table_at(tables: Mapping[str, Any], key: Key) -> dict[str, Any]:

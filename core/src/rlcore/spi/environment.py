@@ -114,7 +114,10 @@ class AgentEnvironment(Protocol):
 
 
 class Environment(Protocol):
-    """An environment backend, built as Class(EnvironmentContext, config)."""
+    """An environment backend, built as Class(EnvironmentContext, config).
+
+    One that starts threads or processes has a method `close()`, not async, which ends them; a later call may start others.
+    """
 
     async def reset(self, row: Row, seed: int) -> ResetResult:
         """Begin an episode on one record of the data set."""

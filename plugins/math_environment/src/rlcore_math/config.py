@@ -1,6 +1,5 @@
 """The recipe sections `[environment.arithmetic]`, `[environment.calculator]` and `[environment.math]`."""
 
-import os
 from typing import Annotated, Literal
 
 from attrs import frozen
@@ -10,8 +9,6 @@ from rlcore.schema.constraints import Constraint, Count, Positive, at_least, at_
 _ONCE_EACH = Constraint("each once, and one at least", lambda value: bool(value) and len(set(value)) == len(value))
 PROBLEM = "{problem}"
 """What the instruction of `[environment.math]` is filled in at."""
-MAX_PROCESSES = 32
-"""Most processes that check responses where the recipe names no number."""
 
 
 @frozen(kw_only=True)
@@ -87,5 +84,6 @@ def num_processes(config: MathConfig) -> int:
     """How many responses are checked at once."""
     if config.num_processes is not None:
         return config.num_processes
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(num_cores, MAX_PROCESSES)
+    from rlcore.worker_pool import default_processes  # which listing the plugins does not need
+
+    return default_processes()

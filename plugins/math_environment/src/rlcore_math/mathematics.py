@@ -52,6 +52,10 @@ class MathEnvironment:
         }
         return spi.StepResult(reward=float(right), done=True, success=right, metrics=metrics)
 
+    def close(self) -> None:
+        """End the processes that check answers; the next call starts others."""
+        self._verifier.close()
+
     def _observation(self, prompt: Any) -> spi.Observation:
         if not isinstance(prompt, str):
             return spi.Observation(messages=prompt)

@@ -1,80 +1,53 @@
-"""Judges responses in worker processes, and replaces those that end."""
+"""Judges responses in worker processes, since some expressions take for ever."""
 
-import asyncio
-import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from queue import LifoQueue
+import signal
 from typing import Any
 
-from rlcore.spi import PluginError
+from rlcore.worker_pool import WorkerPool
+from rlcore.worker_process import Ended, Limits, Task
 
-MAX_STARTS = 4
-"""How often a response is given to a new worker because one has ended, which says nothing about the response."""
+COSTLY_S = 0.25
+MAX_RESPONSES = 1000
+"""Responses that one process judges: libraries keep some of what they have parsed."""
+VERDICTS = {-signal.SIGPROF: "too_slow", -signal.SIGKILL: "killed"}
+"""What the signal that ended a process says of the response; a killed one was killed from outside, again and again."""
 
 
 class Verifier:
-    """`num_processes` workers, started when first needed. They end with this process: their input then ends."""
+    """`num_processes` workers, started when first needed."""
 
     def __init__(self, *, num_processes: int, timeout_s: float, max_memory_mib: int) -> None:
-        self._arguments = [str(timeout_s), str(max_memory_mib)]
-        self._idle: LifoQueue[_Worker | None] = LifoQueue()  # those that have been started come first
-        for _ in range(num_processes):
-            self._idle.put(None)
-        # A thread waits for each worker, so that it matters to no worker which event loop asks.
-        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="verifier")
+        limits = Limits(
+            cpu_time_s=timeout_s, max_memory_bytes=max_memory_mib * 2**20, costly_s=COSTLY_S, max_requests=MAX_RESPONSES
+        )
+        task = Task(
+            name=f"math-{timeout_s:g}s-{max_memory_mib}MiB",
+            handle="rlcore_math.verifier:answer",
+            prepare="rlcore_math.verifier:warm_up",
+            limits=limits,
+        )
+        self._pool = WorkerPool(task, num_processes)
 
     async def judge(self, reference: str, response: str, *, require_boxed: bool) -> str:
         """A verdict of rlcore_math.answers, or "too_slow"; "failed" where the response ended the process that judged it, in
         another way than by its time; "killed" where that was done from outside, each time."""
-        request = {"reference": reference, "response": response, "require_boxed": require_boxed}
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, request)
+        answer = await self._pool.call({"reference": reference, "response": response, "require_boxed": require_boxed})
+        return VERDICTS.get(answer.exit_code, "failed") if isinstance(answer, Ended) else str(answer)
 
-    def _ask(self, request: dict[str, Any]) -> str:
-        worker = self._idle.get()
-        try:
-            for _ in range(MAX_STARTS):
-                worker = worker or _Worker(self._arguments)
-                answer = worker.ask(request)
-                if answer is not None:
-                    return str(answer["verdict"])
-                worker = None
-            return "killed"
-        finally:
-            self._idle.put(worker)
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.close()
 
 
-class _Worker:
-    """One process that verifies answers."""
+def warm_up() -> None:
+    """Load what every response needs, before processes are forked."""
+    from rlcore_math import answers
 
-    def __init__(self, arguments: list[str]) -> None:
-        command = [sys.executable, "-m", "rlcore_math.worker", *arguments]
-        # The order of sets must not differ from one worker to another, since what sympy tries first follows from it.
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
-        greeting = self._read() or {"error": f"it ended with exit code {self._process.wait()}"}
-        if "error" in greeting:
-            raise PluginError(f"the process that checks answers ({' '.join(command)}) does not start: {greeting['error']}")
+    answers.warm_up()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer, or None where the process ended without one."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        return self._read()
 
-    def _read(self) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            self._process.wait()
-            return None
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+def answer(_: None, request: dict[str, Any]) -> str:
+    """The verdict on one response, in a process of its own."""
+    from rlcore_math.answers import judge  # which takes seconds to import
+
+    return judge(**request)

@@ -414,3 +414,13 @@ def test_overhead_is_linear(count_calls):
         return counted
 
     assert calls(8192) < 1.5 * 8 * calls(1024)
+
+
+def test_closing_closes_the_environment_that_can_be():
+    environment = StepEnvironment(done)
+    closed = []
+    environment.close = lambda: closed.append(True)
+    runner = EpisodeRunner(environment, TIMEOUT_S)
+    runner.close()
+    runner.close()
+    assert closed == [True, True]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeAlias
 
+from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.environment_calls import POLL_S, Call, EnvironmentCalls, Result
 from rlcore.run.rollout.environment_results import check_episode, check_reset, check_step
@@ -160,10 +161,15 @@ class EpisodeRunner:
             self._thread = None
 
     def close(self) -> None:
-        """End the background thread. The runner can be used again and then starts another."""
+        """End the background thread, and what the environment has started. The runner can be used again and then starts another
+        thread."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+        close = getattr(self._environment, "close", None)
+        if close is not None:
+            with attributed("raised in close of", self._owner):
+                close()
 
     def _where(self, call: Call[Any]) -> str:
         return f"{self._owner}.{call.function}, {call.describe()}"

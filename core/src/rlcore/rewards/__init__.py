@@ -1,0 +1,1 @@
+"""The environment `function`: prompts from data, and rewards from functions of the user's."""

@@ -1,0 +1,30 @@
+"""What a row's prompt looks like to the policy."""
+
+from collections.abc import Sequence
+
+from rlcore.rewards.config import PromptConfig
+from rlcore.spi import DataError, Message, Observation, Problem, Row
+
+PROMPT = "prompt"
+
+
+def observation_of(row: Row, config: PromptConfig) -> Observation:
+    """The row's prompt as text or messages. DataError where it has none."""
+    if PROMPT not in row:
+        raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
+    prompt = row[PROMPT]
+    if not isinstance(prompt, str):
+        return Observation(messages=prompt)
+    if config.prompt_format == "text":
+        return Observation(text=prompt)
+    system: Sequence[Message] = () if config.system_prompt is None else ({"role": "system", "content": config.system_prompt},)
+    return Observation(messages=[*system, {"role": "user", "content": prompt}])
+
+
+def prompt_problems(section: str, config: PromptConfig) -> list[Problem]:
+    """What is wrong with a section's keys for prompts."""
+    if config.system_prompt is None or config.prompt_format == "chat":
+        return []
+    expected = 'none where prompt_format = "text"'
+    remedy = 'Put it into the prompts, or set prompt_format = "chat".'
+    return [Problem(path=f"{section}.system_prompt", found="a text", expected=expected, remedy=remedy)]

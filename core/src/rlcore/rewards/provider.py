@@ -1,0 +1,21 @@
+"""What the core's entry points name."""
+
+from rlcore.rewards.config import FunctionConfig
+from rlcore.spi import Provider, capabilities
+
+
+def _max_concurrent(config: FunctionConfig) -> int:
+    from rlcore.rewards.environment import max_concurrent  # which listing the plugins does not need
+
+    return max_concurrent(config)
+
+
+FUNCTION = Provider(
+    name="function",
+    spi=(2, 0),
+    config=FunctionConfig,
+    backend="rlcore.rewards.environment:FunctionBackend",
+    capabilities={capabilities.CHEAP_RESET},
+    max_concurrent=_max_concurrent,
+    check="rlcore.rewards.environment:check",
+)

@@ -1,0 +1,56 @@
+"""Reward functions in a worker process, where one that hangs, crashes or takes all memory costs its sample alone."""
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+
+from attrs import frozen
+
+from rlcore.rewards.reward_function import RewardFunction, Sample, load_all
+from rlcore.rewards.score import Said
+from rlcore.spi import ConfigError, RewardError, RlcoreError
+from rlcore.worker_pool import WorkerPool
+from rlcore.worker_process import Ended, Task, ending
+
+_functions = lru_cache(maxsize=1)(load_all)
+
+
+@frozen(kw_only=True)
+class Functions:
+    """The functions of a pool, and where the run finds modules."""
+
+    paths: tuple[str, ...]
+    sys_path: tuple[str, ...]
+
+
+def pool_of(paths: Sequence[str], num_processes: int) -> WorkerPool:
+    """Processes that compute these functions."""
+    argument = Functions(paths=tuple(paths), sys_path=tuple(sys.path))
+    task = Task(name="rewards", handle="rlcore.rewards.worker:answer", argument=argument, shows_output=True)
+    return WorkerPool(task, num_processes)
+
+
+async def say_all(pool: WorkerPool, functions: Sequence[RewardFunction], sample: Sample) -> list[Said]:
+    """What the functions of a pool say of a sample. RewardError where one fails or ends its process."""
+    answer = await pool.call(sample)
+    if isinstance(answer, Ended):
+        names = ", ".join(repr(function.name) for function in functions)
+        raise RewardError(f"the process of the reward function {names} ended with {ending(answer.exit_code)}")
+    if isinstance(answer, RlcoreError):
+        raise answer
+    said: list[Said] = answer
+    return said
+
+
+def answer(functions: Functions, sample: Sample) -> list[Said] | RlcoreError:
+    """What they say of one sample, or why there is no reward. The modules are loaded by the first sample of each process."""
+    for folder in functions.sys_path:
+        if folder not in sys.path:
+            sys.path.append(folder)
+    try:
+        return [function.say(sample) for function in _functions(functions.paths)]
+    except ConfigError as error:  # a problem of the process: the same function has loaded in the run
+        found = "; ".join(problem.found for problem in error.problems)
+        return RewardError(f"a worker process found {found}")
+    except RlcoreError as error:
+        return error

@@ -1,0 +1,124 @@
+"""Rewards from a function in a file beside the recipe, through whole runs: alone, resumed, on Ray, and with what can fail."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as parquet
+import pytest
+
+from .system_support import Workplace, close, expect_failure, read_metrics, write_jsonl  # type: ignore[import-not-found]
+
+REWARDS = '''
+import asyncio
+
+def even(completion):
+    """The share of digits that are even."""
+    digits = [int(letter) for letter in completion if letter.isdigit()]
+    return sum(digit % 2 == 0 for digit in digits) / 4
+
+async def begins(completion, answer, row):
+    await asyncio.sleep(0)
+    assert row["answer"] == answer
+    return {"reward": completion[:1] == answer[:1], "success": completion == answer, "length": len(completion)}
+'''
+SECTION = """
+extends = "grpo.toml"
+[run]
+num_steps = 2
+[environment]
+name = "function"
+[environment.function]
+path = ["rewards.py:even", "rewards.py:begins"]
+weights = {begins = 0.5}
+[data.train]
+source = "jsonl"
+path = "sums.jsonl"
+[data.evaluation]
+source = "jsonl"
+path = "sums.jsonl"
+limit = 4
+[checkpoint]
+every_n_steps = 1
+[logging]
+rollouts_every_n_steps = 1
+"""
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(4)]
+
+
+@pytest.fixture
+def place(workplace: Workplace) -> Workplace:
+    """With the recipe recipes/rewarded.toml, and its function beside it."""
+    folder = workplace.folder / "recipes"
+    folder.mkdir()
+    (folder / "rewards.py").write_text(REWARDS)
+    write_jsonl(folder / "sums.jsonl", SUMS)
+    (folder / "rewarded.toml").write_text(SECTION.replace("grpo.toml", "../grpo.toml"))
+    return workplace
+
+
+def expected_reward(sample: dict[str, str], answer: str) -> float:
+    text = sample["response"]
+    return sum(letter in "02468" for letter in text) / 4 + 0.5 * (text[:1] == answer[:1])
+
+
+def test_rewards_are_those_of_the_functions_also_where_a_run_is_resumed(place: Workplace) -> None:
+    whole = place.train("recipes/rewarded.toml", "run.name=whole")
+    answers = {row["prompt"]: row["answer"] for row in SUMS}
+    samples = [row for file in sorted((whole / "rollouts").glob("step-*")) for row in parquet.read_table(file).to_pylist()]
+    assert len(samples) == 2 * 4 * 4
+    for sample in samples:
+        assert sample["reward"] == pytest.approx(expected_reward(sample, answers[sample["prompt"]]))
+        assert sample["success"] == (sample["response"] == answers[sample["prompt"]])
+    first = read_metrics(whole)[1]
+    assert first["environment/length"] == pytest.approx(sum(len(sample["response"]) for sample in samples[:16]) / 16)
+    assert {"environment/even", "environment/begins"} <= first.keys()
+    place.train("recipes/rewarded.toml", "run.num_steps=1")
+    resumed = place.train("recipes/rewarded.toml", "--resume")
+    assert read_metrics(resumed)[-1] == read_metrics(whole)[-1]
+    assert not [child for child in psutil.Process().children() if child.cmdline()[-1:] == ["rewards"]]
+
+
+def test_workers_on_ray_get_the_same_rewards(place: Workplace) -> None:
+    alone = place.train("recipes/rewarded.toml", "run.name=alone", "run.num_steps=1")
+    cluster = place.train("recipes/rewarded.toml", "run.name=cluster", "run.num_steps=1", "cluster.gpus_per_node=1")
+    for one, other in zip(read_metrics(alone), read_metrics(cluster), strict=True):
+        assert one == {name: close(value) for name, value in other.items()}
+
+
+def test_check_says_what_is_wrong_with_functions_and_rows(place: Workplace) -> None:
+    def check(*overrides: str) -> str:
+        return expect_failure(place.rlcore("check", "recipes/rewarded.toml", *overrides), *code)
+
+    code: tuple[int, str] = (2, "environment.function.path")
+    assert "gone.py" in check("environment.function.path=gone.py:f")
+    assert "AttributeError" in check("environment.function.path=recipes/rewards.py:odd")
+    code = (4, "'begins' takes answer")
+    write_jsonl(place.folder / "questions.jsonl", [{"prompt": "1+1="}])
+    check("data.train.path=questions.jsonl")
+
+
+def test_a_function_that_fails_ends_the_run_or_costs_its_samples(place: Workplace) -> None:
+    lines = ("def begins(completion):", "    if len(completion) % 2: raise ValueError('odd')", "    return len(completion)")
+    (place.folder / "failing.py").write_text("\n".join(lines))
+    wrong = "environment.function.path=failing.py:begins"
+    result = place.rlcore("train", "recipes/rewarded.toml", wrong)
+    assert result.exit_code == 8
+    assert "environment 'function'" in result.stderr
+    assert "'begins' raised ValueError at failing.py:2: odd" in result.stderr
+    masks = ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=1.0", "run.name=masked")
+    assert place.rlcore("train", "recipes/rewarded.toml", wrong, *masks).exit_code == 0
+    run = place.run("masked")
+    samples = parquet.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()
+    assert {len(sample["response"]) % 2 for sample in samples if sample["valid"]} == {0}
+    assert read_metrics(run)[1]["environment/failed"] == sum(not sample["valid"] for sample in samples)
+
+
+def test_the_recipe_of_the_run_directory_is_the_same_run(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = place.train("recipes/rewarded.toml", "run.num_steps=1")
+    (place.folder / "elsewhere").mkdir()
+    monkeypatch.chdir(place.folder / "elsewhere")
+    result = place.rlcore("eval", run / "recipe.toml", "--checkpoint", run / "checkpoints" / "step-000001", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["evaluation/pass@1"] >= 0.0
+    assert Path.cwd().name == "elsewhere"
