@@ -182,7 +182,7 @@ def test_the_provider_imports_nothing_heavy_and_names_what_exists():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"clip_low": 1.0},
+        {"clip_low": 1.1},
         {"clip_low": -0.1},
         {"clip_high": -0.1},
         {"dual_clip": 1.0},

@@ -1,8 +1,5 @@
 """The whole loss against a float64 numpy reference, its gradient against finite differences, and its invariances."""
 
-import itertools
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -14,71 +11,45 @@ from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFER
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.loss import grpo_loss
 
+from .reference_loss import Reference
+
+TRAINER = GrpoConfig(previous_logprobs="trainer")
+UNCORRECTED = evolve(TRAINER, importance_correction="none")
 CONFIGS = {
-    "plain": GrpoConfig(previous_logprobs="trainer", importance_correction="none"),
+    "plain": UNCORRECTED,
     "sampler's": GrpoConfig(previous_logprobs="generation"),
-    "corrected": GrpoConfig(previous_logprobs="trainer", importance_maximum=1.2),
-    "deepseek": GrpoConfig(
-        previous_logprobs="trainer", loss_normalisation="sequence", kl_coefficient=0.04, kl_gradient="estimate"
+    "corrected": evolve(TRAINER, importance_maximum=1.2),
+    "deepseek": evolve(TRAINER, loss_normalisation="sequence", kl_coefficient=0.04, kl_gradient="estimate"),
+    "dr": evolve(TRAINER, loss_normalisation="constant", constant_length=13, dual_clip=1.3),
+    "k1": evolve(TRAINER, kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
+    "k2": evolve(TRAINER, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
+    "gspo": evolve(UNCORRECTED, ratio="sequence", loss_normalisation="sequence", clip_low=0.03, clip_high=0.04),
+    "gspo-token": evolve(UNCORRECTED, ratio="sequence_token", loss_normalisation="sequence", clip_low=0.1, clip_high=0.2),
+    "luspo": evolve(
+        UNCORRECTED, ratio="sequence", loss_normalisation="constant", constant_length=1, clip_low=0.1, clip_high=0.2
     ),
-    "dr": GrpoConfig(previous_logprobs="trainer", loss_normalisation="constant", constant_length=13, dual_clip=1.3),
-    "k1": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k1", clip_high=0.28),
-    "k2": GrpoConfig(previous_logprobs="trainer", kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1),
+    "rloo": evolve(UNCORRECTED, ratio="sequence_product", loss_normalisation="sequence"),
+    "cispo": evolve(TRAINER, objective="cispo", clip_low=1.0, clip_high=0.3),
+    "cispo, both bounds": evolve(UNCORRECTED, objective="cispo", ratio="sequence", clip_low=0.1, clip_high=0.1),
+    "sapo": evolve(UNCORRECTED, objective="sapo", sapo_temperature_positive=2.0, sapo_temperature_negative=5.0),
+    "gmpo": evolve(UNCORRECTED, objective="gmpo", loss_normalisation="sequence", clip_low=0.33, clip_high=0.49),
+    "gmpo, one bound": evolve(UNCORRECTED, objective="gmpo", loss_normalisation="sequence", clip_low=1.0, clip_high=0.2),
+    "vespo": evolve(TRAINER, objective="vespo", importance_maximum=1.5, importance_minimum=0.7),
+    "vespo, sampler's": GrpoConfig(objective="vespo", previous_logprobs="generation", vespo_decay_negative=1.0),
+    "policy gradient": evolve(TRAINER, objective="policy_gradient"),
+    "icepop": evolve(TRAINER, importance_bound="mask", importance_minimum=0.6, importance_maximum=1.6),
+    "truncated below": evolve(TRAINER, importance_minimum=0.7, importance_maximum=1.4),
+    "sequence truncated": evolve(TRAINER, importance_correction="sequence", importance_minimum=0.4),
+    "sequence masked": evolve(TRAINER, importance_correction="sequence", importance_bound="mask", importance_minimum=0.5),
+    "geometric": evolve(TRAINER, geometric_minimum=0.9, geometric_maximum=1.3),
+    "off policy": evolve(TRAINER, off_policy_maximum=0.05, kl_coefficient=0.1),
+    "high entropy": evolve(TRAINER, entropy_minimum=0.9, kl_coefficient=0.1, entropy_coefficient=0.1),
+    "kl by previous": evolve(TRAINER, kl_coefficient=0.3, kl_importance="previous"),
+    "kl by generation": evolve(TRAINER, kl_coefficient=0.3, kl_importance="generation", kl_gradient="estimate"),
 }
 LENGTHS = [5, 2, 9, 1, 4, 12, 3]
 
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-
-
-@dataclass
-class Reference:
-    """The GRPO objective as a loss, in float64 numpy, sequence by sequence.
-
-    DeepSeekMath (arXiv:2402.03300, equations 3 and 4) with DAPO's bounds and token mean (arXiv:2503.14476, equations 8 and 10),
-    the dual clip (arXiv:1912.09729, equation 5), Dr.GRPO's constant length (arXiv:2503.20783, section 3.2), and truncated
-    importance sampling of the difference between sampler and trainer. `frozen` is where a formula stops the gradient.
-    """
-
-    batch: object
-    config: GrpoConfig
-    frozen: np.ndarray
-
-    def __call__(self, current, entropy):
-        columns, config, total = self.batch.token_columns, self.config, 0.0
-        num_tokens = self.batch.loss_mask.sum()
-        pieces = [np.flatnonzero(self.batch.loss_mask[a:b]) + a for a, b in itertools.pairwise(self.batch.offsets)]
-        pieces = [piece for piece in pieces if len(piece)]
-        for piece in pieces:
-            values = [
-                self.token(current[t], entropy[t], {name: float(column[t]) for name, column in columns.items()}, t)
-                for t in piece
-            ]
-            match config.loss_normalisation:
-                case "token":
-                    total += sum(values) / num_tokens
-                case "sequence":
-                    total += np.mean(values) / len(pieces)
-                case "constant":
-                    total += sum(values) / config.constant_length / len(pieces)
-        return total
-
-    def token(self, current, entropy, columns, t):
-        config, advantage = self.config, columns[ADVANTAGES]
-        generation = columns[GENERATION_LOGPROBS]
-        previous = generation if config.previous_logprobs == "generation" else columns.get(PREVIOUS_LOGPROBS, self.frozen[t])
-        ratio = np.exp(current - previous)
-        gain = min(ratio * advantage, np.clip(ratio, 1 - config.clip_low, 1 + config.clip_high) * advantage)
-        if config.dual_clip and advantage < 0:
-            gain = max(gain, config.dual_clip * advantage)
-        if config.importance_correction == "token":
-            gain *= min(np.exp(previous - generation), config.importance_maximum)
-        loss = -gain - config.entropy_coefficient * entropy
-        if config.kl_coefficient:
-            delta = columns[REFERENCE_LOGPROBS] - current
-            kl = {"k1": -delta, "k2": delta**2 / 2, "k3": np.exp(delta) - 1 - delta}[config.kl_estimator]
-            score = np.exp(current - self.frozen[t]) if config.kl_gradient == "expectation" else 1.0
-            loss += config.kl_coefficient * np.clip(kl, -10, 10) * score
-        return loss
 
 
 def without_previous(batch):
@@ -242,7 +213,14 @@ def test_figures_of_weights_that_have_nothing_in_common_are_finite(make_batch, m
 
 def test_metrics_match_their_definitions(make_batch, make_inputs):
     batch, logprobs, entropy = make_batch(8, [20, 15, 10, 25, 20, 30])
-    config = evolve(CONFIGS["corrected"], kl_coefficient=0.1, dual_clip=1.5)
+    config = evolve(
+        CONFIGS["corrected"],
+        kl_coefficient=0.1,
+        dual_clip=1.5,
+        geometric_minimum=0.99,
+        off_policy_maximum=0.01,
+        entropy_minimum=0.5,
+    )
     output = run(make_inputs(batch, logprobs, entropy), config)
     mask = batch.loss_mask
     columns = {name: np.float64(column)[mask] for name, column in batch.token_columns.items()}
@@ -250,6 +228,10 @@ def test_metrics_match_their_definitions(make_batch, make_inputs):
     ratio, delta, advantage = np.exp(current - previous), previous - generation, columns[ADVANTAGES]
     low, high = (advantage < 0) & (ratio < 0.8), (advantage > 0) & (ratio > 1.2)
     kl_delta = columns[REFERENCE_LOGPROBS] - current
+    number = np.repeat(np.arange(batch.num_sequences), batch.lengths)[mask]
+    deltas = [delta[number == i] for i in range(batch.num_sequences)]
+    geometric = np.exp([each.mean() for each in deltas])
+    drift = np.array([(generation - current)[number == i].mean() for i in range(batch.num_sequences)])
     expected = {
         "ratio_mean": ratio.mean(),
         "clip_fraction": (low | high).mean(),
@@ -257,13 +239,41 @@ def test_metrics_match_their_definitions(make_batch, make_inputs):
         "clip_fraction_high": high.mean(),
         "dual_clip_fraction": ((advantage < 0) & (ratio > 1.5)).mean(),
         "importance_truncated": (np.exp(delta) > config.importance_maximum).mean(),
+        "importance_weight": np.minimum(np.exp(delta), config.importance_maximum).mean(),
+        "sequence_log_ratio": np.mean([abs(each.sum()) for each in deltas]),
+        "geometric_masked": (geometric < 0.99)[number].mean(),
+        "off_policy_masked": ((advantage < 0) & (drift > 0.01)[number]).mean(),
+        "low_entropy_masked": (entropy[mask] < 0.5).mean(),
         "kl": np.minimum(np.exp(kl_delta) - 1 - kl_delta, 10).mean(),
         "entropy": entropy[mask].mean(),
     }
     assert {name: value.item() for name, value in output.sums.items()} == pytest.approx(expected, rel=1e-5)
     assert min(expected.values()) > 0, "each figure is put to the test"
-    assert output.maxima["ratio_max"].item() == pytest.approx(ratio.max())
+    assert {name: value.item() for name, value in output.maxima.items()} == pytest.approx(
+        {
+            "ratio_max": ratio.max(),
+            "importance_weight_max": np.exp(delta).max(),
+            "sequence_ratio_max": geometric.max(),
+            "sequence_inverse_ratio_max": (1 / geometric).max(),
+        }
+    )
     assert not any(value.requires_grad for value in (*output.sums.values(), *output.maxima.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("icepop", {"importance_masked"}),
+        ("sapo", {"gate_mean"}),
+        ("vespo", {"kernel_mean"}),
+        ("cispo", {"clip_fraction_high"}),
+    ],
+)
+def test_an_objective_tells_figures_of_its_own(make_batch, make_inputs, name, figures):
+    batch, logprobs, entropy = make_batch(8, LENGTHS)
+    sums = run(make_inputs(batch, logprobs, entropy), CONFIGS[name]).sums
+    assert figures <= sums.keys()
+    assert all(sums[figure].item() > 0 for figure in figures)
 
 
 def test_entropy_is_estimated_from_the_samples_where_it_is_not_computed(make_inputs, make_batch):

@@ -1,16 +1,54 @@
 """Options of the loss that do not go together."""
 
+import pytest
 from attrs import evolve
 
+from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.loss_check import loss_problems
-from rlcore_grpo.loss_config import LossConfig
 
 
 def test_constant_length_belongs_to_constant_normalisation_alone():
-    good = LossConfig(loss_normalisation="constant", constant_length=32)
+    good = GrpoConfig(loss_normalisation="constant", constant_length=32)
     assert not loss_problems(good)
-    assert not loss_problems(LossConfig())
+    assert not loss_problems(GrpoConfig())
     for wrong in (evolve(good, constant_length=None), evolve(good, loss_normalisation="token")):
         (problem,) = loss_problems(wrong)
         assert problem.path == "algorithm.grpo.constant_length"
         assert "rollout.max_response_tokens" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "mended"),
+    [
+        ("ratio", {"objective": "gmpo", "ratio": "sequence"}, {"ratio": "token"}),
+        ("ratio", {"objective": "vespo", "ratio": "sequence_product"}, {"objective": "clipped"}),
+        ("ratio", {"objective": "policy_gradient", "ratio": "sequence_token"}, {"objective": "sapo"}),
+        ("dual_clip", {"objective": "cispo", "dual_clip": 3.0}, {"dual_clip": None}),
+        ("advantage_per", {"ratio": "sequence", "advantage_per": "turn"}, {"ratio": "sequence_token"}),
+        ("advantage_per", {"objective": "gmpo", "advantage_per": "turn"}, {"objective": "clipped"}),
+        ("importance_minimum", {"importance_minimum": 2.0}, {"importance_maximum": 3.0}),
+        ("geometric_minimum", {"geometric_minimum": 1.5, "geometric_maximum": 1.2}, {"geometric_minimum": 0.8}),
+        (
+            "importance_correction",
+            {"objective": "vespo", "importance_correction": "sequence"},
+            {"importance_correction": "token"},
+        ),
+        ("previous_logprobs", {"previous_logprobs": "generation", "geometric_minimum": 0.5}, {"geometric_minimum": 0.0}),
+        ("entropy_metric", {"entropy_minimum": 0.5, "entropy_metric": "estimate"}, {"entropy_metric": "exact"}),
+    ],
+)
+def test_an_option_that_would_do_nothing_or_harm_is_refused(path, wrong, mended):
+    (problem,) = loss_problems(GrpoConfig(**wrong))
+    assert problem.path == f"algorithm.grpo.{path}"
+    assert problem.remedy
+    assert not loss_problems(GrpoConfig(**{**wrong, **mended}))
+
+
+def test_everything_wrong_is_told_at_once():
+    config = GrpoConfig(objective="vespo", ratio="sequence", dual_clip=2.0, constant_length=3, importance_minimum=9.0)
+    assert {problem.path.rpartition(".")[2] for problem in loss_problems(config)} == {
+        "ratio",
+        "dual_clip",
+        "constant_length",
+        "importance_minimum",
+    }

@@ -14,3 +14,18 @@ def test_the_samplers_logprobs_are_taken_where_they_are_exact(exact, expected):
     assert LossConfig().resolved(context) == LossConfig(previous_logprobs=expected)
     for given in ("generation", "trainer"):
         assert LossConfig(previous_logprobs=given).resolved(context).previous_logprobs == given
+
+
+@pytest.mark.parametrize(
+    ("options", "corrects"),
+    [
+        ({"previous_logprobs": "generation"}, True),
+        ({"previous_logprobs": "generation", "objective": "policy_gradient"}, False),
+        ({"previous_logprobs": "trainer"}, True),
+        ({"previous_logprobs": "trainer", "objective": "policy_gradient"}, True),
+        ({"previous_logprobs": "trainer", "importance_correction": "sequence"}, True),
+        ({"previous_logprobs": "trainer", "importance_correction": "none"}, False),
+    ],
+)
+def test_stale_samples_need_a_ratio_to_their_generator(options, corrects):
+    assert LossConfig(**options).corrects_staleness == corrects

@@ -353,9 +353,9 @@ FAULTS = (
     ),
     Fault(
         "the importance weight is upside down",
-        "rlcore_grpo.loss",
-        "ratio = importance_ratio(previous, generation)",
-        "ratio = importance_ratio(generation, previous)",
+        "rlcore_grpo.importance",
+        "return importance_ratio(previous, generation)",
+        "return importance_ratio(generation, previous)",
         ORACLE.format("fsdp2-4-updates-trainer-no-kl-top-p"),
     ),
     Fault(

@@ -30,6 +30,7 @@ THROUGH = {
     "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
     "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
+    "grpo/test_loss.py": "grpo/importance",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",

@@ -1,4 +1,6 @@
-"""The clipped objective against a float64 numpy reference, and its gradient against finite differences."""
+"""The objectives with hard bounds against float64 numpy references, and their gradients against finite differences."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -6,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.clipping import clipped_objective
+from rlcore_torchkit.rl.clipping import clipped_objective, clipped_weight_objective, geometric_mean_objective
+from rlcore_torchkit.rl.sequences import Sequences
 
 CLIPS = [(0.2, 0.2, None), (0.2, 0.28, None), (0.1, 0.4, 3.0), (0.2, 0.2, 1.5)]
 
@@ -32,7 +35,7 @@ def draw(seed, size=64):
 
 def call(current, previous, advantages, clip):
     low, high, dual = clip
-    return clipped_objective(current, previous, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+    return clipped_objective(current - previous, advantages, clip_low=low, clip_high=high, dual_clip=dual)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -40,7 +43,7 @@ def call(current, previous, advantages, clip):
 @given(seed=st.integers(0, 10**6))
 def test_value_matches_the_reference(clip, seed):
     arrays = draw(seed)
-    found = call(*(torch.tensor(array) for array in arrays), clip)
+    found = call(*map(torch.tensor, arrays), clip)
     np.testing.assert_allclose(found.loss.numpy(), reference(*arrays, *clip), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.ratio.numpy(), np.exp(arrays[0] - arrays[1]), rtol=1e-12)
 
@@ -54,11 +57,11 @@ def test_gradient_matches_finite_differences_and_is_zero_exactly_where_a_clip_bi
     step = 1e-6
     up, down = (reference(current + sign * step, previous, advantages, *clip) for sign in (1, -1))
     np.testing.assert_allclose(leaf.grad.numpy(), (up - down) / (2 * step), rtol=1e-6, atol=1e-7)
-    bound = found.clipped_low | found.clipped_high | found.dual_clipped
+    bound = found.figures["clip_fraction"] | found.figures["dual_clip_fraction"]
     assert torch.equal(leaf.grad == 0, bound | torch.tensor(advantages == 0))
-    assert found.clipped_low.any()
-    assert found.clipped_high.any()
-    assert found.dual_clipped.any() == (clip[2] is not None)
+    assert found.figures["clip_fraction_low"].any()
+    assert found.figures["clip_fraction_high"].any()
+    assert found.figures["dual_clip_fraction"].any() == (clip[2] is not None)
 
 
 def test_unchanged_policy_gives_minus_advantage_as_value_and_gradient():
@@ -68,7 +71,7 @@ def test_unchanged_policy_gives_minus_advantage_as_value_and_gradient():
     found.loss.sum().backward()
     assert torch.equal(found.loss, -advantages)
     assert torch.equal(current.grad, -advantages)
-    assert not (found.clipped_low | found.clipped_high).any()
+    assert not found.figures["clip_fraction"].any()
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -86,4 +89,50 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
     advantages = torch.tensor(random.normal(size=500))
     found = call(torch.tensor(random.normal(0, 3, 500)), torch.zeros(500), advantages, (0.2, 0.2, 3.0))
     assert (found.loss <= 3.0 * advantages.abs() + 1e-12).all()
-    assert not found.dual_clipped[advantages >= 0].any()
+    assert not found.figures["dual_clip_fraction"][advantages >= 0].any()
+
+
+def test_a_clipped_weight_leaves_every_token_a_gradient():
+    """arXiv:2506.13585: -A stopgrad(clip(ρ)) log π; with clip_low = 1 there is no lower bound."""
+    current, previous, advantages = draw(seed=7, size=100)
+    ratio = np.exp(current - previous)
+    for clip_low, lower in ((1.0, 0.0), (0.2, 0.8)):
+        leaf = torch.tensor(current, requires_grad=True)
+        found = clipped_weight_objective(
+            leaf, leaf - torch.tensor(previous), torch.tensor(advantages), clip_low=clip_low, clip_high=0.3
+        )
+        found.loss.sum().backward()
+        weight = np.clip(ratio, lower, 1.3)
+        np.testing.assert_allclose(found.loss.detach(), -advantages * weight * current, rtol=1e-12)
+        np.testing.assert_allclose(leaf.grad, -advantages * weight, rtol=1e-12)
+        np.testing.assert_array_equal(found.figures["clip_fraction_high"], ratio > 1.3)
+        np.testing.assert_array_equal(found.figures["clip_fraction_low"], ratio < lower)
+
+
+def geometric(log_ratio, advantage, low, high):
+    """arXiv:2507.20673, one sequence: (Π min(ρ |A|, clip(ρ) |A|))^(1/T) for A > 0, with max for A < 0, times A's sign."""
+    ratio = np.exp(log_ratio)
+    pick = np.minimum if advantage > 0 else np.maximum
+    return -np.sign(advantage) * np.prod(pick(ratio, np.clip(ratio, low, high)) * abs(advantage)) ** (1 / len(ratio))
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_the_geometric_mean_is_one_of_clipped_ratios(seed):
+    random = np.random.default_rng(seed)
+    log_ratio, advantages = random.normal(0, 0.5, 12), np.repeat([1.3, -0.4, 2.0], [5, 3, 4])
+    cuts = [0, 5, 8, 12]
+    sequences = Sequences(torch.ones(12, dtype=torch.bool), torch.tensor(cuts))
+    leaf = torch.tensor(log_ratio, requires_grad=True)
+    found = geometric_mean_objective(leaf, torch.tensor(advantages), sequences, clip_low=0.33, clip_high=0.49)
+    found.loss.sum().backward()
+    step, expected, gradient = 1e-6, [], np.zeros(12)
+    for first, last in itertools.pairwise(cuts):
+        piece, length = log_ratio[first:last], last - first
+        expected += [geometric(piece, advantages[first], 0.67, 1.49)] * length
+        for t in range(length):
+            up, down = (geometric(piece + sign * step * np.eye(length)[t], advantages[first], 0.67, 1.49) for sign in (1, -1))
+            gradient[first + t] = length * (up - down) / (2 * step)
+    np.testing.assert_allclose(found.loss.detach(), expected, rtol=1e-10)
+    np.testing.assert_allclose(leaf.grad, gradient, rtol=1e-5, atol=1e-7)
+    assert torch.equal(leaf.grad == 0, found.figures["clip_fraction"])

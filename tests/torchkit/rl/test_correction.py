@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.correction import importance_ratio, truncate
+from rlcore_torchkit.rl.correction import (
+    bounded,
+    importance_ratio,
+    on_policy,
+    sequence_importance_ratio,
+    within_geometric_mean,
+)
+from rlcore_torchkit.rl.sequences import Sequences
 
 seeds = st.integers(0, 10**6)
 
@@ -36,5 +43,41 @@ def test_importance_ratio_is_zero_where_it_is_not_finite_and_has_no_gradient():
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 100))
 def test_truncation_changes_only_what_is_above_the_maximum(ratios, maximum):
     """min(ratio, C): Ionides, "Truncated Importance Sampling", 2008."""
-    found = truncate(torch.tensor(ratios, dtype=torch.float64), maximum=maximum)
+    found = bounded(torch.tensor(ratios, dtype=torch.float64), "truncate", minimum=0.0, maximum=maximum)
     np.testing.assert_array_equal(found.numpy(), np.minimum(ratios, maximum))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 0.9), st.floats(1.1, 100))
+def test_bounds_truncate_or_leave_out(ratios, minimum, maximum):
+    """TIS: the nearest bound; IcePop (arXiv:2510.18855): 0 outside [minimum, maximum]."""
+    tensor = torch.tensor(ratios, dtype=torch.float64)
+    truncated = bounded(tensor, "truncate", minimum=minimum, maximum=maximum)
+    np.testing.assert_array_equal(truncated.numpy(), np.clip(ratios, minimum, maximum))
+    masked = bounded(tensor, "mask", minimum=minimum, maximum=maximum)
+    assert masked.tolist() == [ratio if minimum <= ratio <= maximum else 0.0 for ratio in ratios]
+
+
+DELTA = torch.tensor([9.0, 0.4, -0.2, 9.0, -0.6, 0.5, -0.1])
+SEQUENCES = Sequences(torch.tensor([False, True, True, False, True, True, True]), torch.tensor([0, 3, 5, 7]))
+
+
+def test_a_sequences_ratio_is_the_product_over_its_loss_tokens():
+    found = sequence_importance_ratio(DELTA, torch.zeros(7), SEQUENCES)
+    np.testing.assert_allclose(found, np.exp([0.2, 0.2, 0.2, -0.6, -0.6, 0.4, 0.4]), rtol=1e-6)
+    far = sequence_importance_ratio(DELTA * 1e4, torch.zeros(7, requires_grad=True), SEQUENCES)
+    assert far.isfinite().all()
+    assert not far.requires_grad
+
+
+def test_sequences_are_told_apart_by_the_geometric_mean_of_their_ratios():
+    """exp(0.1), exp(-0.6) and exp(0.2)."""
+    found = within_geometric_mean(DELTA, torch.zeros(7), SEQUENCES, minimum=0.6, maximum=1.2)
+    assert found.tolist() == [True] * 3 + [False] * 4
+
+
+def test_tokens_of_negative_advantage_are_left_out_where_the_policy_has_gone_far():
+    """DeepSeek-V3.2 (arXiv:2512.02556, equation 9): the mean of log μ/π of the three sequences is -0.1, 0.6 and -0.2."""
+    advantages = torch.tensor([0.0, -1.0, -1.0, 0.0, -1.0, -1.0, 1.0])
+    assert on_policy(DELTA, torch.zeros(7), advantages, SEQUENCES, maximum=0.5).tolist() == [True] * 4 + [False] + [True] * 2
+    assert on_policy(DELTA, torch.zeros(7), advantages.abs(), SEQUENCES, maximum=0.5).all()

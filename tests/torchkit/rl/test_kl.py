@@ -85,3 +85,25 @@ def test_differentiating_k2_alone_gives_the_gradient_of_the_divergence_and_k1_no
     (k1,) = torch.autograd.grad(sampled(policy, ref, "k1", "estimate"), policy)
     torch.testing.assert_close(k2, expected)
     torch.testing.assert_close(k1, torch.zeros_like(k1))
+
+
+@settings(max_examples=25)
+@given(seed=seeds)
+def test_tokens_of_another_policy_give_the_divergence_of_this_one(seed):
+    """Weighed by the ratio of the two (arXiv:2512.02556), value and gradient are those of KL(policy, reference)."""
+    policy, ref = two_distributions(seed)
+    sampler = two_distributions(seed + 1)[1].log_softmax(0)
+    exact = exact_kl(policy, ref)
+    (expected,) = torch.autograd.grad(exact, policy)
+    kl = kl_penalty(policy.log_softmax(0), ref.log_softmax(0), estimator="k3", gradient="expectation", sampled_by=sampler)
+    estimate = (sampler.exp() * kl).sum()
+    (found,) = torch.autograd.grad(estimate, policy)
+    torch.testing.assert_close(estimate, exact)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_weight_is_a_constant_where_the_estimate_alone_is_differentiated():
+    current = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    reference, sampler = torch.tensor([-1.5, -1.0]), torch.tensor([-0.5, -2.5])
+    kl_penalty(current, reference, estimator="k2", gradient="estimate", sampled_by=sampler).sum().backward()
+    np.testing.assert_allclose(current.grad, [np.exp(-0.5) * 0.5, np.exp(0.5) * -1.0], rtol=1e-12)

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from rlcore.spi import GlobalCounts
 from rlcore.spi.loss import MISMATCH_METRICS
 from rlcore_torchkit.rl.clipping import clipped_objective
-from rlcore_torchkit.rl.metrics import MaskedMean, mismatch, objective_maxima, objective_means
+from rlcore_torchkit.rl.metrics import (
+    MaskedMean,
+    mismatch,
+    objective_maxima,
+    objective_means,
+    sequence_maxima,
+    sequence_mismatch,
+)
+from rlcore_torchkit.rl.sequences import Sequences
 
 SIZE = 40
 
@@ -88,8 +96,9 @@ def test_the_objectives_figures_count_what_the_clips_bind():
     advantages = np.where(np.arange(SIZE) % 2, 1.5, -0.5)
     ratio = np.exp(trainer - previous)
     low, high = (advantages < 0) & (ratio < 0.9), (advantages > 0) & (ratio > 1.2)
-    arrays = [torch.tensor(array) for array in (trainer, previous, advantages)]
-    objective = clipped_objective(*arrays, clip_low=0.1, clip_high=0.2, dual_clip=1.3)
+    objective = clipped_objective(
+        torch.tensor(trainer - previous), torch.tensor(advantages), clip_low=0.1, clip_high=0.2, dual_clip=1.3
+    )
     found = objective_means(objective, mean_over(mask))
     expected = {
         "ratio_mean": ratio[mask].mean(),
@@ -103,3 +112,17 @@ def test_the_objectives_figures_count_what_the_clips_bind():
     maxima = objective_maxima(objective, torch.tensor(mask))
     assert maxima["ratio_max"].item() == pytest.approx(ratio[mask].max())
     assert objective_maxima(objective, torch.zeros(SIZE, dtype=torch.bool))["ratio_max"].item() == 0.0
+
+
+def test_the_mismatch_of_sequences_adds_up_over_those_of_the_step():
+    delta = torch.tensor([9.0, 0.4, -0.2, 9.0, -0.6, 9.0], requires_grad=True)
+    sequences = Sequences(torch.tensor([False, True, True, False, True, False]), torch.tensor([0, 3, 5, 6]))
+    counts = GlobalCounts(num_loss_tokens=9, num_loss_sequences=4)
+    found = sequence_mismatch(delta, torch.zeros(6), sequences, counts)
+    assert {name: value.item() for name, value in found.items()} == pytest.approx({"sequence_log_ratio": (0.2 + 0.6) / 4})
+    maxima = sequence_maxima(delta, torch.zeros(6), sequences)
+    assert {name: value.item() for name, value in maxima.items()} == pytest.approx(
+        {"sequence_ratio_max": np.exp(0.1), "sequence_inverse_ratio_max": np.exp(0.6)}
+    )
+    assert not any(value.requires_grad for value in (*found.values(), *maxima.values()))
+    assert all(value.isfinite() for value in sequence_maxima(delta * 1e3, torch.zeros(6), sequences).values())

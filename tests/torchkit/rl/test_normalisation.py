@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlcore.spi import GlobalCounts
 from rlcore_torchkit.rl.normalisation import token_weights
+from rlcore_torchkit.rl.sequences import Sequences
 
 NORMALISATIONS = ("token", "sequence", "constant")
 CONSTANT = 13
@@ -22,8 +23,7 @@ def weights_of(sequences, normalisation, counts=None):
     counts = counts or GlobalCounts(num_loss_tokens=int(mask.sum()), num_loss_sequences=num_loss_sequences)
     found = token_weights(
         normalisation,
-        loss_mask=torch.tensor(mask),
-        offsets=torch.tensor(np.cumsum([0, *map(len, sequences)])),
+        sequences=Sequences(torch.tensor(mask), torch.tensor(np.cumsum([0, *map(len, sequences)]))),
         counts=counts,
         constant_length=CONSTANT,
         dtype=torch.float64,

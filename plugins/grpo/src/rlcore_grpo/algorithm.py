@@ -28,7 +28,7 @@ class Grpo:
             entropy=self._loss.entropy != "none",
             min_samples_per_prompt=2,
             untruncated_sampling=True,
-            corrects_staleness=self.config.previous_logprobs == "generation" or self.config.importance_correction == "token",
+            corrects_staleness=self.config.corrects_staleness,
         )
 
     def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:

@@ -4,58 +4,46 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
+from rlcore_grpo.importance import Importance, importance_of
 from rlcore_grpo.loss_config import LossConfig
-from rlcore_torchkit.rl.clipping import clipped_objective
-from rlcore_torchkit.rl.correction import importance_ratio, truncate
+from rlcore_torchkit.rl.clipping import clipped_objective, clipped_weight_objective, geometric_mean_objective
+from rlcore_torchkit.rl.correction import importance_ratio
 from rlcore_torchkit.rl.kl import kl_penalty
 from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
 from rlcore_torchkit.rl.normalisation import token_weights
+from rlcore_torchkit.rl.objective import Objective, policy_gradient
+from rlcore_torchkit.rl.ratio import log_ratio
+from rlcore_torchkit.rl.sequences import Sequences
+from rlcore_torchkit.rl.soft import gated_objective, kernel_objective
 
 
 def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     """Σ_t w_t (c_t objective_t + kl_coefficient kl_t - entropy_coefficient entropy_t) over a microbatch's tokens.
 
-    w are the weights of `rlcore_torchkit.rl.normalisation`, c those of `rlcore_torchkit.rl.correction`.
+    w are the weights of `rlcore_torchkit.rl.normalisation`, c those of `rlcore_grpo.importance`.
     `config.previous_logprobs` is resolved: "generation" or "trainer"; ContractError where it is the latter and the trainer does
     not give `inputs.previous_logprobs`.
     """
     current = _masked(inputs.logprobs, inputs)
     generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
-    if config.previous_logprobs == "generation":
-        previous = generation
-    elif inputs.previous_logprobs is not None:
-        previous = _masked(inputs.previous_logprobs, inputs)
-    else:
-        raise ContractError(
-            "found no previous_logprobs in the loss's inputs; expected those that LossSpec.previous_logprobs declares. "
-            'Pass on what LossSpec.previous_of returns, or set algorithm.grpo.previous_logprobs to "generation"'
-        )
+    previous = _previous(inputs, generation, config)
+    sequences = Sequences(inputs.loss_mask, inputs.offsets)
+    mean = MaskedMean(inputs.loss_mask, inputs.counts)
     weights = token_weights(
         config.loss_normalisation,
-        loss_mask=inputs.loss_mask,
-        offsets=inputs.offsets,
+        sequences=sequences,
         counts=inputs.counts,
         constant_length=config.constant_length,
         dtype=current.dtype,
     )
-    objective = clipped_objective(
-        current,
-        previous,
-        inputs.token_columns[ADVANTAGES],
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
-    mean = MaskedMean(inputs.loss_mask, inputs.counts)
-    sums = objective_means(objective, mean)
-    per_token = objective.loss
-    if config.importance_correction == "token" and config.previous_logprobs != "generation":
-        ratio = importance_ratio(previous, generation)
-        per_token = per_token * truncate(ratio, maximum=config.importance_maximum)
-        sums["importance_truncated"] = mean(ratio > config.importance_maximum)
+    importance = importance_of(inputs, config, current=current, previous=previous, generation=generation, sequences=sequences)
+    objective = _objective(config, current, previous, inputs.token_columns[ADVANTAGES], importance, sequences)
+    per_token = importance.applied_to(objective.loss, is_weighed=config.objective == "vespo")
+    sums = {**objective_means(objective, mean), **importance.sums}
     if config.kl_coefficient:
         reference = _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
-        kl = kl_penalty(current, reference, estimator=config.kl_estimator, gradient=config.kl_gradient)
+        sampled_by = {"none": None, "previous": previous, "generation": generation}[config.kl_importance]
+        kl = kl_penalty(current, reference, estimator=config.kl_estimator, gradient=config.kl_gradient, sampled_by=sampled_by)
         per_token = per_token + config.kl_coefficient * kl
         sums["kl"] = mean(kl)
     if inputs.entropy is None:
@@ -64,7 +52,59 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
         sums["entropy"] = mean(inputs.entropy)
         if config.entropy_coefficient:
             per_token = per_token - config.entropy_coefficient * _masked(inputs.entropy, inputs)
-    return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=objective_maxima(objective, inputs.loss_mask))
+    maxima = {**objective_maxima(objective, inputs.loss_mask), **importance.maxima}
+    return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
+
+
+def _objective(
+    config: LossConfig,
+    current: Tensor,
+    previous: Tensor,
+    advantages: Tensor,
+    importance: Importance,
+    sequences: Sequences,
+) -> Objective:
+    """What `config.objective` names, of log-probabilities and advantages float32 [T]."""
+    ratio = log_ratio(config.ratio, current, previous, sequences)
+    clip_low, clip_high = config.clip_low, config.clip_high
+    match config.objective:
+        case "clipped":
+            return clipped_objective(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=config.dual_clip)
+        case "cispo":
+            return clipped_weight_objective(current, ratio, advantages, clip_low=clip_low, clip_high=clip_high)
+        case "sapo":
+            return gated_objective(
+                ratio,
+                advantages,
+                positive=config.sapo_temperature_positive,
+                negative=config.sapo_temperature_negative,
+            )
+        case "gmpo":
+            return geometric_mean_objective(ratio, advantages, sequences, clip_low=clip_low, clip_high=clip_high)
+        case "vespo":
+            return kernel_objective(
+                current,
+                ratio,
+                advantages,
+                importance.weight,
+                sequences,
+                positive=(config.vespo_power_positive, config.vespo_decay_positive),
+                negative=(config.vespo_power_negative, config.vespo_decay_negative),
+            )
+        case "policy_gradient":
+            return policy_gradient(current, advantages, log_ratio=ratio)
+
+
+def _previous(inputs: LossInputs, generation: Tensor, config: LossConfig) -> Tensor:
+    """The log-probabilities [T] that the policy's are compared with, 0 outside the mask."""
+    if config.previous_logprobs == "generation":
+        return generation
+    if inputs.previous_logprobs is None:
+        raise ContractError(
+            "found no previous_logprobs in the loss's inputs; expected those that LossSpec.previous_logprobs declares. "
+            'Pass on what LossSpec.previous_of returns, or set algorithm.grpo.previous_logprobs to "generation"'
+        )
+    return _masked(inputs.previous_logprobs, inputs)
 
 
 def _masked(values: Tensor, inputs: LossInputs) -> Tensor:

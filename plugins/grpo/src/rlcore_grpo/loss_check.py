@@ -1,19 +1,82 @@
 """What is wrong with the options of the loss that no single field shows."""
 
+from collections.abc import Iterator
+
 from rlcore.spi import Problem
-from rlcore_grpo.loss_config import LossConfig
+from rlcore_grpo.config import GrpoConfig
+
+WITH_RATIO = ("clipped", "cispo", "sapo")
+"""Objectives of a ratio that may be that of the sequence; the others have one of their own, or none."""
 
 
-def loss_problems(config: LossConfig) -> list[Problem]:
+def loss_problems(config: GrpoConfig) -> list[Problem]:
     """The combinations of options that make no sense."""
-    problems = []
+    return [*_of_objective(config), *_of_importance(config), *_of_entropy(config)]
+
+
+def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
     if (config.loss_normalisation == "constant") != (config.constant_length is not None):
-        problems.append(
-            Problem(
-                path="algorithm.grpo.constant_length",
-                found=f"{config.constant_length or 'none'} with loss_normalisation = {config.loss_normalisation!r}",
-                expected='a length with loss_normalisation = "constant", and none with any other',
-                remedy="Set it to rollout.max_response_tokens, or leave out both.",
-            )
+        yield Problem(
+            path="algorithm.grpo.constant_length",
+            found=f"{config.constant_length or 'none'} with loss_normalisation = {config.loss_normalisation!r}",
+            expected='a length with loss_normalisation = "constant", and none with any other',
+            remedy="Set it to rollout.max_response_tokens, or leave out both.",
         )
-    return problems
+    if config.ratio != "token" and config.objective not in WITH_RATIO:
+        yield Problem(
+            path="algorithm.grpo.ratio",
+            found=f"{config.ratio!r} with objective = {config.objective!r}, which is not made of that ratio",
+            expected='"token"',
+            remedy=f"Leave ratio out, or choose an objective that takes it: {', '.join(WITH_RATIO)}.",
+        )
+    if config.dual_clip is not None and config.objective != "clipped":
+        yield Problem(
+            path="algorithm.grpo.dual_clip",
+            found=f"{config.dual_clip} with objective = {config.objective!r}, which it does not bound",
+            expected='none, or objective = "clipped"',
+            remedy="Leave it out.",
+        )
+    of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
+    if of_sequence and config.advantage_per == "turn":
+        yield Problem(
+            path="algorithm.grpo.advantage_per",
+            found='"turn" with one ratio for the whole sequence, whose gradient mixes the advantages of its turns',
+            expected='"episode"',
+            remedy='Set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
+        )
+
+
+def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
+    for name in ("importance", "geometric"):
+        low, high = getattr(config, f"{name}_minimum"), getattr(config, f"{name}_maximum")
+        if low >= high:
+            yield Problem(
+                path=f"algorithm.grpo.{name}_minimum",
+                found=f"{low} with {name}_maximum = {high}",
+                expected="less than the maximum",
+                remedy="Lower it, or raise the maximum.",
+            )
+    if config.objective == "vespo" and config.importance_correction == "sequence":
+        yield Problem(
+            path="algorithm.grpo.importance_correction",
+            found='"sequence" with objective = "vespo", which multiplies the weights of a sequence\'s tokens itself',
+            expected='"token" or "none"',
+            remedy='Set it to "token".',
+        )
+    if config.masks_by_geometric_mean and config.previous_logprobs == "generation":
+        yield Problem(
+            path="algorithm.grpo.previous_logprobs",
+            found='"generation" with geometric_minimum or geometric_maximum, which compare the trainer with the generator',
+            expected='"trainer" or "auto"',
+            remedy="Leave previous_logprobs out, or the geometric bounds.",
+        )
+
+
+def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:
+    if config.entropy_minimum is not None and config.entropy_metric == "estimate":
+        yield Problem(
+            path="algorithm.grpo.entropy_metric",
+            found='"estimate" with entropy_minimum, which needs the entropy of each token',
+            expected='"exact"',
+            remedy="Leave entropy_metric out.",
+        )

@@ -1,6 +1,7 @@
 """The mathematics of policy gradients, for any algorithm; each formula names its source.
 
-`advantages` rewards to advantages (numpy, on the driver), `clipping` ratios and the clipped objective, `correction` truncated
-importance sampling between generator and trainer, `kl` estimators of the divergence from a reference, `normalisation` what each
-token counts, `metrics` means and maxima of these.
+On the driver, in numpy: `advantages` rewards to advantages. In the worker, in torch: `ratio` how the policy has moved, of
+tokens or of whole sequences (`sequences`); `objective`, `clipping`, `soft` what is minimised; `correction` weights and masks
+for what the generator did otherwise; `kl` estimators of the divergence from a reference; `normalisation` what each token
+counts; `metrics` means and maxima of these.
 """

@@ -5,8 +5,9 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import GlobalCounts
-from rlcore_torchkit.rl.clipping import ClippedObjective
 from rlcore_torchkit.rl.correction import importance_ratio
+from rlcore_torchkit.rl.objective import Objective
+from rlcore_torchkit.rl.sequences import Sequences
 
 MAX_DIFFERENCE = 50.0
 """The largest difference in nats that is told apart; e⁵⁰ times any number of tokens is finite in float32."""
@@ -24,18 +25,12 @@ class MaskedMean:
         return torch.where(self.loss_mask, values.detach().float(), 0.0).sum() / max(self.counts.num_loss_tokens, 1)
 
 
-def objective_means(objective: ClippedObjective, mean: MaskedMean) -> dict[str, Tensor]:
-    """How far the policy has moved from the previous one, and how often a clip binds."""
-    return {
-        "ratio_mean": mean(objective.ratio),
-        "clip_fraction": mean(objective.clipped_low | objective.clipped_high),
-        "clip_fraction_low": mean(objective.clipped_low),
-        "clip_fraction_high": mean(objective.clipped_high),
-        "dual_clip_fraction": mean(objective.dual_clipped),
-    }
+def objective_means(objective: Objective, mean: MaskedMean) -> dict[str, Tensor]:
+    """How far the policy has moved from the previous one, and the objective's own figures."""
+    return {"ratio_mean": mean(objective.ratio), **{name: mean(values) for name, values in objective.figures.items()}}
 
 
-def objective_maxima(objective: ClippedObjective, loss_mask: Tensor) -> dict[str, Tensor]:
+def objective_maxima(objective: Objective, loss_mask: Tensor) -> dict[str, Tensor]:
     """The largest probability ratio; 0 where the microbatch has no loss token."""
     return {"ratio_max": torch.where(loss_mask, objective.ratio, 0.0).max()}
 
@@ -51,4 +46,21 @@ def mismatch(trainer: Tensor, generation: Tensor, mean: MaskedMean) -> dict[str,
         "token_mult_prob_error": mean(torch.exp(delta.abs())),
         "generation_kl_error": mean(torch.expm1(delta) - delta),
         "importance_ratio": mean(importance_ratio(trainer, generation)),
+    }
+
+
+def sequence_mismatch(trainer: Tensor, generation: Tensor, sequences: Sequences, counts: GlobalCounts) -> dict[str, Tensor]:
+    """`sequence_log_ratio`: the mean over sequences of |Σ (trainer - generation)| over a sequence's loss tokens, in nats."""
+    total = sequences.sum((trainer - generation).detach())
+    return {"sequence_log_ratio": total.abs().sum() / max(counts.num_loss_sequences, 1)}
+
+
+def sequence_maxima(trainer: Tensor, generation: Tensor, sequences: Sequences) -> dict[str, Tensor]:
+    """The extremes over sequences of exp(mean of trainer - generation), the exponent within ±50: the greatest, and of the
+    least its inverse; 0 where the microbatch has no loss token."""
+    log_ratio = sequences.mean((trainer - generation).detach()).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
+    there = sequences.num_tokens > 0
+    return {
+        "sequence_ratio_max": torch.where(there, log_ratio.exp(), 0.0).max(),
+        "sequence_inverse_ratio_max": torch.where(there, (-log_ratio).exp(), 0.0).max(),
     }

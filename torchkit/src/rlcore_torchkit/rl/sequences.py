@@ -1,0 +1,44 @@
+"""Sums and means over the loss tokens of each sequence of a microbatch, which always holds whole sequences.
+
+Shapes: T tokens, N sequences. Nothing here waits for the device, and a sum of a sequence depends on its own tokens alone.
+"""
+
+from functools import cached_property
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+
+@frozen(eq=False)
+class Sequences:
+    """Which loss tokens belong together: `loss_mask` bool [T], `offsets` int64 [N+1]."""
+
+    loss_mask: Tensor
+    offsets: Tensor
+
+    @cached_property
+    def of_token(self) -> Tensor:
+        """int64 [T]: the number of each token's sequence."""
+        lengths = self.offsets.diff()
+        numbers = torch.arange(len(lengths), device=lengths.device)
+        return numbers.repeat_interleave(lengths, output_size=len(self.loss_mask))
+
+    @cached_property
+    def num_tokens(self) -> Tensor:
+        """int64 [N]: loss tokens of each sequence."""
+        running = torch.nn.functional.pad(self.loss_mask.long().cumsum(0), (1, 0))
+        return running[self.offsets].diff()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[N]: of `values` [T] over each sequence's loss tokens; 0 without one. Differentiable."""
+        inside = torch.where(self.loss_mask, values, 0.0)
+        return torch.segment_reduce(inside, "sum", offsets=self.offsets, initial=0.0, unsafe=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[N]: of `values` [T] over each sequence's loss tokens; 0 without one. Differentiable."""
+        return self.sum(values) / self.num_tokens.clamp(min=1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[T]: each sequence's value of `values` [N] at its tokens. Differentiable, in an order that is the same each time."""
+        return values[self.of_token]
