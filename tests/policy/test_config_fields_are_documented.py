@@ -57,6 +57,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_transformers",
         "rlcore_grpo",
         "rlcore_sft",
+        "rlcore_dpo",
         "rlcore_math",
     } <= modules
 

@@ -21,6 +21,7 @@ THROUGH = {
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/worker",
     "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
+    "core/run/data/test_prompts.py": "core/run/data/rendering",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_run core/run/rollout/session_sampler",

@@ -12,6 +12,7 @@ from rlcore.registry.checks import OWN_METRICS, OWN_PREFIXES
 from rlcore.registry.discovery import Registry
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.spi import (
+    GROUP_IDS,
     AlgorithmContext,
     AlgorithmNeeds,
     ContractError,
@@ -160,6 +161,7 @@ def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     ("changes", "text"),
     [
         ({"source": "rollout"}, "needs.source: found 'rollout'; expected one of 'rollouts', 'demonstrations'"),
+        ({"whole_groups": 2}, "needs.whole_groups: found 2; expected one of False, True"),
         ({"entropy": "yes"}, "needs.entropy: found 'yes'; expected one of False, True"),
         ({"min_samples_per_prompt": "2"}, "needs.min_samples_per_prompt: found a str; expected an int"),
     ],
@@ -169,6 +171,15 @@ def test_needs_that_there_are_not_are_refused(make_algorithm, changes, text):
         make_algorithm(needs=attrs.evolve(NEEDS, **changes))
     assert f"{LABEL} does not fit its role" in str(raised.value)
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("ids", [None, [1, 0]])
+def test_groups_that_are_to_stay_whole_have_to_be_known(make_algorithm, ids):
+    columns = {} if ids is None else {GROUP_IDS: np.asarray(ids, np.int32)}
+    lost = attrs.evolve(GOOD, batch=attrs.evolve(BATCH, sequence_columns=columns))
+    assert make_algorithm(lost).build_batch(ROLLOUTS) is lost
+    with pytest.raises(ContractError, match=r"group_ids.*found (none|one whose)"):
+        make_algorithm(lost, attrs.evolve(NEEDS, whole_groups=True)).build_batch(ROLLOUTS)
 
 
 def test_the_loops_own_names_are_all_known():

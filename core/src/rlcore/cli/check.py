@@ -78,7 +78,9 @@ def _lines(prepared: "RunPlan") -> Iterator[tuple[str, str]]:
         yield "refit", prepared.channel
     training, rollout = recipe.training, recipe.rollout
     batch = f"{training.prompts_per_step} prompts"
-    if prepared.algorithm.needs.source == "rollouts":
+    if prepared.algorithm.needs.source == "preferences":
+        batch += " with two answers each"
+    elif prepared.algorithm.needs.source == "rollouts":
         batch += f" x {rollout.samples_per_prompt} samples of at most {rollout.max_response_tokens} tokens"
     yield "each step", f"{batch}, {training.updates_per_step} update(s)"
     yield "steps", str(recipe.run.num_steps)

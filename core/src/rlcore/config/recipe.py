@@ -68,12 +68,17 @@ class DatasetConfig:
     """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
     completion_field: Text = "completion"
     """Field with the completion to learn; read by algorithms that train on demonstrations."""
+    chosen_field: Text = "chosen"
+    """Field with the better answer, text or chat messages; read by algorithms that train on preferences. Messages are the
+    assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
+    rejected_field: Text = "rejected"
+    """Field with the worse answer."""
     limit: NumRows | None = None
     """Use only the first so many rows."""
     shuffle: bool = True
     """Shuffle anew each epoch, determined by the run's seed; evaluation keeps the file's order whatever this says."""
     on_long_prompt: Literal["error", "drop"] = "error"
-    """What to do with rows over rollout.max_prompt_tokens."""
+    """What to do with rows over rollout.max_prompt_tokens, and with answers to learn over rollout.max_response_tokens."""
 
 
 @frozen(kw_only=True)
@@ -166,11 +171,12 @@ class TrainingConfig:
     """`[training]`: the batch of a step and how it is cut."""
 
     prompts_per_step: Positive = 32
-    """Prompts (or demonstrations) of a step."""
+    """Prompts (or demonstrations, or pairs of answers) of a step."""
     updates_per_step: Positive = 1
     """Optimizer steps that a step's batch is divided into, whole groups each."""
     max_tokens_per_microbatch: Positive = 8192
-    """Most tokens in one forward and backward pass; a longer sequence gets one of its own."""
+    """Most tokens in one forward and backward pass; a longer sequence gets one of its own, and so do the two of a pair of
+    answers."""
     on_no_signal: Literal["skip", "error"] = "skip"
     """When nothing can be learned from a step (all rewards of every group equal): warn and make no update, or end. One of
     several updates of a step that has nothing to learn from is left out in either case."""
@@ -255,7 +261,7 @@ class Recipe:
     model: ModelConfig
     algorithm: NamedPluginChoice
     environment: NamedPluginChoice | None = None
-    """None where demonstrations are trained on and nothing is evaluated."""
+    """None where demonstrations or preferences are trained on and nothing is evaluated."""
     run: RunConfig = field(factory=RunConfig)
     data: DataConfig = field(factory=DataConfig)
     trainer: PluginChoice = field(factory=PluginChoice)

@@ -63,6 +63,8 @@ class AlgorithmHandle:
         try:
             batch = check_record(returned, TrainingBatch)
             _check_batch(batch, self.vocab_size)
+            if self.needs.whole_groups:
+                _check_groups(batch.batch)
         except RlcoreError as error:
             raise type(error)(f"{self.entry.label}: build_batch returned what it must not: {error}") from error
         return batch
@@ -109,7 +111,7 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
     _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
-    for name in ("previous_logprobs", "reference_logprobs", "entropy", "untruncated_sampling"):
+    for name in ("previous_logprobs", "reference_logprobs", "entropy", "untruncated_sampling", "whole_groups"):
         _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
@@ -133,6 +135,16 @@ def _check_batch(training: TrainingBatch, vocab_size: int | None) -> None:
         check_array("has_signal", training.has_signal, np.bool_, training.batch.num_sequences)
     check_metrics("metrics", training.metrics)
     check_own_names("metrics", training.metrics)
+
+
+def _check_groups(batch: TokenBatch) -> None:
+    """Groups are to stay whole, so they have to be known, and their sequences adjacent."""
+    group_ids = batch.sequence_columns.get(GROUP_IDS)
+    if group_ids is None or (np.diff(group_ids) < 0).any():
+        found = "none" if group_ids is None else "one whose numbers fall"
+        raise ContractError(
+            f"batch.sequence_columns[{GROUP_IDS!r}]: found {found}; expected the rollouts' (needs.whole_groups)"
+        )
 
 
 def _check_origin(batch: TokenBatch, vocab_size: int | None) -> None:

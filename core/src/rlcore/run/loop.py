@@ -25,12 +25,13 @@ from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock, idle_seconds
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
+from rlcore.run.storage.reference_store import ReferenceStore
 from rlcore.run.storage.saver import RunSaver
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
 from rlcore.run.train_step.rescoring import rescored
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 ResultT = TypeVar("ResultT")
 
@@ -54,6 +55,8 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
+    reference_store: ReferenceStore | None = None
+    """Where the reference's log-probabilities are kept; None where each step has samples of its own."""
     mismatch_monitor: MismatchMonitor = field(init=False)
 
     @mismatch_monitor.default
@@ -219,8 +222,7 @@ class Loop:
         batch, columns = minibatches[0].batch, list(loss.token_columns)
         if needs.reference_logprobs:
             with self.clock.phase("logprobs"):
-                every = np.arange(batch.num_sequences)
-                reference = self.trainer.logprobs(batch, every, "reference", version)
+                reference = self._reference_logprobs(batch)
             batch = batch.with_token_column(spi.REFERENCE_LOGPROBS, reference)
             columns.append(spi.REFERENCE_LOGPROBS)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
@@ -236,6 +238,13 @@ class Loop:
             columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
         return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]
+
+    def _reference_logprobs(self, batch: spi.TokenBatch) -> Float32Array:
+        """float32 [T]: computed where they are not kept from an earlier step."""
+        compute = partial(self.trainer.logprobs, batch, model="reference", weight_version=self.position.weight_version)
+        if self.reference_store is None:
+            return compute(np.arange(batch.num_sequences))
+        return self.reference_store.logprobs(batch, compute)
 
     def _sequences(self, batch: spi.TokenBatch, step: int) -> list[Int64Array]:
         """The sequences of each update: whole groups, shuffled where there are several updates."""

@@ -26,6 +26,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.schedule_record import RecordedSchedule
+from rlcore.run.storage.reference_store import open_reference_store
 from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, read_rollouts
@@ -150,27 +151,29 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
-    source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
-    source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
-    loop = Loop(
-        recipe=recipe,
-        algorithm=algorithm,
-        trainer=backends.trainer,
-        source=source,
-        refitter=Refitter.of(prepared, backends, run.clock, progress),
-        residency=Residency.of(prepared, backends, run.clock),
-        evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
-        saver=saver,
-        sinks=run.sinks,
-        progress=progress,
-        clock=run.clock,
-        guard=run.guard,
-        position=position,
-    )
-    run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
-    progress.started(directory.path, position.step, recipe.run.num_steps)
-    try:
-        run_to_end(loop)
-    finally:
-        source.close()
+    with open_reference_store(prepared, directory.path, saver.model, progress.note) as reference_store:
+        source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
+        source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
+        loop = Loop(
+            recipe=recipe,
+            algorithm=algorithm,
+            trainer=backends.trainer,
+            source=source,
+            refitter=Refitter.of(prepared, backends, run.clock, progress),
+            residency=Residency.of(prepared, backends, run.clock),
+            evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
+            saver=saver,
+            sinks=run.sinks,
+            progress=progress,
+            clock=run.clock,
+            guard=run.guard,
+            position=position,
+            reference_store=reference_store,
+        )
+        run.clock.totals.setdefault("setup", time.perf_counter() - run.start)
+        progress.started(directory.path, position.step, recipe.run.num_steps)
+        try:
+            run_to_end(loop)
+        finally:
+            source.close()
     return finish(loop, time.perf_counter() - run.start)

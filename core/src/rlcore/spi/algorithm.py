@@ -16,13 +16,15 @@ from rlcore.spi.loss import LossSpec
 class AlgorithmNeeds:
     """What the loop must provide; read once, before anything is allocated."""
 
-    source: Literal["rollouts", "demonstrations"]
-    """Generated and rewarded samples, or prompt/completion pairs from the data set."""
+    source: Literal["rollouts", "demonstrations", "preferences"]
+    """Generated and rewarded samples; prompt/completion pairs from the data set; or its prompts with a chosen and a rejected
+    answer each."""
     previous_logprobs: bool = False
     """The loss reads LossInputs.previous_logprobs in every update. The loop asks the trainer for them before a step's first
     update, for the minibatches after it; the first needs none, since nothing has changed since its own forward pass."""
     reference_logprobs: bool = False
-    """Every minibatch carries `reference_logprobs`."""
+    """Every minibatch carries `reference_logprobs`. Those of rows of a data set are computed once for each row, and kept in the
+    run directory; those of rollouts in every step."""
     entropy: bool = False
     """The loss asks for the entropy (LossSpec.entropy is not "none")."""
     min_samples_per_prompt: int = 1
@@ -32,6 +34,9 @@ class AlgorithmNeeds:
     corrects_staleness: bool = False
     """The loss weighs or clips each token by the ratio to the probability that it was sampled with, so that samples of older
     weights can be trained on; without it a recipe with async.max_staleness above 0 is refused."""
+    whole_groups: bool = False
+    """The loss compares the sequences of a group: each microbatch holds whole groups, whose sequences are adjacent and in their
+    order. A group of more than training.max_tokens_per_microbatch tokens gets a microbatch of its own."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,9 +63,11 @@ class RolloutBatch:
     batch: TokenBatch
     """Whole conversations. loss_mask is True where the policy generated the token; the token columns `generation_logprobs`
     and `weight_versions` and the sequence column `group_ids` are there. For demonstrations loss_mask is True on the
-    completion and the token columns are absent."""
+    completion and the token columns are absent. Preferences are groups of two sequences, the prompt with the chosen answer and
+    then with the rejected one; loss_mask is True on the answers and the token that ends them."""
     rewards: Float32Array
-    """float32 [N], finite; 0.0 where `valid` is False and for demonstrations."""
+    """float32 [N], finite; 0.0 where `valid` is False and for demonstrations. Of preferences 1.0 for the chosen answer and 0.0
+    for the rejected one."""
     valid: BoolArray
     """bool [N]: False for a sample whose environment failed and that the recipe says to mask: it must get no gradient
     and not enter its group's statistics. Its loss_mask is already False everywhere."""

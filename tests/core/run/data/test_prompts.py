@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data import prompts
+from rlcore.run.data import rendering
 from rlcore.run.data.datasets import load_rows
-from rlcore.run.data.prompts import demonstration_batch, encode_prompts, render_demonstrations, render_prompts
+from rlcore.run.data.examples import example_batch
+from rlcore.run.data.prompts import encode_prompts, render_demonstrations, render_prompts
 from rlcore.spi import DataError, FinishReason, ModelError, Observation
 
 DROP = DatasetConfig(on_long_prompt="drop")
@@ -58,7 +59,7 @@ def test_text_gets_the_beginning_of_sequence_once_and_messages_never(tokenizer):
 @given(data=st.lists(texts, min_size=1, max_size=12), chunk=st.integers(1, 5))
 def test_all_prompts_are_rendered_whatever_the_chunks(tokenizer, data, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "CHUNK_ROWS", chunk)
+        patch.setattr(rendering, "CHUNK_ROWS", chunk)
         rendered = render(rows_of(*data), tokenizer)
     assert [tokenizer.decode(rendered.tokens.sequence(i)) for i in range(len(data))] == data
     assert rendered.rows.tolist() == list(range(len(data)))
@@ -134,7 +135,7 @@ def test_demonstrations_learn_the_completion_and_the_end(tokenizer, data, draw):
     rows = [{"prompt": prompt, "completion": completion} for prompt, completion in data]
     demonstrations = demonstrate(rows, tokenizer)
     picks = draw.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
-    samples = demonstration_batch(demonstrations, np.asarray(picks, np.int64))
+    samples = example_batch(demonstrations, np.asarray(picks, np.int64))
     batch = samples.batch
     for number, pick in enumerate(picks):
         tokens = batch.tokens[batch.offsets[number] : batch.offsets[number + 1]]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.run.train_step.microbatches import WIDTH, model_width, plan_microbatches, plan_ranks, sequence_costs
+from rlcore.run.train_step.microbatches import WIDTH, group_offsets, model_width, plan_microbatches, plan_ranks, sequence_costs
 
 LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=120).map(lambda values: np.asarray(values, np.int64))
 RANKS = st.integers(1, 9)
@@ -157,3 +157,25 @@ def test_a_narrow_model_is_balanced_by_its_own_width() -> None:
     lengths = realistic_lengths(512, 0)
     own, other = (plan_ranks(lengths, num_ranks=8, max_tokens=8192, width=width) for width in (1024, WIDTH))
     assert waiting(loads_of(own, lengths, 1024)) < 0.02 < waiting(loads_of(other, lengths, 1024))
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=30),
+    num_ranks=st.integers(1, 4),
+    max_tokens=st.integers(20, 200),
+    data=st.data(),
+)
+def test_groups_stay_whole_and_in_order(sizes: list[int], num_ranks: int, max_tokens: int, data: st.DataObject) -> None:
+    number = sum(sizes)
+    lengths = np.asarray(data.draw(st.lists(st.integers(1, 60), min_size=number, max_size=number)), np.int64)
+    group_ids = np.repeat(np.arange(len(sizes)) * 3, sizes)
+    plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, groups=group_offsets(group_ids))
+    assert len({len(rank) for rank in plan}) == 1
+    microbatches = [members for rank in plan for members in rank]
+    assert sorted(np.concatenate(microbatches).tolist()) == list(range(number))
+    for members in microbatches:
+        assert (np.diff(members) > 0).all()
+        found = group_ids[members]
+        assert found.tolist() == group_ids[np.isin(group_ids, found)].tolist()
+        assert lengths[members].sum() <= max_tokens or len(set(found.tolist())) == 1

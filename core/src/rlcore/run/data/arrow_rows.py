@@ -26,13 +26,24 @@ class ArrowRows(LazyRows):
             yield from batch.to_pylist()
 
 
-def arrow_rows(table: pa.Table, config: DatasetConfig, key: str) -> ArrowRows:
-    """The rows of a table, whose fields and texts are checked. DataError where one is not what it has to be."""
-    names = table.column_names
-    if config.prompt_field not in names:
-        raise no_such_field(key, f"{config.path}", config.prompt_field, names)
+def arrow_rows(table: pa.Table, config: DatasetConfig, key: str, *, has_prompts: bool = True) -> ArrowRows:
+    """The rows of a table, whose fields and texts are checked. DataError where one is not what it has to be, or has no prompt
+    where each `has_prompts`."""
+    if has_prompts and config.prompt_field not in table.column_names:
+        raise no_such_field(key, f"{config.path}", config.prompt_field, table.column_names)
     table = table if config.limit is None else table.slice(0, config.limit)
     _require_utf8(table, config, key)
+    if has_prompts:
+        _require_prompts(table, config, key)
+    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
+        if field_name != name and field_name in table.column_names:
+            others = table.drop_columns([name]) if name in table.column_names else table
+            table = others.append_column(name, table.column(field_name))
+    return ArrowRows(table)
+
+
+def _require_prompts(table: pa.Table, config: DatasetConfig, key: str) -> None:
+    """DataError where a row has no prompt."""
     prompts = table.column(config.prompt_field)
     if not _holds_prompts(prompts.type):
         raise DataError(
@@ -45,11 +56,6 @@ def arrow_rows(table: pa.Table, config: DatasetConfig, key: str) -> ArrowRows:
             f"{key}: row {first} of {config.path} (the first is 0) has no {config.prompt_field!r}: it is null there and in "
             f"{prompts.null_count - 1} other rows; expected a prompt in every row"
         )
-    for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
-        if field_name != name and field_name in names:
-            others = table.drop_columns([name]) if name in table.column_names else table
-            table = others.append_column(name, table.column(field_name))
-    return ArrowRows(table)
 
 
 def _require_utf8(table: pa.Table, config: DatasetConfig, key: str) -> None:

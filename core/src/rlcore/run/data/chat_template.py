@@ -27,9 +27,11 @@ class ChatTemplate:
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
     """Templates with a role whose messages they show, and whether as the first one."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Messages up to where the assistant's answer begins. DataError where there is no template, and where it refuses what
-        it is given or passes over it."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
+    ) -> str:
+        """Messages up to where the assistant's answer begins; `answered`, to where the last of them ends. DataError where there
+        is no template, and where it refuses what it is given or passes over it."""
         template = self.backend.chat_template
         if template is None:
             raise DataError(
@@ -44,7 +46,7 @@ class ChatTemplate:
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", str(template)):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
         conversation = [dict(message) for message in messages]
-        text = self._render(conversation, tools)
+        text = self._render(conversation, tools, answered=answered)
         for number, message in enumerate(conversation):
             role = str(message.get("role"))
             place = (str(template), role, number == 0)
@@ -67,14 +69,16 @@ class ChatTemplate:
                 "'user', or set model.chat_template to one that shows it"
             )
 
-    def _render(self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def _render(
+        self, conversation: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
+    ) -> str:
         today = {"strftime_now": TODAY.strftime} if reads("strftime_now", str(self.backend.chat_template)) else {}
         try:
             text = self.backend.apply_chat_template(
                 list(conversation),
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=not answered,
                 **today,
                 **self.variables,
             )

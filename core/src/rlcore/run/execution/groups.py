@@ -14,7 +14,7 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.streams import run_stream
 from rlcore.run.protocols import Minibatch, ResponseFeed
-from rlcore.run.train_step.microbatches import plan_microbatches
+from rlcore.run.train_step.microbatches import group_offsets, plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
 HandleT = TypeVar("HandleT", bound=BackendHandle)
@@ -52,6 +52,8 @@ class MinibatchTrainer(ABC):
     """Turns what the loop wants into requests that lack only their microbatches, and batches into what those may read."""
 
     temperature: float
+    whole_groups: bool
+    """Whether the loss compares the sequences of a group, so that a microbatch holds whole groups."""
 
     @abstractmethod
     def has(self, capability: str) -> bool:
@@ -66,6 +68,10 @@ class MinibatchTrainer(ABC):
     @abstractmethod
     def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         """float32 [T]: the log-probabilities of these of the batch's sequences, 0.0 in the others."""
+
+    def _groups(self, batch: spi.TokenBatch, sequences: Int64Array) -> Int64Array | None:
+        """int64 [G+1]: where the groups of these sequences begin and end; None where each sequence goes by itself."""
+        return group_offsets(batch.sequence_columns[spi.GROUP_IDS][sequences]) if self.whole_groups else None
 
     def train_step(
         self, minibatch: Minibatch, loss: spi.LossSpec, weight_version: int, *, bounds: Mapping[str, float], logprobs: bool
@@ -101,21 +107,22 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
 
     max_tokens_per_microbatch: int
     temperature: float
+    whole_groups: bool = False
 
     def _train(
         self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
-        plan = self._plan(batch, sequences)
+        plan = self._plan(batch, sequences, self._groups(batch, sequences))
         result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
         return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
 
     def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
-        plan = self._plan(batch, sequences)
+        plan = self._plan(batch, sequences, None)
         found = self.handle.get_logprobs(evolve(request, microbatches=_cut(batch, plan)))
         return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))
 
-    def _plan(self, batch: spi.TokenBatch, sequences: Int64Array) -> list[Int64Array]:
-        plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch)
+    def _plan(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> list[Int64Array]:
+        plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch, groups=groups)
         return [sequences[microbatch] for microbatch in plan]
 
 

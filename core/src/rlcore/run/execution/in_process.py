@@ -43,6 +43,7 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
             handle=trainer,
             max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
             temperature=prepared.recipe.rollout.temperature,
+            whole_groups=prepared.algorithm.needs.whole_groups,
         )
         if "generator" not in prepared.chosen:
             yield Backends(trainer=group, generator=None, route=None)

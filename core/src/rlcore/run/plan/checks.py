@@ -32,7 +32,7 @@ def check_plan(plan: RunPlan) -> None:
         device=plan.device,
         world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
         max_sequence_length=recipe.rollout.max_sequence_length,
-        max_microbatch_tokens=recipe.training.max_tokens_per_microbatch,
+        max_microbatch_tokens=plan.max_microbatch_tokens,
         needs_reference=needs.reference_logprobs,
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),

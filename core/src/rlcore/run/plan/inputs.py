@@ -15,8 +15,10 @@ from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfi
 from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
 from rlcore.run.data.datasets import Split, load_rows
+from rlcore.run.data.examples import Examples
+from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompt_stream import PromptStream
-from rlcore.run.data.prompts import Demonstrations, Observe, render_demonstrations, render_prompts
+from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
 from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.run_plan import RunPlan
@@ -29,7 +31,7 @@ from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import (
     AgentSource,
-    DemonstrationSource,
+    ExampleSource,
     HeldOutEvaluator,
     RolloutSource,
     Source,
@@ -52,8 +54,8 @@ class Inputs:
     """int64 [P]: the rows within the limits."""
     stream: PromptStream
     """The stream of prompts over the rows that were kept."""
-    demonstrations: Demonstrations | None
-    """Where the algorithm trains on them; its sequences are the kept rows'."""
+    examples: Examples | None
+    """Where the algorithm trains on demonstrations or preferences: those of the kept rows."""
     evaluation_rows: Sequence[Row] | None
     evaluation_kept: Int64Array
     """int64: the held-out rows within the limits."""
@@ -72,8 +74,8 @@ class Inputs:
     ) -> Source:
         """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts."""
         recipe = plan.recipe
-        if self.demonstrations is not None:
-            return DemonstrationSource(demonstrations=self.demonstrations, stream=self.stream)
+        if self.examples is not None:
+            return ExampleSource(examples=self.examples, stream=self.stream)
         assert generator is not None
         assert self.episodes is not None
         collector = collector_of(recipe, "train", generator, self.episodes, self.tokenizer, self.tool_parser, clock, progress)
@@ -124,10 +126,10 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     try:
         observe = _observer(prepared, episodes)
         train_rows = rows_of(prepared, "train")
-        demonstrations = None
-        if prepared.algorithm.needs.source == "demonstrations":
-            demonstrations = _demonstrations(prepared, train_rows, tokenizer)
-            train_kept = demonstrations.rows
+        examples = None
+        if prepared.algorithm.needs.source != "rollouts":
+            examples = _examples(prepared, train_rows, tokenizer)
+            train_kept = examples.rows
         else:
             train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
         evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
@@ -152,7 +154,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
                 seed=recipe.run.seed,
                 shuffle=recipe.data.train.shuffle,
             ),
-            demonstrations=demonstrations,
+            examples=examples,
             evaluation_rows=evaluation_rows,
             evaluation_kept=evaluation_kept,
             measured=measured,
@@ -197,7 +199,8 @@ def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
     """The rows of a data set that the recipe has."""
     config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
     owner = "environment" if entry is None else entry.label
-    return load_rows(config, split, prepared.environment, owner)
+    pairs = split == "train" and prepared.algorithm.needs.source == "preferences"
+    return load_rows(config, split, prepared.environment, owner, has_prompts=not pairs)
 
 
 def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:
@@ -247,9 +250,10 @@ def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | No
     return observe
 
 
-def _demonstrations(prepared: RunPlan, rows: Sequence[Row], tokenizer: Tokenizer) -> Demonstrations:
+def _examples(prepared: RunPlan, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
     rollout = prepared.recipe.rollout
-    return render_demonstrations(
+    render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
+    return render(
         rows,
         tokenizer,
         prepared.recipe.data.train,

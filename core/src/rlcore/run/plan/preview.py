@@ -68,13 +68,17 @@ def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
     rows = inputs.train_rows if split == "train" else inputs.evaluation_rows or ()
     kept = inputs.train_kept if split == "train" else inputs.evaluation_kept
     left_out = f", of which {len(rows) - len(kept):,} are over the limits and left out" if len(kept) < len(rows) else ""
-    return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}"
+    kept_beside = ""
+    if split == "train" and inputs.examples is not None and prepared.algorithm.needs.reference_logprobs:
+        num_bytes = 4 * len(inputs.examples.tokens.tokens)
+        kept_beside = f"; the reference's log-probabilities of them take up to {num_bytes:,} bytes in the run directory"
+    return f"{_counted(len(rows), _data_sets(prepared)[split])}{left_out}{kept_beside}"
 
 
 def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     """The prompt of the first row that is trained on. An environment makes it only where it promises that this is cheap."""
-    if inputs.demonstrations is not None:
-        return inputs.tokenizer.show(inputs.demonstrations.tokens.sequence(0)[: inputs.demonstrations.prompt_lengths[0]])
+    if inputs.examples is not None:
+        return inputs.tokenizer.show(inputs.examples.tokens.sequence(0)[: inputs.examples.prompt_lengths[0]])
     provider = prepared.chosen["environment"].provider
     if inputs.episodes is None or provider is None or capabilities.CHEAP_RESET not in provider.capabilities:
         return None

@@ -71,6 +71,17 @@ class RunPlan:
         its own."""
         return bool(self.recipe.async_.max_staleness) and separate(self.recipe)
 
+    @property
+    def max_microbatch_tokens(self) -> int:
+        """Tokens of the largest microbatch, unless a single sequence has more: the recipe's, or those of a group that has to
+        stay whole."""
+        needs, recipe = self.algorithm.needs, self.recipe
+        group = 1
+        if needs.whole_groups:
+            group = {"rollouts": recipe.rollout.samples_per_prompt, "demonstrations": 1, "preferences": 2}[needs.source]
+        bound = recipe.training.max_tokens_per_microbatch
+        return bound if group == 1 else max(bound, group * recipe.rollout.max_sequence_length)
+
     def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
@@ -98,7 +109,7 @@ class RunPlan:
             num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
             needs_reference=self.algorithm.needs.reference_logprobs,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
-            max_microbatch_tokens=self.recipe.training.max_tokens_per_microbatch,
+            max_microbatch_tokens=self.max_microbatch_tokens,
             optimizer=self.recipe.optimizer,
             schedule=self.recipe.schedule,
         )

@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.recipe import Recipe
 from rlcore.run.data.datasets import Split
+from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.data.prompt_stream import PromptStream
-from rlcore.run.data.prompts import Demonstrations, demonstration_batch
 from rlcore.run.data.seeds import Stream
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
@@ -356,10 +356,10 @@ class AgentSource(Source):
 
 
 @frozen(kw_only=True, eq=False)
-class DemonstrationSource(Source):
-    """Source of batches from prompt/completion pairs."""
+class ExampleSource(Source):
+    """Source of batches from answers of the data set."""
 
-    demonstrations: Demonstrations
+    examples: Examples
     stream: PromptStream
 
     def sample(
@@ -368,8 +368,8 @@ class DemonstrationSource(Source):
         weight_version: int,  # noqa: ARG002 - no policy is asked
         may_go_on: Callable[[], bool] = lambda: True,  # noqa: ARG002 - nothing takes time
     ) -> RolloutBatch:
-        """The demonstrations of a step."""
-        return demonstration_batch(self.demonstrations, self.stream.indices(step - 1))
+        """The examples of a step."""
+        return example_batch(self.examples, self.stream.indices(step - 1))
 
 
 @frozen(kw_only=True, eq=False)

@@ -5,6 +5,7 @@ environment.json   versions of everything       summary.json       the run's fin
 rollouts/          step-000010.parquet          checkpoints/       step-000010/
 recipe-001.toml    what it was before a resumption changed it
 schedule.jsonl     what a replay has to know of each step, where generation runs ahead of training
+reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlcore.model_files import config_number
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import AnyArray, Int64Array, gather_ragged
 
 Costs: TypeAlias = NDArray[np.float64]
 
@@ -32,24 +32,36 @@ def sequence_costs(lengths: Int64Array, width: int = WIDTH) -> Costs:
     return lengths * (1.0 + lengths / (12 * width))
 
 
-def plan_microbatches(lengths: Int64Array, *, max_tokens: int, width: int = WIDTH) -> list[Int64Array]:
+def plan_microbatches(
+    lengths: Int64Array, *, max_tokens: int, width: int = WIDTH, groups: Int64Array | None = None
+) -> list[Int64Array]:
     """`plan_ranks` for a single rank: its microbatches in order of falling cost."""
-    return plan_ranks(lengths, num_ranks=1, max_tokens=max_tokens, width=width)[0]
+    return plan_ranks(lengths, num_ranks=1, max_tokens=max_tokens, width=width, groups=groups)[0]
 
 
-def plan_ranks(lengths: Int64Array, *, num_ranks: int, max_tokens: int, width: int = WIDTH) -> list[list[Int64Array]]:
+def group_offsets(group_ids: AnyArray) -> Int64Array:
+    """int64 [G+1]: group g is the sequences group_offsets[g] to group_offsets[g+1], given the group of each, [N], N at least 1;
+    those of a group are adjacent."""
+    return np.concatenate([[0], np.flatnonzero(np.diff(group_ids)) + 1, [len(group_ids)]])
+
+
+def plan_ranks(
+    lengths: Int64Array, *, num_ranks: int, max_tokens: int, width: int = WIDTH, groups: Int64Array | None = None
+) -> list[list[Int64Array]]:
     """The microbatches of each data-parallel rank, each an ascending int64 array of sequence numbers.
 
     `lengths` is int64 [N], tokens per sequence, N at least 1. No microbatch exceeds `max_tokens`, except that a longer sequence
     gets one of its own. Every rank has equally many, at least one: as few as the tokens allow, or one more where that brings
     waiting below 2%. Where there are fewer sequences than microbatches, some are empty: their ranks have to run something that
-    counts in no loss.
+    counts in no loss. With `groups`, int64 [G+1] as of `group_offsets`, whole groups are dealt out in place of sequences.
 
     Ranks wait for each other in every layer of every microbatch, so all microbatches are made alike (longest processing time
     first, Graham 1969), and those that run at the same time are neighbours in cost. All waiting of a step together is then at
     most the difference between its heaviest and its lightest microbatch; so is the difference between two ranks' totals.
     """
     costs = sequence_costs(lengths, width)
+    if groups is not None:
+        costs, lengths = np.add.reduceat(costs, groups[:-1]), np.add.reduceat(lengths, groups[:-1])
     order = np.argsort(-lengths, kind="stable")
     bins, num_bins = _pack(lengths, costs, order, num_ranks, max_tokens)
     dealt, waiting = _deal(bins, costs, num_bins, num_ranks)
@@ -59,6 +71,8 @@ def plan_ranks(lengths: Int64Array, *, num_ranks: int, max_tokens: int, width: i
             dealt_more, less_waiting = _deal(more, costs, num_bins + num_ranks, num_ranks)
             bins, dealt = (more, dealt_more) if less_waiting <= MAX_WAITING else (bins, dealt)
     members = np.split(np.argsort(bins, kind="stable"), np.cumsum(np.bincount(bins, minlength=dealt.size))[:-1])
+    if groups is not None:
+        members = [gather_ragged(groups, numbers)[0] for numbers in members]
     return [[members[index] for index in rank] for rank in dealt.T.tolist()]
 
 

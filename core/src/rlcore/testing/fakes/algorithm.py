@@ -1,4 +1,4 @@
-"""A small algorithm: rewards against their group's mean, or likelihood of demonstrations."""
+"""A small algorithm: rewards against their group's mean, likelihood of demonstrations, or preferences."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from rlcore.spi import (
     RolloutBatch,
     TrainingBatch,
 )
-from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig
+from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig, FakePreferenceConfig
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -23,8 +23,8 @@ from rlcore.testing.fakes.policy import Float64Array
 class FakeAlgorithmConfig:
     """Options of the fake algorithm."""
 
-    source: Literal["rollouts", "demonstrations"] = "rollouts"
-    """Whether it learns from samples or from demonstrations."""
+    source: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
+    """What it learns from."""
     previous_logprobs: bool = False
     """Whether updates use an importance ratio."""
     generation_ratio: bool = False
@@ -52,6 +52,7 @@ class FakeAlgorithm:
             min_samples_per_prompt=2 if self.config.source == "rollouts" else 1,
             untruncated_sampling=self.config.previous_logprobs or self.config.generation_ratio,
             corrects_staleness=self.config.generation_ratio,
+            whole_groups=self.config.source == "preferences",
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
@@ -60,6 +61,11 @@ class FakeAlgorithm:
         if self.config.source == "demonstrations":
             loss = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=FakeLikelihoodConfig())
             return TrainingBatch(batch=batch, loss=loss)
+        if self.config.source == "preferences":
+            preference = FakePreferenceConfig(reference=self.config.kl_coefficient > 0.0)
+            return TrainingBatch(
+                batch=batch, loss=LossSpec(path="rlcore.testing.fakes.loss:fake_preference", config=preference)
+            )
         advantages = group_advantages(rollouts)
         per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), 0).astype(np.float32)
         return TrainingBatch(

@@ -36,6 +36,33 @@ def fake_likelihood(inputs: LossInputs, config: FakeLikelihoodConfig) -> LossOut
 
 
 @frozen(kw_only=True)
+class FakePreferenceConfig:
+    """Constants of fake_preference."""
+
+    reference: bool = False
+    """Compare log-probabilities with the reference's."""
+
+
+def fake_preference(inputs: LossInputs, config: FakePreferenceConfig) -> LossOutput:
+    """-log sigmoid(chosen - rejected) of the answers' log-probabilities, less the reference's where it is compared with; the
+    mean over the pairs of adjacent sequences that have loss tokens."""
+    arrays: Any = inputs
+    mask = np.asarray(arrays.loss_mask, np.float64)
+    scores = np.asarray(arrays.logprobs, np.float64)
+    if config.reference:
+        scores = scores - arrays.token_columns[REFERENCE_LOGPROBS]
+    lengths, pairs = np.diff(arrays.offsets), arrays.offsets[::2]
+    signs = np.repeat(np.resize([1.0, -1.0], len(lengths)), lengths) * mask
+    margins = np.add.reduceat(signs * scores, pairs[:-1])
+    counted = np.add.reduceat(mask, pairs[:-1]) > 0
+    num_pairs = inputs.counts.num_loss_sequences / 2
+    pushes = np.repeat(counted / (1.0 + np.exp(margins)), np.diff(pairs))
+    value = float((counted * np.log1p(np.exp(-margins))).sum() / num_pairs)
+    margin = float((counted * margins).sum() / num_pairs)
+    return _output(FakeLoss(value=value, logprob_grads=-pushes * signs / num_pairs), {"margin": margin})
+
+
+@frozen(kw_only=True)
 class FakePolicyGradientConfig:
     """Constants of fake_policy_gradient."""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlcore.run.execution.ray.dispatch import Dispatch, join_responses, request_for
 from rlcore.run.protocols import Responses
+from rlcore.run.train_step.microbatches import group_offsets
 from rlcore.spi import (
     ROUTED_EXPERTS,
     FinishReason,
@@ -135,3 +136,22 @@ def _routed(request: GenerateRequest, lengths: Any) -> RoutedExperts:
     whole = np.repeat(request.prompts.lengths, request.num_samples) + lengths
     rows = np.repeat(request.seeds, whole)[:, None, None] + np.arange(4).reshape(2, 2)
     return RoutedExperts(experts=rows.astype(np.int16), offsets=offsets_of(whole))
+
+
+@settings(deadline=None, max_examples=50)
+@given(num_pairs=st.integers(1, 12), num_ranks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_an_empty_microbatch_is_filled_with_a_whole_group_that_counts_in_no_loss(
+    num_pairs: int, num_ranks: int, seed: int
+) -> None:
+    batch = batch_of(np.random.default_rng(seed).integers(2, 30, 2 * num_pairs).tolist())
+    every = np.arange(2 * num_pairs)
+    dispatch = Dispatch.of(batch, every, num_ranks, MAX_TOKENS, groups=group_offsets(every // 2))
+    counted = []
+    for microbatch in (microbatch for part in dispatch.parts(batch) for microbatch in part.microbatches()):
+        chosen, rejected = microbatch.sequence_columns["number"].reshape(-1, 2).T
+        assert (chosen % 2 == 0).all()
+        assert (rejected == chosen + 1).all()
+        lengths = microbatch.loss_lengths
+        assert lengths.all() or not (lengths.any() or microbatch.token_columns["double"].any())
+        counted += microbatch.sequence_columns["number"][lengths > 0].tolist()
+    assert sorted(counted) == every.tolist()

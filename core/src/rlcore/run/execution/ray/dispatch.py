@@ -61,7 +61,8 @@ class Dispatch:
     """Which data-parallel rank gets which sequences of a batch."""
 
     sequences: Int64Array
-    """int64 [M]: of all microbatches, rank by rank. An empty microbatch has a sequence too, where it counts in no loss."""
+    """int64 [M]: of all microbatches, rank by rank. An empty microbatch has a sequence or a group all the same, which
+    counts in no loss."""
     bounds: Int64Array
     """int64 [ranks · microbatches + 1]: microbatch m is sequences[bounds[m]:bounds[m+1]]."""
     fillers: Int64Array
@@ -69,18 +70,29 @@ class Dispatch:
     num_ranks: int
 
     @classmethod
-    def of(cls, batch: TokenBatch, sequences: Int64Array, num_ranks: int, max_tokens: int, width: int = WIDTH) -> "Dispatch":
-        """Some of the batch's sequences, balanced by attention work, for a model of hidden size `width`."""
+    def of(
+        cls,
+        batch: TokenBatch,
+        sequences: Int64Array,
+        num_ranks: int,
+        max_tokens: int,
+        width: int = WIDTH,
+        groups: Int64Array | None = None,
+    ) -> "Dispatch":
+        """Some of the batch's sequences, balanced by attention work, for a model of hidden size `width`; with `groups` as of
+        `plan_ranks`, whole groups of them."""
         lengths = batch.lengths[sequences]
-        plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, width=width)
-        shortest = np.asarray([lengths.argmin()], np.int64)
+        plan = plan_ranks(lengths, num_ranks=num_ranks, max_tokens=max_tokens, width=width, groups=groups)
+        parts = np.arange(len(sequences) + 1) if groups is None else groups
+        least = int(np.add.reduceat(lengths, parts[:-1]).argmin())
+        shortest = np.arange(parts[least], parts[least + 1])
         microbatches = [members for rank in plan for members in rank]
         filled = [members if len(members) else shortest for members in microbatches]
         bounds = offsets_of([len(members) for members in filled])
         return cls(
             sequences=sequences[np.concatenate(filled)],
             bounds=bounds,
-            fillers=bounds[:-1][[len(members) == 0 for members in microbatches]],
+            fillers=np.flatnonzero(np.repeat([len(members) == 0 for members in microbatches], np.diff(bounds))),
             num_ranks=num_ranks,
         )
 

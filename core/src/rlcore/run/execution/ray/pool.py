@@ -114,6 +114,7 @@ def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout])
         max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
         temperature=prepared.recipe.rollout.temperature,
         width=model_width(prepared.model.path),
+        whole_groups=prepared.algorithm.needs.whole_groups,
     )
     if "generator" not in prepared.chosen:
         return Backends(trainer=trainer, generator=None, route=None)

@@ -49,12 +49,13 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     temperature: float
     width: int = WIDTH
     """The model's hidden size, by which attention weighs more or less."""
+    whole_groups: bool = False
 
     def _train(
         self, request: spi.TrainStepRequest, batch: spi.TokenBatch, sequences: Int64Array
     ) -> tuple[spi.TrainStepResult, Float32Array | None]:
         """The step, each data-parallel rank with its part of the sequences."""
-        dispatch = self._dispatch(batch, sequences)
+        dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
         given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         results: list[spi.TrainStepResult] = self.calls.together("train_step", given)
@@ -69,7 +70,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
     def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
-        dispatch = self._dispatch(batch, sequences)
+        dispatch = self._dispatch(batch, sequences, None)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
         results = self.calls.together("logprobs", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
         return dispatch.join(batch, [results[leader] for leader in leaders])
@@ -94,8 +95,8 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
             raise spi.CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
         return results[0]
 
-    def _dispatch(self, batch: spi.TokenBatch, sequences: Int64Array) -> Dispatch:
-        return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width)
+    def _dispatch(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> Dispatch:
+        return Dispatch.of(batch, sequences, len(self.members), self.max_tokens_per_microbatch, self.width, groups)
 
     def _parts(self, batch: spi.TokenBatch, dispatch: Dispatch) -> dict[int, tuple[Any, int]]:
         """Return where the data of each rank lies: an object in Ray's store, and a number in it. Ranks of one data-parallel

@@ -1,0 +1,196 @@
+"""Preferences: rows with a prompt, a chosen and a rejected answer, as text or as chats through the template.
+
+Chats have the form of HuggingFaceH4's and TRL's data sets: whole conversations that differ in their last message, the
+assistant's, or a prompt of messages with the answers' messages alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from rlcore import spi
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.datasets import Split, row_name
+from rlcore.run.data.examples import Examples
+from rlcore.run.data.rendering import Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token
+from rlcore.run.data.row_fields import prompt_fault
+from rlcore.run.data.tokenizer import Tokenizer
+
+MAX_SHOWN = 8
+"""Rows that an error names."""
+
+
+def render_preferences(
+    rows: Sequence[spi.Row],
+    tokenizer: Tokenizer,
+    config: DatasetConfig,
+    *,
+    split: Split,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+) -> Examples:
+    """Each row's prompt with its chosen answer, and with its rejected one; an answer ends with the token that ends it, which
+    counts as part of it. DataError names the rows that are no such pair, and one over a limit where that is an error."""
+    eos, key = end_token(tokenizer), f"data.{split}"
+    limits, faults = Limits(key, config, rows), _Faults(key, config, rows)
+    pieces, lengths = [], []
+    for start, chunk in chunks_of(rows):
+        pairs: dict[int, _Pair] = {}
+        for number, row in enumerate(chunk, start=start):
+            try:
+                pairs[number] = _pair_of(row, tokenizer, config)
+            except spi.DataError as error:
+                faults.add(number, str(error))
+        prompts = encode_prompt_texts(
+            [pair.prompt for pair in pairs.values()], [pair.is_chat for pair in pairs.values()], tokenizer
+        )
+        answers = tokenizer.encode_behind([text for pair in pairs.values() for text in (pair.chosen, pair.rejected)])
+        kept, numbers = [], []
+        for index, (number, pair) in enumerate(pairs.items()):
+            both = [_ended(tokens, pair, tokenizer, eos) for tokens in answers[2 * index : 2 * index + 2]]
+            if both[0] == both[1]:
+                faults.add(number, "both answers are the same tokens; expected two that differ")
+            elif limits.admits(
+                number, "prompt", len(prompts[index]), "rollout.max_prompt_tokens", max_prompt_tokens
+            ) and limits.admits(
+                number, "longer answer", max(map(len, both)), "rollout.max_response_tokens", max_response_tokens
+            ):
+                kept += [[*prompts[index], *answer] for answer in both]
+                lengths += [len(prompts[index])] * 2
+                numbers.append(number)
+        pieces.append(TokenPiece.of(kept, numbers))
+    faults.finish(len(rows))
+    limits.finish(len(rows))
+    joined = TokenPiece.join(pieces)
+    return Examples(
+        tokens=joined.ragged(),
+        prompt_lengths=np.asarray(lengths, np.int64),
+        answers=2,
+        rows=joined.rows,
+        num_dropped=limits.num_over,
+    )
+
+
+@frozen(kw_only=True)
+class _Pair:
+    """A row in text."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    """What stands behind the prompt."""
+    is_chat: bool
+    """Whether a chat template wrote it."""
+
+
+class _Faults:
+    """The rows that are no pairs, told all at once."""
+
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row]) -> None:
+        self.key, self.config, self.rows = key, config, rows
+        self.number = 0
+        self.shown: list[str] = []
+
+    def add(self, row: int, fault: str) -> None:
+        self.number += 1
+        if len(self.shown) < MAX_SHOWN:
+            self.shown.append(f"\n  {row_name(self.rows, row)}: {fault}")
+
+    def finish(self, num_rows: int) -> None:
+        if self.number:
+            where = "the environment's rows" if self.config.path is None else f"{self.config.path}"
+            others = f"\n  and {self.number - len(self.shown)} more" if self.number > len(self.shown) else ""
+            raise spi.DataError(
+                f"{self.key}: {self.number} of {num_rows} rows of {where} cannot be learned from as preferences; expected a "
+                f"prompt with a chosen and a rejected answer:{''.join(self.shown)}{others}"
+            )
+
+
+def _pair_of(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig) -> _Pair:
+    """The row's texts; DataError says why it has none."""
+    for side, name in (("chosen", config.chosen_field), ("rejected", config.rejected_field)):
+        if row.get(name) is None:
+            found = f"null as {name!r}" if name in row else f"no field {name!r}, only {', '.join(map(repr, row)) or 'none'}"
+            raise spi.DataError(f"found {found}; expected the {side} answer (data.*.{side}_field)")
+    chosen, rejected = row[config.chosen_field], row[config.rejected_field]
+    prompt = row.get(config.prompt_field)
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise spi.DataError("one answer is text, the other is not; expected two texts, or two lists of chat messages")
+    return (
+        _text_pair(prompt, chosen, rejected, tokenizer)
+        if isinstance(chosen, str)
+        else _chat_pair(prompt, chosen, rejected, tokenizer)
+    )
+
+
+def _text_pair(prompt: Any, chosen: str, rejected: str, tokenizer: Tokenizer) -> _Pair:
+    """Answers of plain text, behind a prompt of text or of messages."""
+    if prompt is None:
+        raise spi.DataError("found no prompt, with answers that are text; expected one (data.*.prompt_field)")
+    if fault := prompt_fault(prompt):
+        raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
+    _require_two(chosen, rejected)
+    is_chat = not isinstance(prompt, str)
+    text = tokenizer.render_chat(prompt) if is_chat else prompt
+    return _Pair(prompt=text, chosen=chosen, rejected=rejected, is_chat=is_chat)
+
+
+def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) -> _Pair:
+    """Answers that are messages: the template's text behind the prompt of each."""
+    chats = [_conversation(prompt, messages, side) for side, messages in (("chosen", chosen), ("rejected", rejected))]
+    common = next((i for i, (one, other) in enumerate(zip(*chats, strict=False)) if one != other), min(map(len, chats)))
+    if common == len(chats[0]) == len(chats[1]):
+        raise spi.DataError("both answers are equal; expected two that differ")
+    if [len(chat) - 1 for chat in chats] != [common, common]:
+        raise spi.DataError(
+            f"the chosen and the rejected conversation differ from message {common} on (the first is 0) and have "
+            f"{len(chats[0])} and {len(chats[1])} messages; expected them to differ in their last message alone"
+        )
+    begun = chats[0][:common]
+    if not begun:
+        raise spi.DataError("the two conversations have no message in common; expected the prompt as their beginning")
+    if isinstance(prompt, str) and prompt.strip() not in [message["content"].strip() for message in begun]:
+        raise spi.DataError(f"none of the messages that both conversations begin with is the prompt {prompt!r:.60}")
+    _require_two(*(chat[-1]["content"] for chat in chats))
+    opened = tokenizer.render_chat(begun)
+    answers = []
+    for chat in chats:
+        whole = tokenizer.render_answered(chat)
+        if not whole.startswith(opened) or not whole[len(opened) :].strip():
+            raise spi.DataError(
+                "the chat template does not write the answer behind the prompt: found "
+                f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}"
+            )
+        answers.append(whole[len(opened) :].rstrip())  # white space behind an answer belongs to what follows it
+    return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)
+
+
+def _conversation(prompt: Any, messages: Any, side: str) -> list[Mapping[str, Any]]:
+    """A whole conversation; DataError where it is none that ends with an answer."""
+    if fault := prompt_fault(messages):
+        raise spi.DataError(f"found {fault} as its {side} answer; expected text, or chat messages with role and content")
+    chat = list(messages)
+    if prompt is not None and not isinstance(prompt, str):
+        if fault := prompt_fault(prompt):
+            raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
+        chat = chat if chat[: len(prompt)] == list(prompt) else [*prompt, *chat]
+    if chat[-1]["role"] != "assistant":
+        raise spi.DataError(f"the {side} messages end with one of {chat[-1]['role']!r}; expected the assistant's answer")
+    return chat
+
+
+def _require_two(chosen: str, rejected: str) -> None:
+    """DataError where one of two answers is empty, or both are the same."""
+    for side, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer.strip():
+            raise spi.DataError(f"the {side} answer is empty; expected one with text")
+    if chosen == rejected:
+        raise spi.DataError("both answers are equal; expected two that differ")
+
+
+def _ended(tokens: Sequence[int], pair: _Pair, tokenizer: Tokenizer, eos: int) -> list[int]:
+    """An answer's tokens with the one that ends it: the template's own, where it has one."""
+    ends = tokenizer.stop_token_ids if pair.is_chat else (eos,)
+    return list(tokens) if tokens[-1] in ends else [*tokens, eos]

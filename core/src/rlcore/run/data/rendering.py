@@ -1,0 +1,108 @@
+"""From a data set's rows to packed tokens, a chunk at a time: what prompts, demonstrations and preferences have in common."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+import numpy as np
+from attrs import frozen
+
+from rlcore import spi
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.datasets import row_name
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
+
+CHUNK_ROWS = 2048
+
+
+def chunks_of(rows: Sequence[spi.Row]) -> Iterator[tuple[int, list[spi.Row]]]:
+    """The rows in order, so many at a time, each with the number of its first."""
+    iterator, start = iter(rows), 0
+    while chunk := list(islice(iterator, CHUNK_ROWS)):
+        yield start, chunk
+        start += len(chunk)
+
+
+def encode_prompt_texts(texts: Sequence[str], rendered: Sequence[bool], tokenizer: Tokenizer) -> list[Sequence[int]]:
+    """Tokens of each prompt: as they are where a chat template `rendered` it, and otherwise after the beginning-of-sequence
+    token where the tokenizer's own settings want one."""
+    prefix = list(tokenizer.prompt_prefix)
+    encoded = tokenizer.encode_batch(texts)
+    return [
+        tokens if is_whole or tokens[: len(prefix)] == prefix else prefix + tokens
+        for tokens, is_whole in zip(encoded, rendered, strict=True)
+    ]
+
+
+def end_token(tokenizer: Tokenizer) -> int:
+    """The token that ends an answer to learn; ModelError where the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        problem = spi.Problem(
+            path="model.path",
+            found="a tokenizer without an end-of-sequence token",
+            expected="one, which ends each answer to learn",
+            remedy="Set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
+        )
+        raise spi.ModelError([problem])
+    return tokenizer.eos_token_id
+
+
+@frozen(eq=False)
+class TokenPiece:
+    """Token sequences of one chunk, packed."""
+
+    tokens: Int32Array
+    lengths: Int64Array
+    rows: Int64Array
+    """int64: the row of the data set that each entry came from."""
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], rows: Sequence[int]) -> "TokenPiece":
+        """Pack lists of tokens."""
+        lengths = np.asarray([len(sequence) for sequence in sequences], np.int64)
+        tokens = np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths.sum()))
+        return cls(tokens, lengths, np.asarray(rows, np.int64))
+
+    @classmethod
+    def join(cls, pieces: Sequence["TokenPiece"]) -> "TokenPiece":
+        """All of them, one after another."""
+        return cls(
+            np.concatenate([piece.tokens for piece in pieces]),
+            np.concatenate([piece.lengths for piece in pieces]),
+            np.concatenate([piece.rows for piece in pieces]),
+        )
+
+    def ragged(self) -> spi.RaggedTokens:
+        """The sequences."""
+        return spi.RaggedTokens(tokens=self.tokens, offsets=offsets_of(self.lengths))
+
+
+class Limits:
+    """Counts the rows over a limit, and says so where the recipe makes that an error."""
+
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row]) -> None:
+        """`key` is the data set's section of the recipe."""
+        self.key, self.config, self.rows = key, config, rows
+        self.num_over = 0
+        self.first = ""
+
+    def admits(self, row: int, part: str, num_tokens: int, option: str, limit: int) -> bool:
+        """Whether a part of a row is within the limit that `option` sets. DataError where it has no tokens."""
+        if num_tokens == 0:
+            raise spi.DataError(f"{self.key}: the {part} of {row_name(self.rows, row)} has no tokens; expected at least one")
+        if num_tokens <= limit:
+            return True
+        self.num_over += 1
+        if not self.first:
+            found = f"{row_name(self.rows, row)} has a {part} of {num_tokens} tokens"
+            self.first = f"{found}; expected at most {limit} ({option})"
+            self.remedy = f'Raise {option}, or leave such rows out with {self.key}.on_long_prompt = "drop"'
+        return False
+
+    def finish(self, num_rows: int) -> None:
+        """DataError where a row was over a limit and the recipe makes that an error, and where none is left."""
+        if self.num_over and self.config.on_long_prompt == "error":
+            others = f"; {self.num_over - 1} more of the {num_rows} rows are over the limit" if self.num_over > 1 else ""
+            raise spi.DataError(f"{self.key}: {self.first}{others}. {self.remedy}")
+        if self.num_over == num_rows:
+            raise spi.DataError(f"{self.key}: all {num_rows} rows are over the limit, so none is left: {self.first}")

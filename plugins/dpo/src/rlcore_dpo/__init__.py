@@ -1,0 +1,1 @@
+"""Algorithm for rlcore: learning from preferences (DPO and its family)"""

@@ -1,0 +1,35 @@
+"""`[algorithm.dpo]`: every option of direct preference optimisation and its meaning."""
+
+from typing import Annotated, Literal
+
+from attrs import frozen
+
+from rlcore.schema.constraints import above, at_least, at_least_below
+
+
+@frozen(kw_only=True)
+class DpoConfig:
+    """Direct preference optimisation (arXiv:2305.18290) and its family, on pairs of a chosen and a rejected answer.
+
+    An answer's score s is log p(answer | prompt), less the reference's; h is the chosen answer's score less the rejected one's.
+    SimPO (arXiv:2405.14734) is `reference = "none"`, `length_normalised = true`, a `beta` of 2 or more and a `margin`.
+    """
+
+    loss: Literal["sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down"] = "sigmoid"
+    """What a pair costs: "sigmoid", -log sigmoid(beta h), DPO's; "hinge", max(0, 1 - beta h), SLiC's (arXiv:2305.10425, as in
+    arXiv:2309.06657); "ipo", (h - 1 / (2 beta))^2 (arXiv:2310.12036), which its authors use with `length_normalised`; "robust",
+    DPO's without the bias that a share `label_smoothing` of swapped pairs brings (arXiv:2403.00409); "apo_zero", which raises
+    the chosen answer and lowers the rejected one, and "apo_down", which lowers both, the rejected one more
+    (arXiv:2408.06266)."""
+    beta: Annotated[float, above(0)] = 0.1
+    """How closely the policy is held to the reference: the larger, the closer. With "ipo" it is the paper's tau."""
+    label_smoothing: Annotated[float, at_least_below(0, 0.5)] = 0.0
+    """Share of pairs taken to be swapped: with "sigmoid" the loss is smoothed by it (cDPO), with "robust" freed of its bias."""
+    reference: Literal["initial", "none"] = "initial"
+    """What scores are taken against: the initial weights, or nothing, which needs no second copy of them."""
+    length_normalised: bool = False
+    """Divide an answer's score by its number of tokens, so that long answers do not win by their length."""
+    margin: Annotated[float, at_least(0)] = 0.0
+    """Subtracted from beta h in "sigmoid": the lead that the chosen answer is to have (SimPO's gamma)."""
+    sft_coefficient: Annotated[float, at_least(0)] = 0.0
+    """Weight of the chosen answer's negative log-likelihood, a mean over its tokens, beside that (RPO, arXiv:2404.19733)."""
