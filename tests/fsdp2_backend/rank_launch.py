@@ -11,6 +11,7 @@ PRELOADED += [
     "fsdp2_experts_cases",
     "fsdp2_layout_cases",
     "fsdp2_load_cases",
+    "fsdp2_lora_cases",
     "fsdp2_replay_cases",
     "fsdp2_two_rank_cases",
     "rlcore_megatron",

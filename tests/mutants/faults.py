@@ -10,6 +10,7 @@ WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
 GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_an_update[fsdp2-1-updates-{}]"
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
+LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -316,6 +317,27 @@ FAULTS = (
         WITH_KL,
     ),
     # The plugins
+    Fault(
+        "what adapters have learned never arrives",
+        "rlcore_fsdp2.export",
+        "return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)",
+        "return whole(weight, dtype, device)",
+        LORA,
+    ),
+    Fault(
+        "adapters are merged without their scale",
+        "rlcore_fsdp2.export",
+        "return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)",
+        "return merged(whole(weight, weight.dtype, device), a, b, 1.0).to(dtype)",
+        LORA,
+    ),
+    Fault(
+        "the reference has the policy's adapters",
+        "rlcore_fsdp2.adapters",
+        "if not self._on:",
+        "if False:",
+        LORA,
+    ),
     Fault(
         "the rate is read at the weights' version",
         "rlcore_fsdp2.backend",

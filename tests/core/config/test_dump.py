@@ -26,7 +26,7 @@ from rlcore.config.recipe import (
     TrainingConfig,
 )
 from rlcore.schema.describe import key_of
-from rlcore.spi import ConfigError, Problem
+from rlcore.spi import ConfigError, LoraSpec, Problem
 
 texts = st.text(min_size=1, max_size=20).filter(str.strip)
 names = st.from_regex(r"[a-zA-Z][a-zA-Z0-9 _.-]{0,10}[a-z]", fullmatch=True)
@@ -82,6 +82,7 @@ def recipes(sections):
         evaluation=st.builds(EvaluationConfig, temperature=positive, max_prompts=st.none() | numbers),
         logging=st.builds(LoggingConfig, rollouts_every_n_steps=numbers),
         sinks=st.builds(SinksConfig, names=st.lists(names.map("s".__add__), max_size=3, unique=True).map(tuple)),
+        lora=st.none() | st.builds(LoraSpec, rank=numbers, alpha=positive, targets=st.just(("q_proj", "layers.0.mlp.up_proj"))),
         cluster=st.none() | st.builds(ClusterConfig, gpus_per_node=numbers, address=st.just("auto"), wait_s=positive),
         observers=st.builds(
             ObserversConfig,
@@ -113,7 +114,17 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
     assert "# revision = none" in lines
     assert "# cluster = none" in lines
     for section in attrs.fields(Recipe):
-        if section.name not in ("data", "trainer", "generator", "algorithm", "environment", "cluster", "sinks", "observers"):
+        if section.name not in (
+            "data",
+            "trainer",
+            "generator",
+            "algorithm",
+            "environment",
+            "lora",
+            "cluster",
+            "sinks",
+            "observers",
+        ):
             assert f"[{key_of(section)}]" in lines
             for field in attrs.fields(section.type):
                 written = any(line.removeprefix("# ").startswith(f"{field.name} = ") for line in lines)

@@ -171,6 +171,7 @@ def test_paths_on_the_command_line_start_from_the_working_directory(tmp_path: Pa
     assert read_raw(path, ["model.path=model"]).values["model"]["path"] == str(tmp_path / "here" / "model")
     assert read_raw(path, ["model.path=../gone"]).values["model"]["path"] == str(tmp_path / "gone")
     assert read_raw(path, ["model.path=Qwen/Qwen3-0.6B"]).values["model"]["path"] == "Qwen/Qwen3-0.6B"
+    assert read_raw(path, ["lora.init_from=gone"]).values["lora"]["init_from"] == str(tmp_path / "here" / "gone")
 
 
 def test_files_with_functions_start_from_the_recipe_or_else_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

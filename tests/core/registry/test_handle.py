@@ -95,6 +95,8 @@ def test_a_failed_save_leaves_the_backend_usable(make, tmp_path):
 def test_saving_a_model_directory_needs_its_capability(make, tmp_path):
     with pytest.raises(ContractError, match="'save_hf'"):
         make(declared=()).save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+    with pytest.raises(ContractError, match="'lora'"):
+        make(declared=()).save_state(SaveStateRequest(directory=tmp_path, kind="peft"))
 
 
 def test_a_good_save_returns_what_was_written(make_trainer, tmp_path):

@@ -1,8 +1,8 @@
 """What the hooks of trainers have in common: which model a request names, what it saves, whether a checkpoint fits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlcore.schema.listing import listed
 from rlcore.spi.context import TrainerContext
@@ -11,6 +11,9 @@ from rlcore.spi.lifecycle import SaveStateRequest, SaveStateResult
 from rlcore.spi.trainer import ExportWeightsRequest, LogprobsRequest
 from rlcore.spi.weights import WeightExport
 from rlcore_torchkit.hf_directory import save_hf
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LISTED = 5
 ModelT = TypeVar("ModelT")
@@ -31,13 +34,31 @@ def save_state(
     *,
     resume: Callable[[Path], tuple[str, ...]],
     export: Callable[[ExportWeightsRequest], WeightExport],
+    adapters: Callable[[], Iterator[tuple[str, "Tensor"]]] | None = None,
 ) -> SaveStateResult:
     """Write what the request asks for: `resume` writes this rank's part of a checkpoint into a directory and returns the names
-    of its files; `export` streams the weights of a Hugging Face directory. StorageError where a write fails."""
+    of its files; `export` streams the weights of a Hugging Face directory; `adapters` yields whole float32 adapters by name, on
+    every rank. StorageError where a write fails."""
     if request.kind == "resume":
         return SaveStateResult(files=resume(request.directory))
     rank = context.rank_info.rank
+    if request.kind == "peft":
+        return SaveStateResult(files=_save_peft(request.directory, context, adapters))
     return SaveStateResult(files=save_hf(export, context.model, request.directory, rank=rank, weight_version=weight_version))
+
+
+def _save_peft(
+    directory: Path, context: TrainerContext, adapters: Callable[[], Iterator[tuple[str, "Tensor"]]] | None
+) -> tuple[str, ...]:
+    if context.lora is None or adapters is None:
+        raise ContractError('save_state: found kind "peft" without adapters; expected `lora` in the trainer\'s context')
+    is_writer = context.rank_info.rank == 0
+    found = {name: tensor.cpu() for name, tensor in adapters() if is_writer}
+    if not is_writer:
+        return ()
+    from rlcore_torchkit.peft_directory import write_adapters
+
+    return write_adapters(directory, found, context.lora, context.model)
 
 
 def check_same_shapes(where: Path, theirs: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, ...]]) -> None:

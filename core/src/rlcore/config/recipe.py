@@ -13,7 +13,7 @@ from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
 from rlcore.schema.describe import WORDS
-from rlcore.spi import CHANNELS, OptimizerSpec, ScheduleSpec
+from rlcore.spi import CHANNELS, LoraSpec, OptimizerSpec, ScheduleSpec
 
 _FOLDER = Constraint(
     "that names one folder",
@@ -242,8 +242,9 @@ class CheckpointConfig:
     """Save after the last step."""
     keep: Positive = 2
     """How many of the newest checkpoints to keep."""
-    export: Literal["none", "hf"] = "none"
-    """"hf" writes, after the last step, a directory `model` in the Hugging Face format, for other tools to load."""
+    export: Literal["none", "hf", "peft"] = "none"
+    """"hf" writes, after the last step, a directory `model` in the Hugging Face format, for other tools to load; adapters of
+    [lora] are merged into it. "peft" writes the adapters alone, as a directory `adapter` in PEFT's format."""
 
 
 @frozen(kw_only=True)
@@ -271,6 +272,8 @@ class Recipe:
     training: TrainingConfig = field(factory=TrainingConfig)
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
+    lora: LoraSpec | None = None
+    """None where all weights train."""
     refit: RefitConfig = field(factory=RefitConfig)
     residency: ResidencyConfig = field(factory=ResidencyConfig)
     evaluation: EvaluationConfig = field(factory=EvaluationConfig)

@@ -71,6 +71,17 @@ def _updates(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("lora", "checkpoint.export")
+def _adapters_to_export(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.checkpoint.export == "peft" and recipe.lora is None:
+        yield Problem(
+            path="checkpoint.export",
+            found='"peft", without a [lora]',
+            expected='"hf" or "none": there are no adapters',
+            remedy='Write [lora], or set checkpoint.export to "hf".',
+        )
+
+
 @rule("schedule.decay", "schedule.min_learning_rate_ratio")
 def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
     schedule = recipe.schedule

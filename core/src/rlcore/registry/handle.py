@@ -134,7 +134,8 @@ class BackendHandle:
     def save_state(self, request: SaveStateRequest) -> SaveStateResult:
         """Write the state; every file that the result names is there."""
         self._require_legal("save_state", request, SaveStateRequest)
-        self._require_capabilities("save_state", {capabilities.SAVE_HF: request.kind == "hf"})
+        needed = {capabilities.SAVE_HF: request.kind == "hf", capabilities.LORA: request.kind == "peft"}
+        self._require_capabilities("save_state", needed)
         return self._call("save_state", request, SaveStateResult, lambda result: _check_files(request, result))
 
     def load_state(self, request: LoadStateRequest) -> LoadStateResult:

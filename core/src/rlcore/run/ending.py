@@ -22,7 +22,7 @@ def finish(loop: Loop, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model and summary.json. Returns what the latter holds."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     try:
-        model = loop.saver.export_model() if recipe.checkpoint.export == "hf" else None
+        model = None if recipe.checkpoint.export == "none" else loop.saver.export_model(recipe.checkpoint.export)
         summary = {
             "name": recipe.run.name,
             "run_directory": str(directory.path),

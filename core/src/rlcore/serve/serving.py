@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.config.load import raw_from, read_raw
@@ -206,6 +206,8 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
             f"{checkpoint} belongs to another model: the digest there is {state.model:.12}; {recipe.model.path} has {here:.12}"
         )
     needs = {spi.capabilities.SAVE_HF: "a checkpoint is exported before it is served"}
+    if recipe.lora is not None:
+        needs[spi.capabilities.LORA] = "[lora] trained adapters"
     entry = select(serving.registry, "trainer", state.trainer, device=serving.device, needs=needs)
     assert entry.provider is not None
     context = spi.TrainerContext(
@@ -217,6 +219,7 @@ def _export(serving: Serving, checkpoint: Path, final: Path, digest: str) -> Non
         max_sequence_length=recipe.rollout.max_sequence_length,
         optimizer=recipe.optimizer,
         schedule=recipe.schedule,
+        lora=None if recipe.lora is None else evolve(recipe.lora, init_from=None),  # the checkpoint has what they are now
     )
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -75,6 +75,7 @@ from rlcore.spi.lifecycle import SaveStateRequest as SaveStateRequest
 from rlcore.spi.lifecycle import SaveStateResult as SaveStateResult
 from rlcore.spi.lifecycle import SetResidencyRequest as SetResidencyRequest
 from rlcore.spi.lifecycle import SetResidencyResult as SetResidencyResult
+from rlcore.spi.lora import LoraSpec as LoraSpec
 from rlcore.spi.loss import MISMATCH_METRICS as MISMATCH_METRICS
 from rlcore.spi.loss import LossInputs as LossInputs
 from rlcore.spi.loss import LossOutput as LossOutput

@@ -27,6 +27,8 @@ MULTI_RANK = "multi_rank"
 computes from all of it. A provider that does not declare it is refused in a run of several ranks."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
+LORA = "lora"
+"""TrainerContext.lora: adapters alone are trained and kept in checkpoints; save_state(kind="peft") writes them as PEFT does."""
 
 # generators
 TOP_K = "top_k"

@@ -5,6 +5,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from rlcore.spi.lora import LoraSpec
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
 from rlcore.spi.weights import DtypeName
 
@@ -18,7 +19,7 @@ class ModelSpec:
     revision: str | None = None
     """Branch, tag or commit on the Hub; None for the default."""
     dtype: DtypeName = "float32"
-    """Compute dtype. Trainers keep float32 master weights whatever it is."""
+    """Compute dtype. Trainers keep float32 master weights of what they train whatever it is."""
     trust_remote_code: bool = False
 
 
@@ -54,6 +55,9 @@ class TrainerContext:
     """The optimizer that every train_step uses."""
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
     """How the learning rate changes over the run."""
+    lora: LoraSpec | None = None
+    """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
+    with the adapters merged in, and the reference policy is the model without them. Needs the capability `lora`."""
 
     def learning_rate(self, step: int) -> float:
         """What train_step uses at TrainStepRequest.schedule_step `step`."""
@@ -115,6 +119,8 @@ class CheckContext:
     """TrainerContext.max_microbatch_tokens, as it will be."""
     needs_reference: bool = False
     """TrainerContext.needs_reference, as it will be."""
+    lora: LoraSpec | None = None
+    """TrainerContext.lora, as it will be."""
     channel: str | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None

@@ -37,9 +37,10 @@ class SaveStateRequest:
     """Write the backend's state below a directory that exists and is empty but for other ranks' files."""
 
     directory: Path
-    kind: Literal["resume", "hf"]
+    kind: Literal["resume", "hf", "peft"]
     """"resume": all that load_state needs, in safetensors and JSON or in a format of the backend's own, in subdirectories too.
-    "hf": a Hugging Face model directory (`save_hf`)."""
+    "hf": a Hugging Face model directory (`save_hf`). "peft": the adapters of a trainer built with TrainerContext.lora, as the
+    directory that PEFT reads (`lora`)."""
 
 
 @frozen(kw_only=True)

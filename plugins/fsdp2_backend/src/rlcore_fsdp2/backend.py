@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,19 +13,21 @@ from torch import Tensor, nn
 from rlcore import spi
 from rlcore.spi.lifecycle import RESIDENT
 from rlcore_fsdp2 import checkpoint
+from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.config import Fsdp2Config
+from rlcore_fsdp2.export import whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems
 from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.optimizer import clip, make_optimizer
-from rlcore_fsdp2.policy import make_policy, make_reference, make_working_copy
+from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
@@ -55,13 +58,19 @@ class Fsdp2Backend:
             raise
 
     def _build(self, context: spi.TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
-        self.policy, self._exporter = make_policy(context.model, config, meshes, self.device)
+        self.adapters: Adapters | None = None
+        if context.lora is None:
+            self.policy, self._exporter = make_policy(context.model, config, meshes, self.device)
+        else:
+            self.policy, self._exporter, self.adapters = make_adapted_policy(context, config, meshes, self.device)
         self._dims = dims_of(self.policy.config)
         self._working = None
-        if not self._is_sharded and context.model.dtype != "float32":
+        if not self._is_sharded and context.model.dtype != "float32" and self.adapters is None:
             self._working = make_working_copy(context.model, config, self.policy, self.device)
         self._computing = self.policy if self._working is None else self._working.model
-        self._reference = make_reference(context.model, config, meshes, self.device) if context.needs_reference else None
+        self._reference = None
+        if context.needs_reference and self.adapters is None:
+            self._reference = make_reference(context.model, config, meshes, self.device)
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
         self._optimizer = make_optimizer(self.policy, context.optimizer)
         self._residency = Residency(self.device)
@@ -75,7 +84,7 @@ class Fsdp2Backend:
         try:
             logprobs: list[Tensor] = []
             totals = self._accumulate(request, logprobs)
-            gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
+            gradients = {name: p.grad for name, p in trained(self.policy).items() if p.grad is not None}
             stats = reduce(totals, list(gradients.values()), self._parallel)
             routing = self._replay.metrics(request.microbatches, self.device, self._parallel.world_size)
             stats = evolve(stats, metrics=stats.metrics | routing)
@@ -91,9 +100,9 @@ class Fsdp2Backend:
     @spi.hookimpl
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
-        model = requested_model(request, self._computing, self._reference)
-        check_routing(request.microbatches, self._dims)
-        logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
+        with self._requested(request) as model:
+            check_routing(request.microbatches, self._dims)
+            logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
 
     @spi.hookimpl
@@ -108,7 +117,14 @@ class Fsdp2Backend:
     @spi.hookimpl
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self._resident():
-            return save_state(request, self._context, self._weight_version, resume=self._save_resume, export=self._export)
+            return save_state(
+                request,
+                self._context,
+                self._weight_version,
+                resume=self._save_resume,
+                export=self._export,
+                adapters=self._whole_adapters,
+            )
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
@@ -122,7 +138,16 @@ class Fsdp2Backend:
         for model in self._models():
             del model.forward  # refers to the model, as what patch_head sets does
         refers_to_itself = self._is_sharded or self._working is not None or self._config.compile_layers
-        del self.policy, self._working, self._computing, self._reference, self._optimizer, self._exporter, self._residency
+        del (
+            self.policy,
+            self.adapters,
+            self._working,
+            self._computing,
+            self._reference,
+            self._optimizer,
+            self._exporter,
+            self._residency,
+        )
         del self._replay
         if refers_to_itself:
             gc.collect()  # as FSDP's records, gradient hooks and compiled layers do
@@ -133,6 +158,19 @@ class Fsdp2Backend:
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self._weight_version, failed_midway=self._failed_midway)
+
+    @contextmanager
+    def _requested(self, request: spi.LogprobsRequest) -> Iterator[nn.Module]:
+        """The model that is asked for: as a reference, with adapters, the policy's without them."""
+        if self.adapters is None or request.model == "policy" or not self._context.needs_reference:
+            yield requested_model(request, self._computing, self._reference)
+            return
+        with self.adapters.off():
+            yield self.policy
+
+    def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in trained(self.policy).items():
+            yield name, whole(parameter.detach(), torch.float32, self.device)
 
     def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals:
         microbatches = [move(batch, self.device, request.loss.token_columns) for batch in request.microbatches]
@@ -145,12 +183,23 @@ class Fsdp2Backend:
                 request.counts,
                 request.temperature,
                 reduce_every_microbatch=self._config.reduce_every_microbatch,
-                replay=self._replay,
+                prepare=partial(self._prepare, request.weight_version),
                 logprobs=logprobs if request.logprobs else None,
             )
         except BaseException:
             self._failed_midway = self._is_sharded  # FSDP still holds unreduced gradients of the microbatches before
             raise
+        finally:
+            if self.adapters is not None:
+                self.adapters.train_off()
+
+    def _prepare(self, version: int, index: int, microbatch: Microbatch) -> None:
+        """Before a microbatch of a step: where its tokens go, and what adapters drop of them. Ranks that have the same tokens
+        drop the same."""
+        self._replay.use(microbatch)
+        if self.adapters is not None:
+            place = self.layout.data_parallel_rank, self._parallel.context_rank
+            self.adapters.train_on(len(microbatch.tokens), version, *place, index)
 
     def update(self, gradients: Sequence[Tensor], norm: float, schedule_step: int) -> float:
         """Clip and step; returns the learning rate used."""

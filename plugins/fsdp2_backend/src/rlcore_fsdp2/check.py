@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems, option_problem
+from rlcore_torchkit.lora_targets import lora_problems
 from rlcore_torchkit.model_check import model_config, routing_problems, trained_model_problems
 
 COMPILERS = ("g++", "clang++", "c++")
@@ -16,6 +17,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
     """Return all problems of the configuration at once."""
     return [
         *trained_model_problems(context),
+        *lora_problems(context),
         *layout_problems(config, context.world_size, context.device, model_config(context)),
         *_replay_problems(context, config),
         *_compiler_problems(config),

@@ -2,7 +2,7 @@
 
 Rank r writes `trainer-rrrrr.safetensors` with the tensors `parameter/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, and
 `trainer-rrrrr.json` with each name's global shape and the part's offset and shape. Of a part that several ranks hold the first
-writes it, and the others write an empty one.
+writes it, and the others write an empty one. Frozen parameters are not in it: with adapters, these alone are.
 
 torch.distributed.checkpoint would do the same, but its index is a pickle, and reading a pickle runs what it says.
 """
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlcore.spi import CheckpointError, RankInfo
+from rlcore_fsdp2.adapters import trained
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import is_first_copy, local
 from rlcore_torchkit.hf_directory import model_storage_errors
@@ -34,7 +35,7 @@ def save(
     directory: Path, rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, weight_version: int
 ) -> tuple[str, ...]:
     """Write this rank's files; returns their names. Raises StorageError where the disk refuses them."""
-    parameters = dict(model.named_parameters())
+    parameters = trained(model)
     tensors = {key: _written(tensor) for key, tensor in _keyed(parameters, optimizer).items()}
     index = {
         "format": FORMAT,
@@ -60,7 +61,7 @@ def load(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
 
     Everything is checked before the first byte is copied. Raises CheckpointError.
     """
-    parameters = dict(model.named_parameters())
+    parameters = trained(model)
     indices = _read_indices(directory)
     _check_same_model(directory, parameters, indices)
     steps = next(iter(indices.values()))["optimizer_steps"]

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightExport
+from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.buckets import make_buckets
+from rlcore_torchkit.lora import merged
+from rlcore_torchkit.lora_targets import LORA_A, LORA_B
 
 
 @frozen(kw_only=True)
@@ -27,16 +29,18 @@ class _Exported:
 
 
 class Exporter:
-    """Streams a model's parameters; built while they are whole, before sharding."""
+    """Streams a model's parameters, with its adapters merged in; built while they are whole and without adapters."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
+        self._model, self._lora = model, lora
         self._exported = [_exported(model, name, parameter) for name, parameter in model.named_parameters()]
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        is_own = all(each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in self._exported)
+        is_own = self._lora is None and all(
+            each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in self._exported
+        )
         return WeightExport(
             weight_version=request.weight_version,
             specs=tuple(self._specs(request.dtype)),
@@ -53,11 +57,19 @@ class Exporter:
         self, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[str, Tensor]]:
         for each in self._exported:
-            full = whole(parameters[each.parameter].detach(), dtype, device)
+            full = self._whole(each.parameter, parameters, dtype, device)
             if each.is_itself:
                 yield each.parameter, full
             else:
                 yield from revert_weight_conversion(self._model, {each.parameter: full}).items()
+
+    def _whole(self, name: str, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+        weight = parameters[name].detach()
+        a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
+        if self._lora is None or a is None or b is None:
+            return whole(weight, dtype, device)
+        a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
+        return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)
 
 
 def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:

@@ -1,6 +1,6 @@
 """One optimizer step's gradients and statistics, over microbatches and ranks, read back from the device once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,6 @@ from torch.distributed.fsdp import FSDPModule
 from rlcore.spi import GlobalCounts, LossOutput, LossSpec
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.optimizer import local_norms, squared_norm
-from rlcore_fsdp2.routing_replay import ModelReplay
 from rlcore_torchkit.logprobs import packed_logprobs
 from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch
@@ -25,18 +24,18 @@ def accumulate(
     temperature: float,
     *,
     reduce_every_microbatch: bool,
-    replay: ModelReplay | None = None,
+    prepare: Callable[[int, Microbatch], None] | None = None,
     logprobs: list[Tensor] | None = None,
 ) -> Totals:
     """Add the gradients of the microbatches' losses to the parameters' `.grad`, summed over ranks; and to `logprobs` the
-    log-probabilities [T] of each microbatch.
+    log-probabilities [T] of each microbatch. `prepare` is told of each, with its number, before it runs.
 
     `model` went through `patch_head` and, unless it is whole on its only rank, through `shard`.
     """
     outputs = []
     for index, microbatch in enumerate(microbatches):
-        if replay is not None:
-            replay.use(microbatch)
+        if prepare is not None:
+            prepare(index, microbatch)
         if isinstance(model, FSDPModule):
             _set_last(model, reduce_every_microbatch or index == len(microbatches) - 1)
         output, found = _backward(model, microbatch, loss, counts, temperature)

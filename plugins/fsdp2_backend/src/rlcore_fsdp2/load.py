@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
+from rlcore_fsdp2.adapters import is_adapter
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.architectures.modules import ModuleNames
@@ -22,12 +23,12 @@ _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
     """Give a causal language model on device "meta", already divided and sharded, its values; each rank for itself.
 
-    Parameters keep their dtype and go to `parameters_on`, buffers to `device`. ModelError, the same on every rank, where
-    tensors of the architecture are missing or have another shape.
+    Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
+    the same on every rank, where tensors of the architecture are missing or have another shape.
     """
     modules = architecture_of(model.config).modules
     is_tied = _allocate(model, modules, device, parameters_on)
-    parameters = dict(model.named_parameters())
+    parameters = {name: parameter for name, parameter in model.named_parameters() if not is_adapter(name)}
     with open_tensors(spec) as files:
         tensors = {
             name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()

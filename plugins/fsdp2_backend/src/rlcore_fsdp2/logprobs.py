@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from rlcore.spi import LogprobsRequest
@@ -22,6 +23,8 @@ def compute_logprobs(
     logprobs, entropies = [], []
     for batch in request.microbatches:
         microbatch = move(batch, device, ())
+        if request.model == "reference":  # which routes itself, and with adapters is the policy's own model
+            microbatch = evolve(microbatch, token_columns={})
         replay.use(microbatch)
         values, entropy = packed_logprobs(
             model, microbatch.tokens, microbatch.packed, temperature=request.temperature, entropy=mode

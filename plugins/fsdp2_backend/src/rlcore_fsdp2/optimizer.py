@@ -7,14 +7,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcore.spi import OptimizerSpec
+from rlcore_fsdp2.adapters import trained
 from rlcore_fsdp2.sharding import local, num_copies
 
 
 def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
-    """AdamW over the float32 parameters of `model`: matrices with weight decay, vectors without."""
+    """AdamW over the float32 parameters of `model` that train: matrices with weight decay, vectors without."""
     groups = [
         {"params": members, "weight_decay": spec.weight_decay if members[0].ndim > 1 else 0.0}
-        for members in _groups(model.parameters())
+        for members in _groups(trained(model).values())
     ]
     # The fused kernel serves CPU too, where it takes a quarter of the time of the plain one.
     return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=True)

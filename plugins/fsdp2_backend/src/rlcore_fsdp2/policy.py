@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from rlcore.spi import ModelSpec
+from rlcore.spi import ModelSpec, TrainerContext
+from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.context_parallel import patch_context
 from rlcore_fsdp2.experts import divide_experts
@@ -28,6 +29,19 @@ def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, dev
     _checkpoint(model, config)
     _place_on_device(model, spec, config, meshes, device)
     return model, exporter
+
+
+def make_adapted_policy(
+    context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None, device: torch.device
+) -> tuple[Any, Exporter, Adapters]:
+    """The model frozen in the compute dtype beside float32 adapters, what exports the two as one, and the adapters."""
+    model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes)
+    exporter = Exporter(model, context.lora)
+    _checkpoint(model, config)
+    adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
+    _place_on_device(model, context.model, config, meshes, device)
+    adapters.initialise(model)
+    return model, exporter, adapters
 
 
 def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device) -> WorkingCopy:

@@ -225,6 +225,7 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
 def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
     summed, modules = exchange.sequence_parallel, family.modules
     plan: dict[str, ParallelStyle] = {
+        **_adapter_plan(layer, family),
         modules.input_norm: Replicated(summed=summed),
         modules.attention: Together(exchange),
         **{name: Colwise() for name in (modules.query, modules.key, modules.value)},
@@ -237,6 +238,19 @@ def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts
         gate, up, down = (f"{modules.mlp}.{name}" for name in (modules.gate, modules.up, modules.down))
         return plan | {gate: Colwise(), up: Colwise(), down: Rowwise()}
     return plan | {modules.router: Replicated(summed=True)} | ({modules.experts: Experts()} if experts else {})
+
+
+def _adapter_plan(layer: Any, family: Architecture) -> dict[str, ParallelStyle]:
+    """Adapters: B is divided by outputs where its layer is, A by inputs; the gradients of the whole ones are summands."""
+    modules, plan = family.modules, dict[str, ParallelStyle]()
+    by_inputs = {modules.output, f"{modules.mlp}.{modules.down}"}
+    for name, module in layer.named_modules():
+        if not hasattr(module, "lora_A"):
+            continue
+        is_rowwise = name in by_inputs
+        plan[f"{name}.lora_A"] = Rowwise() if is_rowwise else Replicated(summed=True)
+        plan[f"{name}.lora_B"] = Replicated(summed=True) if is_rowwise else Colwise()
+    return plan
 
 
 def _head_logprobs(head: nn.Linear, mesh: DeviceMesh, hidden: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:

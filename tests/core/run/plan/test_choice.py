@@ -50,6 +50,7 @@ def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
     ("capability", "overrides", "reason"),
     [
         (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
+        (capabilities.LORA, ("lora.rank=4",), "trains adapters"),
         (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
     ],
 )

@@ -34,6 +34,7 @@ def check_plan(plan: RunPlan) -> None:
         max_sequence_length=recipe.rollout.max_sequence_length,
         max_microbatch_tokens=plan.max_microbatch_tokens,
         needs_reference=needs.reference_logprobs,
+        lora=recipe.lora,
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,

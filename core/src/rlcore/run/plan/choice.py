@@ -108,6 +108,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.MULTI_RANK] = f"[cluster] has {recipe.cluster.world_size} ranks"
     if algorithm.needs.entropy:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
+    if recipe.lora is not None:
+        needs[capabilities.LORA] = "[lora] trains adapters"
     if recipe.checkpoint.export == "hf":
         needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
     if recipe.rollout.replay_routing:

@@ -112,6 +112,7 @@ class RunPlan:
             max_microbatch_tokens=self.max_microbatch_tokens,
             optimizer=self.recipe.optimizer,
             schedule=self.recipe.schedule,
+            lora=self.recipe.lora,
         )
 
     def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:

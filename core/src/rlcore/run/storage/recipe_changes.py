@@ -12,6 +12,7 @@ ANOTHER_RUN = (
     "run.seed",
     "model.chat_template",
     "model.chat_template_kwargs",
+    "lora",
     "algorithm.name",
     "environment.name",
     "data.train",

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from attrs import field, frozen
 
@@ -114,15 +115,15 @@ class RunSaver:
         """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""
         return save_disagreement(self.directory.path / "disagreement", step, heading, worst, self.tokenizer)
 
-    def export_model(self) -> Path:
-        """The Hugging Face directory `model`, replacing an earlier one only once it is whole."""
-        final = self.directory.path / "model"
-        partial = self.directory.path / ".model.partial"
+    def export_model(self, kind: Literal["hf", "peft"]) -> Path:
+        """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""
+        final = self.directory.path / {"hf": "model", "peft": "adapter"}[kind]
+        partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with storage_errors("the exported model", self.directory.path):
                 partial.mkdir(parents=True)
-                self.backends.trainer.save_state(SaveStateRequest(directory=partial, kind="hf"))
+                self.backends.trainer.save_state(SaveStateRequest(directory=partial, kind=kind))
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:

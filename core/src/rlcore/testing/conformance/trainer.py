@@ -1,6 +1,7 @@
 """The trainer's half of the conformance kit."""
 
 from rlcore.testing.conformance.trainer_lifecycle import TrainerLifecycle
+from rlcore.testing.conformance.trainer_lora import TrainerLora
 from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
 from rlcore.testing.conformance.trainer_optimizer import TrainerOptimizer
 from rlcore.testing.conformance.trainer_ranks import TrainerRanks
@@ -8,7 +9,9 @@ from rlcore.testing.conformance.trainer_routing import TrainerRouting
 from rlcore.testing.conformance.trainer_weights import TrainerWeights
 
 
-class TrainerConformance(TrainerNumerics, TrainerOptimizer, TrainerWeights, TrainerLifecycle, TrainerRouting, TrainerRanks):
+class TrainerConformance(
+    TrainerNumerics, TrainerOptimizer, TrainerWeights, TrainerLifecycle, TrainerRouting, TrainerLora, TrainerRanks
+):
     """What every trainer has to pass::
 
         class TestMine(TrainerConformance):
@@ -20,6 +23,6 @@ class TrainerConformance(TrainerNumerics, TrainerOptimizer, TrainerWeights, Trai
     Fixtures to override where the default does not fit: `config` (the provider's defaults), `rank_config` (the same), `device`
     ("cpu"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `optimizer` (AdamW with a
     learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
-    in torch), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU), `routed_model` (a tiny Qwen3-MoE)
-    and `routed_reference`.
+    in torch), `lora` (adapters of rank 3), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU),
+    `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
     """

@@ -1,0 +1,126 @@
+"""Low-rank adapters beside the frozen linear layers of a transformers model, in every layout.
+
+Each adapted layer has two modules more, `lora_A` and `lora_B`, whose product a forward hook adds to its output; what the layer
+itself is, and how it computes, stays as it was. Shapes: T tokens, I inputs and O outputs of a layer, R the rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlcore.spi import ConfigError, LoraSpec, TrainerContext
+from rlcore_fsdp2.layout import ParallelLayout
+from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.lora import initial_adapters, seeded
+from rlcore_torchkit.lora_targets import Shape, adapted_layers, linear_layers, target_problems
+from rlcore_torchkit.models import architecture_of, dims_of
+
+A, B = "lora_A", "lora_B"
+
+
+@define(eq=False)
+class Adapters:
+    """The adapters of one model: whether they count, and which of their inputs are dropped."""
+
+    spec: LoraSpec
+    model: str
+    seed: int
+    layers: Mapping[str, Shape]
+    """Name to (O, I) of the layers that have one."""
+    layout: ParallelLayout | None
+    _on: bool = True
+    _drop: tuple[object, ...] | None = field(default=None, init=False)
+    """What decides which inputs are dropped; None where none are."""
+    _num_tokens: int = field(default=0, init=False)
+
+    @classmethod
+    def attach(cls, model: Any, context: TrainerContext, layout: ParallelLayout | None) -> "Adapters":
+        """Freeze a whole model, which may be on the meta device, and give it adapters without values. ConfigError where it has
+        no layer that is a target."""
+        assert context.lora is not None
+        family, dims = architecture_of(model.config), dims_of(model.config)
+        problems = list(target_problems(linear_layers(family, dims), context.lora))
+        if problems:
+            raise ConfigError(problems)
+        layers = adapted_layers(family, dims, context.lora)
+        adapters = cls(context.lora, context.model.path, context.seed, layers, layout)
+        model.requires_grad_(False)
+        for name, shape in layers.items():
+            adapters._attach(model.get_submodule(name), name, shape)
+        return adapters
+
+    def _attach(self, layer: nn.Module, name: str, shape: Shape) -> None:
+        (rows, columns), rank = shape, self.spec.rank
+        device = next(layer.parameters()).device
+        for key, (outputs, inputs) in {A: (rank, columns), B: (rows, rank)}.items():
+            layer.add_module(
+                key, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, dtype=torch.float32, device=device)
+            )
+        layer.register_forward_hook(partial(self._forward, name, columns))
+
+    @torch.no_grad()
+    def initialise(self, model: nn.Module) -> None:
+        """Give this rank's parts their first values."""
+        values = initial_adapters(self.layers, self.spec, self.model, self.seed)
+        for name, whole in values.items():
+            parameter = model.get_parameter(name)
+            part = ShardSlice.of(parameter)
+            bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
+            local(parameter).copy_(whole[bounds])
+
+    def train_on(self, num_tokens: int, *key: object) -> None:
+        """From now on, until `train_off`, drop inputs of a microbatch of so many tokens, as the key decides: also where a layer
+        is computed again in the backward pass."""
+        self._drop, self._num_tokens = (key if self.spec.dropout else None), num_tokens
+
+    def train_off(self) -> None:
+        """Drop no inputs."""
+        self._drop = None
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model without its adapters: what it was before training."""
+        self._on = False
+        try:
+            yield
+        finally:
+            self._on = True
+
+    def _forward(self, name: str, num_inputs: int, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The layer's output [..., T, O] with alpha / R · B A dropout(x) added, in its dtype."""
+        if not self._on:
+            return output
+        states = inputs[0] if self._drop is None else inputs[0] * self.kept(name, num_inputs, inputs[0])
+        low = F.linear(states, layer.lora_A.weight.to(states.dtype))
+        return output + F.linear(low, layer.lora_B.weight.to(states.dtype)) * self.spec.scale
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
+    def kept(self, name: str, num_inputs: int, states: Tensor) -> Tensor:
+        """Zeros and 1 / (1 - dropout), of the shape of the states [..., T, I']. Tensor ranks take the columns I' of their part
+        of one draw for all I; padding behind the microbatch's tokens is kept."""
+        assert self._drop is not None
+        num_rows, num_columns = states.shape[-2:]
+        num_drawn, rank = min(num_rows, self._num_tokens), 0 if self.layout is None else self.layout.tensor_rank
+        random = seeded(states.device, self.seed, *self._drop, name)
+        drawn = torch.rand(num_drawn, num_inputs, generator=random, device=states.device) >= self.spec.dropout
+        if num_columns < num_inputs:
+            drawn = drawn[:, rank * num_columns : (rank + 1) * num_columns]
+        kept = F.pad(drawn.to(states.dtype), (0, 0, 0, num_rows - num_drawn), value=1.0)
+        return kept / (1 - self.spec.dropout)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter's name is one of an adapter."""
+    return name.endswith((f".{A}.weight", f".{B}.weight"))
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that train, by name: adapters alone where there are any."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

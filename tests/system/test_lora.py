@@ -1,0 +1,71 @@
+"""Runs that train adapters: from the recipe to files that transformers and PEFT load."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlcore.serve.serving import find_target, prepare_serving, served_model
+
+from .system_support import (  # type: ignore[import-not-found]
+    STEPS_ALONE,
+    Workplace,
+    expect_failure,
+    read_metrics,
+)
+
+OPTIONS = (
+    "trainer.name=fsdp2",
+    "generator.name=transformers",
+    "run.num_steps=3",
+    "lora.rank=4",
+    "optimizer.learning_rate=3e-2",
+    "algorithm.grpo.kl_coefficient=0.01",
+    *STEPS_ALONE,
+)
+
+
+def test_adapters_reach_the_generator_and_the_disk(workplace: Workplace, model: Path) -> None:
+    """The generator samples from the trainer's policy in every step; the exported adapters are what was trained."""
+    workplace.train("grpo.toml", *OPTIONS, "checkpoint.export=peft", "checkpoint.at_end=true", "run.name=adapters")
+    metrics = read_metrics(workplace.run("adapters"))
+    assert [step["step"] for step in metrics] == [1, 2, 3]
+    assert max(step["token_mult_prob_error"] for step in metrics) < 1.0001, "the generator has other weights"
+    assert metrics[-1]["kl"] > 1e-4, "the adapters did not move the policy"
+    directory = workplace.run("adapters") / "adapter"
+    assert json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"] == str(model)
+    trained = load_file(directory / "adapter_model.safetensors")
+    assert any(tensor.any() for name, tensor in trained.items() if name.endswith("lora_B.weight"))
+    checkpoint = next((workplace.run("adapters") / "checkpoints").glob("step-*/trainer/trainer-00000.safetensors"))
+    saved = load_file(checkpoint)
+    assert all(torch.equal(saved[f"parameter/{name.removeprefix('base_model.model.')}"], trained[name]) for name in trained)
+
+
+def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace) -> None:
+    workplace.train("grpo.toml", *OPTIONS, "checkpoint.export=peft", "run.name=first")
+    begin = f"lora.init_from={workplace.run('first') / 'adapter'}"
+    second = ("checkpoint.export=hf", "checkpoint.at_end=true", "run.name=second", "run.num_steps=1")
+    workplace.train("grpo.toml", *OPTIONS, begin, *second)
+    assert read_metrics(workplace.run("second"))[0]["kl"] > 1e-4, "it began with the model alone"
+    other = workplace.rlcore("check", "grpo.toml", *OPTIONS, begin, "lora.rank=8")
+    expect_failure(other, 2, "adapter_config.json: found r = 4", "lora.rank = 8")
+    shutil.rmtree(workplace.run("first"))
+    merged = load_file(workplace.run("second") / "model" / "model.safetensors")
+    assert not any("lora" in name for name in merged)
+    target = find_target(str(workplace.run("second") / "checkpoints" / "step-000001"), None, print)
+    exported = load_file(Path(served_model(prepare_serving(target, (), None), print)) / "model.safetensors")
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in merged.items()), "the checkpoint is another model"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ('lora.targets=["q_proj", "c_attn"]', ("lora.targets: found ", "c_attn", "q_proj, k_proj")),
+        ("lora.init_from=nowhere", ("adapter_config.json: found ",)),
+    ],
+)
+def test_bad_adapters_are_told_before_the_run(workplace: Workplace, option: str, words: tuple[str, ...]) -> None:
+    expect_failure(workplace.rlcore("train", "grpo.toml", *OPTIONS, option), 2, *words)

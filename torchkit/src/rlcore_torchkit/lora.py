@@ -1,0 +1,43 @@
+"""The arithmetic of low-rank adapters, the same for every trainer and layout: first values, dropout, merged weights."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlcore.spi.lora import LoraSpec
+from rlcore_torchkit.lora_targets import LORA_A, Shape, adapter_shapes
+from rlcore_torchkit.peft_directory import read_adapters
+
+
+def initial_adapters(layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int) -> dict[str, Tensor]:
+    """Float32 A and B of every layer by name, on the host, before the first step: those of `spec.init_from`, or else PEFT's, A
+    uniform in ±1/√in and B zero, which depend on the seed and on names alone.
+
+    ModelError where `spec.init_from` is not for these layers of `model`, a path.
+    """
+    shapes = adapter_shapes(layers, spec.rank)
+    if spec.init_from is not None:
+        return read_adapters(spec.init_from, shapes, spec, model)
+    return {name: _initial(name, shape, seed) for name, shape in shapes.items()}
+
+
+def _initial(name: str, shape: Shape, seed: int) -> Tensor:
+    values = torch.zeros(shape)
+    if name.endswith(LORA_A):
+        bound = 1 / math.sqrt(shape[1])
+        values.uniform_(-bound, bound, generator=seeded(torch.device("cpu"), seed, name))
+    return values
+
+
+def seeded(device: torch.device, *key: object) -> torch.Generator:
+    """A generator of random numbers on `device` that the key decides."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + scale · B A in float32, of a weight [out, in] in any dtype, A [rank, in] and B [out, rank] in float32."""
+    return torch.addmm(weight.to(torch.float32), b, a, alpha=scale)

@@ -1,0 +1,89 @@
+"""Which linear layers of a decoder have adapters, by its config.json alone; imports no torch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlcore.schema.suggestions import nearest
+from rlcore.spi.context import CheckContext
+from rlcore.spi.errors import Problem
+from rlcore.spi.lora import ALL_LINEAR, LoraSpec
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.model_check import config_file, model_config
+from rlcore_torchkit.peft_check import adapter_problems
+
+LORA_A, LORA_B = "lora_A.weight", "lora_B.weight"
+"""Behind a layer's name: A [rank, in] and B [out, rank]."""
+
+Shape = tuple[int, int]
+"""(out, in) of a linear layer."""
+
+
+def linear_layers(family: Architecture, dims: ModelDims) -> dict[str, Shape]:
+    """Hugging Face name to shape of every linear layer in the decoder's layers, in their order."""
+    names, hidden = family.modules, dims.hidden_size
+    heads, key_heads = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    attention = {
+        names.query: (heads, hidden),
+        names.key: (key_heads, hidden),
+        names.value: (key_heads, hidden),
+        names.output: (hidden, heads),
+    }
+    wide = (dims.intermediate_size, hidden)
+    mlp = {f"{names.mlp}.{names.gate}": wide, f"{names.mlp}.{names.up}": wide, f"{names.mlp}.{names.down}": wide[::-1]}
+    return {
+        f"{names.layers}.{layer}.{name}": shape
+        for layer, has_experts in enumerate(dims.has_experts)
+        for name, shape in (attention if has_experts else attention | mlp).items()
+    }
+
+
+def is_target(name: str, target: str) -> bool:
+    """Whether a module's name is, or ends behind a dot in, what PEFT's target_modules say."""
+    return target == ALL_LINEAR or name == target or name.endswith(f".{target}")
+
+
+def adapted_layers(family: Architecture, dims: ModelDims, spec: LoraSpec) -> dict[str, Shape]:
+    """Name to shape of the linear layers that have an adapter, in the model's order."""
+    layers = linear_layers(family, dims)
+    return {name: shape for name, shape in layers.items() if any(is_target(name, target) for target in spec.targets)}
+
+
+def adapter_shapes(layers: Mapping[str, Shape], rank: int) -> dict[str, Shape]:
+    """Name to shape of A and B of each of these layers."""
+    shapes = {}
+    for name, (rows, columns) in layers.items():
+        shapes[f"{name}.{LORA_A}"] = (rank, columns)
+        shapes[f"{name}.{LORA_B}"] = (rows, rank)
+    return shapes
+
+
+def lora_problems(context: CheckContext) -> Iterator[Problem]:
+    """Targets that the model has not, and adapters to begin with that are not for this model or another form."""
+    model, spec = model_config(context), context.lora
+    if spec is None or model is None:
+        return
+    family, dims = find_architecture(model, str(config_file(context))), ModelDims.of(model)
+    if isinstance(family, Problem) or dims is None:
+        return
+    problems = list(target_problems(linear_layers(family, dims), spec))
+    yield from problems
+    if spec.init_from is not None and not problems:
+        shapes = adapter_shapes(adapted_layers(family, dims, spec), spec.rank)
+        yield from adapter_problems(spec, spec.init_from, context.model.path, shapes)
+
+
+def target_problems(layers: Mapping[str, Any], spec: LoraSpec) -> Iterator[Problem]:
+    """A problem for each target that is no linear layer of the model."""
+    kinds = dict.fromkeys(name.rpartition(".")[2] for name in layers)
+    for target in spec.targets:
+        if any(is_target(name, target) for name in layers):
+            continue
+        near = nearest(target, [*kinds, ALL_LINEAR])
+        yield Problem(
+            path="lora.targets",
+            found=f'"{target}", which is the end of no linear layer\'s name',
+            expected=f"the ends of names in the decoder's layers: {', '.join(kinds)}, or {ALL_LINEAR}",
+            remedy=f'Did you mean "{near}"?' if near else "",
+        )
