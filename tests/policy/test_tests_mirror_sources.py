@@ -24,10 +24,10 @@ THROUGH = {
     "core/run/data/test_prompts.py": "core/run/data/rendering",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
-    "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_run core/run/rollout/session_sampler",
+    "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",
     "core/run/rollout/test_conversations.py": "core/chat/conversation",
     "core/run/rollout/test_episode_run.py": "core/run/rollout/turns core/run/rollout/loop_work core/run/rollout/group_work "
-    "core/run/rollout/group_starts core/run/rollout/prompt_groups",
+    "core/run/rollout/group_starts core/run/rollout/prompt_groups core/run/rollout/step_collector",
     "core/sessions/test_server.py": "core/sessions/errors core/sessions/replies core/sessions/routes",
     "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",

@@ -22,6 +22,8 @@ class SampleRequest:
     sampling: SamplingParams
     conversation: int = -1
     """The session that it belongs to, by its number; -1 where its prompts have nothing in common."""
+    goes_on: bool = False
+    """Whether the session has asked before."""
 
 
 @frozen(kw_only=True, eq=False)

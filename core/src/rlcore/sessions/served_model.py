@@ -80,7 +80,7 @@ class ServedModel:
             raise RequestError(400, f"tools: found some; expected {expected}. rollout.tool_parser names another")
         prompt = self._chat_prompt(session, request) if request.prompt is None else self._text_prompt(session, request.prompt)
         tokens = prompt.tokens()
-        limit = self._max_tokens(session, request, len(tokens))
+        limit, goes_on = self._max_tokens(session, request, len(tokens)), session.num_samples > 0
         wanted = [
             SampleRequest(
                 prompt=tokens,
@@ -88,12 +88,11 @@ class ServedModel:
                 max_tokens=limit,
                 sampling=sampling,
                 conversation=-1 if session.record is None else session.number,
+                goes_on=goes_on,
             )
             for number in range(request.n)
         ]
         samples = await asyncio.gather(*(self.sampler.sample(one) for one in wanted))
-        if any(sample.finish_reason is FinishReason.ABORTED for sample in samples):
-            raise RequestError(503, "generation has ended before the answer had")
         session.require_open()
         choices = [self._choice(sample, request) for sample in samples]
         self._record(session, prompt, request, choices)

@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ import pytest
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
+from rlcore.run.rollout import group_work, sample_count
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
-from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 from rlcore.run.storage.run_directory import rollout_table
-from rlcore.sessions.errors import RequestError
-from rlcore.sessions.sampling import SampleRequest
 from rlcore.spi import (
     EPISODE_IDS,
     GENERATION_LOGPROBS,
@@ -67,11 +68,11 @@ class Agents:
 
 
 @pytest.fixture
-def collect() -> Any:
-    """Collects a step of agents that play so."""
+def make() -> Any:
+    """Makes a collector of agents that play so."""
     runners = []
 
-    def call(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> CollectedRollouts:
+    def build(play: Play, on_error: Any = "error", timeout_s: float = 20.0, **options: Any) -> AgentCollector:
         runners.append(EpisodeRunner(Agents(play), timeout_s, on_error, runs_agents=True))
         defaults: dict[str, Any] = {
             "generator": Speller(),
@@ -87,13 +88,22 @@ def collect() -> Any:
             "purpose": "the step",
             "progress": Notes(),
         }
-        options = defaults | options
-        collector = AgentCollector(clock=PhaseClock(Progress()), **options)
-        return collector.collect(ROWS, 7, (1, 2, 3))
+        return AgentCollector(clock=PhaseClock(Progress()), **{**defaults, **options})
 
-    yield call
+    yield build
     for runner in runners:
         runner.close()
+
+
+@pytest.fixture
+def collect(make: Any) -> Any:
+    """Collects a step of such agents."""
+
+    def call(play: Play, *arguments: Any, **options: Any) -> CollectedRollouts:
+        collected: CollectedRollouts = make(play, *arguments, **options).collect(ROWS, 7, (1, 2, 3))
+        return collected
+
+    return call
 
 
 async def branching(row: Row, session: SessionEndpoint) -> EpisodeResult:
@@ -130,6 +140,20 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     assert throughput_metrics(found, 1.0)["mean_generated_tokens"] == metrics["response_length_mean"]
     assert rollout_table(1, found, [""] * 6)["episode"].to_pylist() == [0, 0, 1, 1, 2, 3]
     assert evaluation_metrics(found)["evaluation/pass@1"] == 0.5
+
+
+def test_a_generator_that_is_stopped_costs_agents_no_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [100.0]
+    monkeypatch.setattr(sample_count, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr(group_work, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    policy = SchedulePolicy(groups_per_step=2, num_steps=1)
+    work = make(branching).run_of(Schedule(policy), lambda _: StepPlan(rows=ROWS, draws=Draws((1,), 2, 2))).work
+    times = []
+    for is_generating in (True, False, True):
+        work.count.generating(is_generating)
+        times.append(work.now())
+        seconds[0] += 10.0
+    assert [*times, work.now()] == [100.0, 110.0, 110.0, 120.0]
 
 
 def test_a_step_is_repeated_token_for_token(collect: Any) -> None:
@@ -224,34 +248,3 @@ def test_a_session_ends_with_its_episode(collect: Any) -> None:
     finally:
         episodes.close()
     assert codes == [401] * 6
-
-
-def test_nothing_is_sampled_once_generation_has_ended() -> None:
-    sampler = SessionSampler()
-    request = SampleRequest(prompt=np.ones(1, np.int32), seed=0, max_tokens=1, sampling=SamplingParams())
-
-    async def ask_twice() -> list[Any]:
-        waiting = asyncio.create_task(sampler.sample(request))
-        await asyncio.sleep(0)
-        sampler.close()
-        return await asyncio.gather(waiting, sampler.sample(request), return_exceptions=True)
-
-    outcomes = asyncio.run(ask_twice())
-    assert all(isinstance(one, RequestError) and one.status == 503 for one in outcomes)
-
-
-def test_what_no_one_waits_for_is_not_sampled() -> None:
-    sampler = SessionSampler()
-    request = SampleRequest(prompt=np.ones(1, np.int32), seed=0, max_tokens=1, sampling=SamplingParams())
-
-    async def ask() -> None:
-        kept, given_up = (asyncio.create_task(sampler.sample(request)) for _ in range(2))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        await asyncio.wait([given_up])
-        assert sampler.feed.num_outstanding == 1
-        assert not kept.done()
-        kept.cancel()
-
-    asyncio.run(ask())
-    assert sampler.feed.num_outstanding == 0

@@ -47,6 +47,45 @@ def test_a_call_comes_to_what_it_returns_or_to_a_failure() -> None:
     assert isinstance(plain.error, ContractError)
 
 
+def test_a_call_is_given_up_and_others_go_on() -> None:
+    made = calls()
+
+    async def answers() -> str:
+        await asyncio.sleep(0.05)
+        return "answer"
+
+    async def main() -> list[Any]:
+        under_way = [
+            asyncio.create_task(made.make(call(start, key))) for key, start in enumerate((asyncio.Event().wait, answers))
+        ]
+        await asyncio.sleep(0)
+        made.give_up([0, 7])
+        return await asyncio.gather(*under_way)
+
+    given_up, answer = asyncio.run(main())
+    assert isinstance(given_up, Failure)
+    assert answer == "answer"
+
+
+def test_no_time_passes_while_the_clock_of_calls_stands_still() -> None:
+    now = [0.0]
+
+    async def waits(made: EnvironmentCalls) -> Any:
+        watch = asyncio.create_task(made.watch())
+        waiting = asyncio.create_task(made.make(call(asyncio.Event().wait)))
+        while made.state.heartbeats < 5:  # it has been looked at some times
+            await asyncio.sleep(0.001)
+        was_done, now[0] = waiting.done(), 1.0
+        outcome = await waiting
+        watch.cancel()
+        return was_done, outcome
+
+    was_done, outcome = asyncio.run(waits(calls(timeout_s=0.04, now=lambda: now[0])))
+    assert not was_done
+    assert isinstance(outcome, Failure)
+    assert "environment_timeout_s" in outcome.reason
+
+
 def test_calls_that_never_wait_give_way_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a task that has waited, after each stretch of time that they took."""
     now = [0.0]

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from rlcore.run.data.seeds import Stream
-from rlcore.run.rollout import collector, sources
+from rlcore.run.rollout import sources, step_collector
 from rlcore.run.rollout.episode_starts import StepPlan
 from rlcore.spi import (
     EnvironmentContext,
@@ -31,7 +31,7 @@ def collected_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[list[str]]
         return recorded
 
     monkeypatch.setattr(sources, "StepPlan", record(Stream.ROLLOUTS))
-    monkeypatch.setattr(collector, "StepPlan", record(Stream.EVALUATION))
+    monkeypatch.setattr(step_collector, "StepPlan", record(Stream.EVALUATION))
     return found
 
 

@@ -160,12 +160,6 @@ def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
     if rollout.replay_routing:
         expected = "false: what sessions record has no routing"
         yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
-    if plan.recipe.async_ != AsyncConfig():
-        expected = "no such section: what an agent does cannot be left and taken up again"
-        yield Problem(path="async", found=f"the section, {agents}", expected=expected)
-    if rollout.refill_equal_rewards:
-        expected = "false: groups of agents are not replaced"
-        yield Problem(path="rollout.refill_equal_rewards", found=f"true, {agents}", expected=expected)
     for split in ("train", "evaluation"):
         data = getattr(plan.recipe.data, split)
         if data is not None and data.on_long_prompt == "drop":

@@ -25,12 +25,10 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import (
-    AgentSource,
     ExampleSource,
     HeldOutEvaluator,
     RolloutSource,
@@ -79,14 +77,6 @@ class Inputs:
         assert generator is not None
         assert self.episodes is not None
         collector = collector_of(recipe, "train", generator, self.episodes, self.tokenizer, self.tool_parser, clock, progress)
-        if isinstance(collector, AgentCollector):
-            return AgentSource(
-                collector=collector,
-                rows=self.train_rows,
-                kept=self.train_kept,
-                stream=self.stream,
-                seed=recipe.run.seed,
-            )
         return RolloutSource(
             collector=collector,
             rows=self.train_rows,

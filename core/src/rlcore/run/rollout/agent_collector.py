@@ -1,25 +1,21 @@
 """Rewarded samples of agents: each episode has a session, and each of the session's segments becomes a sequence."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.chat.tool_calls import ToolParser
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
-from rlcore.run.report.progress import Progress
-from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.agent_run import AgentEpisode, AgentRun
-from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.protocols import CollectedRollouts
+from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups, SessionOptions
+from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.sessions.record import NOT_GENERATED, Segment
 from rlcore.sessions.served_model import History, ServedModel
-from rlcore.sessions.server import serving
-from rlcore.sessions.session import Session, Sessions
 from rlcore.spi.arrays import offsets_of
 
 MODEL_NAME = "policy"
@@ -28,48 +24,15 @@ _SAMPLING = (spi.capabilities.TOP_K, spi.capabilities.TOP_P, spi.capabilities.ST
 
 
 @frozen(kw_only=True, eq=False)
-class AgentCollector:
-    """Runs the episodes of one step. Seeds follow from that of `collect`, the episode, and the order of its requests."""
+class AgentCollector(StepCollector[AgentGroup]):
+    """Episodes that agents run. Seeds follow from those of the steps, the episode, and the order of its requests."""
 
-    generator: GeneratorGroup
-    episodes: EpisodeRunner
-    tokenizer: Tokenizer
-    sampling: spi.SamplingParams
-    samples_per_prompt: int
     max_sequence_length: int
-    max_response_tokens: int
-    """Most tokens of one answer."""
-    max_failed_fraction: float
     history: History
-    tool_parser: ToolParser | None
-    """Reads the calls of tools; None where their form is not known."""
-    purpose: str
-    """What the samples are for, in words."""
-    clock: PhaseClock
-    progress: Progress
 
-    def collect(
-        self,
-        rows: Sequence[spi.Row],
-        weight_version: int,
-        seed: Sequence[int],
-        spare: Iterable[spi.Row] = (),  # noqa: ARG002 - no prompt is known to be too long before its episode runs
-    ) -> CollectedRollouts:
-        """`samples_per_prompt` episodes of each row, adjacent. `seed` is a key of numpy's SeedSequence."""
-        seeds = np.random.default_rng(list(seed)).integers(0, 2**31, len(rows)).tolist()
-        members = [place for place in range(len(rows)) for _ in range(self.samples_per_prompt)]
-        episodes = [AgentEpisode(number=number, row=rows[place], seed=seeds[place]) for number, place in enumerate(members)]
-        failures = MaskedFailures(num_samples=len(episodes), of=self.purpose, max_fraction=self.max_failed_fraction)
-        with self.clock.phase("generation"):
-            self._run(episodes, failures, weight_version, tuple(seed))
-        if failures.reasons:
-            self.progress.note(str(failures))
-        return self._collected(episodes)
-
-    def _run(
-        self, episodes: Sequence[AgentEpisode], failures: MaskedFailures, weight_version: int, seed: tuple[int, ...]
-    ) -> None:
-        sampler, sessions = SessionSampler(), Sessions()
+    def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
+        """See StepCollector."""
+        sampler = SessionSampler(self.tokenizer.decode)
         model = ServedModel(
             name=MODEL_NAME,
             tokenizer=self.tokenizer,
@@ -81,36 +44,29 @@ class AgentCollector:
             history=self.history,
             parser=self.tool_parser,
         )
-        with serving(model, sessions) as address:
+        return AgentGroups(
+            model=model,
+            sampler=sampler,
+            options=SessionOptions(sampling=self.sampling, max_tokens=self.max_response_tokens),
+            plans=plans,
+            runner=self.episodes,
+            failures=failures,
+            group_size=self.samples_per_prompt,
+            groups_per_step=schedule.policy.groups_per_step,
+            on_ended=self.progress.samples,
+        )
 
-            def open_session(episode: AgentEpisode) -> tuple[Session, spi.SessionEndpoint]:
-                session = sessions.open(
-                    seed=(*seed, episode.number), sampling=self.sampling, max_tokens=self.max_response_tokens
-                )
-                base_url = f"{address}/{session.token}/v1"
-                return session, spi.SessionEndpoint(base_url=base_url, api_key=session.token, model=MODEL_NAME)
-
-            AgentRun(
-                episodes=episodes,
-                runner=self.episodes,
-                failures=failures,
-                sampler=sampler,
-                open_session=open_session,
-                finish_session=sessions.finish,
-                on_ended=lambda number: self.progress.samples(number, len(episodes)),
-            ).run(self.generator, weight_version)
-
-    def _collected(self, episodes: Sequence[AgentEpisode]) -> CollectedRollouts:
-        """The sequences of all episodes; one without an answer has a single token, outside the loss."""
+    def packed(self, groups: Sequence[AgentGroup]) -> CollectedRollouts:
+        """See StepCollector: the sequences of all episodes; one without an answer has a single token, outside the loss."""
+        episodes = [episode for group in groups for episode in group.episodes]
         silent = _silent((self.sampling.stop_token_ids or (0,))[0])
-        found = [(episode, segment) for episode in episodes for segment in episode.segments or (silent,)]
-        segments, owners = [segment for _, segment in found], [episode for episode, _ in found]
-        results = [episode.result or spi.EpisodeResult(reward=0.0) for episode in owners]
-        valid = np.array([episode.result is not None for episode in owners], np.bool_)
+        found = [(number, segment) for number, episode in enumerate(episodes) for segment in episode.segments or (silent,)]
+        segments, numbers = [segment for _, segment in found], np.array([number for number, _ in found], np.int32)
+        results = [episodes[number].result or spi.EpisodeResult(reward=0.0) for number in numbers]
+        valid = np.array([episodes[number].result is not None for number in numbers], np.bool_)
         offsets = offsets_of([len(segment.tokens) for segment in segments])
         mask = np.concatenate([segment.loss_mask for segment in segments]) & np.repeat(valid, np.diff(offsets))
         logprobs = np.concatenate([segment.logprobs for segment in segments])
-        numbers = np.array([episode.number for episode in owners], np.int32)
         batch = spi.TokenBatch(
             tokens=np.concatenate([segment.tokens for segment in segments]),
             offsets=offsets,

@@ -1,84 +1,47 @@
 """Rewarded samples of prompts: episodes between generator and environment, packed into one batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from rlcore import spi
 from rlcore.chat.conversation import History
-from rlcore.chat.tool_calls import ToolParser
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
-from rlcore.run.report.progress import Progress
-from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.episode import NOT_GENERATED, Episode, EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan, StepPlans
-from rlcore.run.rollout.gc_tuning import only_young_collections
+from rlcore.run.rollout.episode_starts import PromptLimit, StepPlans
 from rlcore.run.rollout.group_starts import GroupOptions
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.prompt_groups import PromptGroups
 from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
-from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
+from rlcore.run.rollout.schedule import Schedule
+from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.run.rollout.turns import TurnOptions, Turns
 from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 
 
 @frozen(kw_only=True, eq=False)
-class RolloutCollector:
-    """Collects the samples of steps. Every random choice follows from the plans of the steps."""
+class RolloutCollector(StepCollector[EpisodeGroup]):
+    """Episodes between generator and environment, turn after turn. A schedule of a file is replayed."""
 
-    generator: GeneratorGroup
-    episodes: EpisodeRunner
-    tokenizer: Tokenizer
-    sampling: spi.SamplingParams
-    samples_per_prompt: int
     prompt_limit: PromptLimit
-    max_response_tokens: int
     max_turns: int
     max_turn_tokens: int | None = None
     episode_timeout_s: float | None = None
     masks_truncated: bool = False
     """Whether episodes that a limit of tokens or turns cut off are masked."""
-    max_failed_fraction: float
-    """The largest share of the samples that may be masked, since their environment failed."""
     history: History = "refuse"
     """What to do where the chat template would rewrite what it has shown."""
-    tool_parser: ToolParser | None = None
-    """What reads the calls of tools; None where nothing says how the model writes them."""
-    purpose: str = "the step"
-    """What the samples are for, in words."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
-    clock: PhaseClock
-    progress: Progress
 
-    def collect(
-        self, rows: Sequence[spi.Row], weight_version: int, seed: Sequence[int], spare: Iterable[spi.Row] = ()
-    ) -> CollectedRollouts:
-        """`samples_per_prompt` samples of each row, adjacent. A row whose prompt is over the limit is replaced by one of
-        `spare`, or else left out, where the recipe says so. `seed` is a key of numpy's SeedSequence."""
-        plan = StepPlan(rows=rows, draws=Draws(seed, len(rows), self.samples_per_prompt), spare=iter(spare))
-        run = self.run_of(Schedule(SchedulePolicy(groups_per_step=len(rows), num_steps=1)), lambda _: plan)
-        try:
-            collected = self.collect_step(run, weight_version)
-        finally:
-            run.close()  # behind a worker that died, too: it is another run that is tried again
-        assert collected is not None, "nothing keeps it from going on"
-        return collected
-
-    def run_of(
-        self, schedule: Schedule, plan_of: Callable[[int], StepPlan], *, overlaps: bool = False
-    ) -> EpisodeRun[EpisodeGroup]:
-        """The episodes of a schedule; `plan_of` returns what the groups of a step begin with, steps counted from 0. With
-        `overlaps` the generator goes on while others train. A schedule of a file is replayed."""
+    def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
+        """See StepCollector."""
         policy, group_size = schedule.policy, self.samples_per_prompt
-        plans = StepPlans(plan_of, policy.groups_per_step, group_size)
         make_turns: Callable[..., Turns] = Turns
         make_work: Callable[..., PromptGroups] = PromptGroups
         if isinstance(schedule, ReplaySchedule):
@@ -94,9 +57,7 @@ class RolloutCollector:
             ),
             runner=self.episodes,
             tokenizer=self.tokenizer,
-            failures=MaskedFailures(
-                num_samples=policy.capacity * group_size, of=self.purpose, max_fraction=self.max_failed_fraction
-            ),
+            failures=failures,
             seed_of=plans.seed,
             num_samples=policy.groups_per_step * group_size,
             on_sampled=self.progress.samples,
@@ -108,39 +69,20 @@ class RolloutCollector:
             max_turn_tokens=self.max_turn_tokens,
             placeholder=(self.sampling.stop_token_ids or (0,))[0],
         )
-        work = make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)
-        return EpisodeRun(schedule=schedule, work=work, runner=self.episodes, overlaps=overlaps)
+        return make_work(options=options, plans=plans, runner=self.episodes, turns=turns, tokenizer=self.tokenizer)
 
-    def collect_step(
-        self, run: EpisodeRun[EpisodeGroup], weight_version: int, may_go_on: Callable[[], bool] = lambda: True
-    ) -> CollectedRollouts | None:
-        """The samples of the next step, groups adjacent; None where `may_go_on` turned False before they were there."""
-        with only_young_collections():
-            with self.clock.phase("generation"):
-                groups = run.collect(self.generator, weight_version, may_go_on)
-            self.clock.move("generation", "rewards", run.work.count.idle_s())
-            if not groups:
-                return None
-            self._note(run, groups)
-            return self._packed([group for group in groups if not group.is_left_out])
-
-    def _note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
+    def note(self, run: EpisodeRun[EpisodeGroup], groups: Sequence[EpisodeGroup]) -> None:
+        """See StepCollector; and which prompts were too long."""
         num_long = sum(group.num_long for group in groups)
         if num_long:
             limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
             left = f"{self.purpose} has {sum(not group.is_left_out for group in groups)} of {len(groups)}"
             self.progress.note(f"{self.prompt_limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
-        failures = run.work.failures
-        reasons = {
-            episode.number: failures.reasons[episode.number]
-            for group in groups
-            for episode in group.episodes
-            if episode.number in failures.reasons
-        }
-        if reasons:
-            self.progress.note(str(evolve(failures, reasons=reasons, num_samples=len(groups) * self.samples_per_prompt)))
+        super().note(run, groups)
 
-    def _packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
+    def packed(self, groups: Sequence[EpisodeGroup]) -> CollectedRollouts:
+        """See StepCollector."""
+        groups = [group for group in groups if not group.is_left_out]
         episodes = [episode for group in groups for episode in group.episodes]
         offsets = offsets_of([episode.length for episode in episodes])
         tokens, logprobs, versions = (

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, frozen
@@ -75,6 +75,13 @@ class EnvironmentCalls:
         """Let other tasks go on."""
         await asyncio.sleep(0)
         self._require_going_on()
+
+    def give_up(self, keys: Collection[Hashable]) -> None:
+        """Cancel the calls of these keys, whatever they come to."""
+        for task, (call, _) in self._running.items():
+            if call.key in keys and task not in self._cancelled:
+                self._cancelled.add(task)
+                task.cancel()
 
     async def watch(self) -> None:
         """Cancel calls whose time is up, until this is cancelled itself."""

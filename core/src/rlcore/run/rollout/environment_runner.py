@@ -108,10 +108,13 @@ class EpisodeRunner:
             ),
         )
 
-    def run(self, row: Row, seed: int, session: Callable[[], SessionEndpoint], place: tuple[int, int]) -> "Call[EpisodeResult]":
-        """The call that runs a whole episode of an AgentEnvironment, with the session that is opened when it begins."""
+    def run(
+        self, row: Row, seed: int, session: Callable[[], SessionEndpoint], place: tuple[int, int], key: Hashable
+    ) -> "Call[EpisodeResult]":
+        """The call that runs a whole episode of an AgentEnvironment, with the session that is opened when it begins; `place`
+        and `key` as in `reset`."""
         return Call(
-            key=("run", place[0]),
+            key=key,
             function="run",
             start=lambda: self._environment.run(row, seed, session()),
             check=check_episode,

@@ -108,11 +108,11 @@ class EpisodeRun(Generic[GroupT]):
     @contextmanager
     def still(self) -> Iterator[None]:
         """No call of the environment begins within the block, and those that were under way have ended: it may be called
-        otherwise, as many times at once as it can work on."""
+        otherwise, as many times at once as it can work on. Calls that only end with samples wait within the block."""
         lanes = self.work.lanes
         self._loop.between(lanes.hold)
         try:
-            while self._loop.between(lambda: lanes.is_at_work):
+            while self.work.ends_alone and self._loop.between(lambda: lanes.is_at_work):
                 self._loop.poll(POLL_S)
             yield
         finally:

@@ -27,6 +27,7 @@ class Draws:
 
     def __init__(self, key: Sequence[int], num_groups: int, group_size: int) -> None:
         """`key` is one of numpy's SeedSequence."""
+        self.key = tuple(key)
         self._random = np.random.default_rng(list(key))
         self._shape = (num_groups, group_size)
         self.reset_seeds: list[int] = self._random.integers(0, 2**31, num_groups).tolist()

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.episode_starts import StepPlans
@@ -46,6 +46,8 @@ class GroupWork(ABC, Generic[GroupT]):
     plans: StepPlans
     """What groups begin with."""
     group_size: int
+    ends_alone: ClassVar[bool] = True
+    """Whether calls of the environment end while nothing is generated."""
 
     def now(self) -> float:
         """The time in seconds by which an environment's calls have theirs."""

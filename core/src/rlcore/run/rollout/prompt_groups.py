@@ -89,6 +89,8 @@ class PromptGroups(GroupWork[EpisodeGroup]):
 
     def take_up(self, kept: Any) -> EpisodeGroup | None:
         """See GroupWork."""
+        if not isinstance(kept, tuple):  # a group of another kind of environment
+            return None
         group, heard = kept
         if self.turns.conversations is not None:
             for episode, state in heard.items():

@@ -3,86 +3,119 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from rlcore.run.rollout.request_feed import RequestFeed, Sampled, Wanted
+import numpy as np
+
+from rlcore.run.rollout.cut_turns import Decode, seed_after, until_stop
+from rlcore.run.rollout.polling_feed import PollingFeed
+from rlcore.run.rollout.request_feed import Sampled, Wanted
+from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import Sample, SampleRequest
+from rlcore.spi import FinishReason
 
 
 class SessionSampler:
-    """Asks a feed for the samples of sessions. The feed belongs to it: a stream reads from it while sessions are served."""
+    """Asks a feed for the samples of sessions. The feed belongs to it: streams read from it while sessions are served, one
+    after another. What a stream's end cuts off goes on in the next one."""
 
-    def __init__(self) -> None:
-        self.feed = RequestFeed(self._hand_out)
+    def __init__(self, decode: Decode) -> None:
+        """`decode` returns the text of tokens, without special tokens."""
+        self.feed = PollingFeed(self._hand_out)
+        self.count = SampleCount()
+        self._decode = decode
         self._lock = threading.Lock()
-        self._waiting: set[asyncio.Future[Sample]] = set()
+        self._waiting: dict[asyncio.Future[Sampled], int] = {}
+        """What is waited for, each with the session that it is of."""
         self._is_closed = False
 
     async def sample(self, request: SampleRequest) -> Sample:
         """See rlcore.sessions.sampling.Sampler."""
-        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        said: list[Sampled] = []
+        while True:
+            sampled = await self._ask(request, said)
+            sampled = until_stop([part.tokens for part in said], sampled, self._decode)
+            said.append(sampled)
+            if sampled.finish_reason is not FinishReason.ABORTED:
+                return self._joined(said)
+
+    async def _ask(self, request: SampleRequest, said: Sequence[Sampled]) -> Sampled:
+        """What follows on what a sample has said so far, in parts."""
+        future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._is_closed:
                 raise _ended()
-            self._waiting.add(future)
+            self._waiting[future] = request.conversation
+        num_said = sum(len(part.tokens) for part in said)
+        wanted = Wanted(
+            prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]),
+            seed=seed_after(request.seed, num_said),
+            max_tokens=request.max_tokens - num_said,
+            sampling=request.sampling,
+            owner=future,
+            conversation=request.conversation,
+            goes_on=request.goes_on or num_said > 0,
+        )
         try:
-            self.feed.ask(
-                [
-                    Wanted(
-                        prompt=request.prompt,
-                        seed=request.seed,
-                        max_tokens=request.max_tokens,
-                        sampling=request.sampling,
-                        owner=future,
-                        conversation=request.conversation,
-                    )
-                ]
-            )
+            self.count.ask(1)
+            self.feed.ask([wanted])
             return await future
-        except asyncio.CancelledError:  # whoever asked has gone
-            self.feed.withdraw(lambda wanted: wanted.owner is not future)
+        except (asyncio.CancelledError, RequestError):  # whoever asked has gone, or is refused
+            self.count.withdraw(self.feed.withdraw(lambda waiting: waiting is not wanted))
             raise
         finally:
             with self._lock:
-                self._waiting.discard(future)
+                self._waiting.pop(future, None)
+
+    def give_up(self, session: int) -> None:
+        """Refuse what a session still waits for. From any thread."""
+        self._refuse(RequestError(401, "this session is finished", code="session_finished"), session)
+
+    def open(self) -> None:
+        """Take requests, as it does until `close`."""
+        with self._lock:
+            self._is_closed = False
 
     def close(self) -> None:
         """Refuse what waits for a sample, and all that is asked for from now on."""
         with self._lock:
             self._is_closed = True
-            waiting = list(self._waiting)
+        self._refuse(_ended())
+
+    def _refuse(self, error: RequestError, session: int | None = None) -> None:
+        with self._lock:
+            waiting = [future for future, owner in self._waiting.items() if session in (None, owner)]
         for future in waiting:
-            _tell(future, _ended())
+            _settle(future, partial(future.set_exception, error))
+
+    def _joined(self, said: Sequence[Sampled]) -> Sample:
+        """The parts of a sample as one."""
+        tokens, logprobs, versions = (
+            np.concatenate([getattr(part, name) for part in said]) for name in ("tokens", "logprobs", "weight_versions")
+        )
+        return Sample(
+            text=said[0].text if len(said) == 1 else self._decode(tokens),
+            tokens=tokens,
+            logprobs=logprobs,
+            weight_versions=versions,
+            finish_reason=said[-1].finish_reason,
+        )
 
     def _hand_out(self, samples: Sequence[Sampled]) -> None:
+        self.count.come(len(samples), len(samples))
         for sampled in samples:
-            owner: Any = sampled.wanted.owner
-            sample = Sample(
-                text=sampled.text,
-                tokens=sampled.tokens,
-                logprobs=sampled.logprobs,
-                weight_versions=sampled.weight_versions,
-                finish_reason=sampled.finish_reason,
-            )
-            _tell(owner, sample)
+            future: Any = sampled.wanted.owner
+            _settle(future, partial(future.set_result, sampled))
 
 
 def _ended() -> RequestError:
     return RequestError(503, "generation has ended")
 
 
-def _tell(future: "asyncio.Future[Sample]", outcome: Sample | RequestError) -> None:
-    """Hand out what came of a request, on its own event loop."""
-
-    def settle() -> None:
-        if future.done():  # whoever asked has gone
-            return
-        if isinstance(outcome, RequestError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
+def _settle(future: "asyncio.Future[Sampled]", tell: partial[None]) -> None:
+    """Tell a future what came of it, on its own event loop."""
     loop = future.get_loop()
     if not loop.is_closed():
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(lambda: None if future.done() else tell())  # done: whoever asked has gone

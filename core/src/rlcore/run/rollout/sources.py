@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -19,7 +20,6 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.collector import RolloutCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode import EpisodeGroup
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics
@@ -27,6 +27,7 @@ from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
+from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.spi import RolloutBatch, Row, SamplingParams, capabilities
 from rlcore.spi.arrays import Int64Array
 
@@ -43,7 +44,7 @@ def collector_of(
     tool_parser: ToolParser | None,
     clock: PhaseClock,
     progress: Progress,
-) -> RolloutCollector | AgentCollector:
+) -> StepCollector[Any]:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
@@ -162,7 +163,7 @@ class RolloutSource(Source):
     def __init__(
         self,
         *,
-        collector: RolloutCollector,
+        collector: StepCollector[Any],
         rows: Sequence[Row],
         kept: Int64Array,
         stream: PromptStream,
@@ -220,11 +221,16 @@ class RolloutSource(Source):
         if self._policy.on_stale == "rescore":
             oldest = self._version_of_step.get(step - 1 - self._policy.max_staleness, 0)
         reasons = self._run.work.failures.reasons
+        is_replayable = isinstance(self._collector, RolloutCollector)  # what agents do is repeated by no schedule
         metrics, record = self._run.taken(
-            lambda groups: (schedule.metrics(), step_record(schedule, groups, reasons, weight_version))
+            lambda groups: (
+                schedule.metrics(),
+                step_record(schedule, groups, reasons, weight_version) if is_replayable else None,
+            )
         )
-        self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
-        self._compare(self._record)
+        if record is not None:
+            self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
+            self._compare(self._record)
         return evolve(collected, schedule_metrics=metrics, oldest_version=oldest)
 
     def trained(self) -> None:
@@ -290,7 +296,7 @@ class RolloutSource(Source):
     def _position(self, step: int) -> Position:
         return Position(next_number=step * self._policy.groups_per_step, trained=step)
 
-    def _run_at(self, position: Position) -> EpisodeRun[EpisodeGroup]:
+    def _run_at(self, position: Position) -> EpisodeRun[Any]:
         replayed, policy = self._replayed, self._policy
         schedule = Schedule(policy, position) if replayed is None else ReplaySchedule(policy, replayed, position)
         return self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
@@ -333,29 +339,6 @@ class RolloutSource(Source):
 
 
 @frozen(kw_only=True, eq=False)
-class AgentSource(Source):
-    """Rewarded episodes that agents run by themselves, a step's all with its own weights."""
-
-    collector: AgentCollector
-    rows: Sequence[Row]
-    kept: Int64Array
-    """int64 [P]: the rows within the limits."""
-    stream: PromptStream
-    seed: int
-
-    def sample(
-        self,
-        step: int,
-        weight_version: int,
-        may_go_on: Callable[[], bool] = lambda: True,  # noqa: ARG002 - nothing outlives a step
-    ) -> CollectedRollouts:
-        """Determined by seed, step, weights, and what the agents do."""
-        rows = [self.rows[int(index)] for index in self.kept[self.stream.indices(step - 1)]]
-        collected = self.collector.collect(rows, weight_version, (self.seed, Stream.ROLLOUTS, step))
-        return evolve(collected, weight_version=weight_version)
-
-
-@frozen(kw_only=True, eq=False)
 class ExampleSource(Source):
     """Source of batches from answers of the data set."""
 
@@ -376,7 +359,7 @@ class ExampleSource(Source):
 class HeldOutEvaluator:
     """pass@1 on the held-out rows; the same draws at every evaluation, so that curves differ by the weights alone."""
 
-    collector: RolloutCollector | AgentCollector
+    collector: StepCollector[Any]
     rows: Sequence[Row]
     kept: Int64Array
     """int64 [P]: the rows within the limits."""

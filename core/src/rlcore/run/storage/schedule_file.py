@@ -30,8 +30,9 @@ MAX_SHOWN = 60
 
 
 def begin_schedule(path: Path, plan: RunPlan, step: int) -> None:
-    """Begin the file of a run, or go on with it behind a step; nothing where samples follow from their step alone."""
-    if policy_of(plan.recipe).is_synchronous:
+    """Begin the file of a run, or go on with it behind a step; nothing where samples follow from their step alone, or no
+    replay could repeat them."""
+    if policy_of(plan.recipe).is_synchronous or plan.runs_agents:
         return
     line = json.dumps({RECIPE: plan.resolved}) + "\n"
     if step == 0 or not path.exists():
@@ -67,6 +68,10 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
                 remedy="There is nothing to replay: a run of it without --replay-schedule is the same each time.",
             )
         )
+        raise ConfigError(problems)
+    if plan.runs_agents:
+        expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
+        problems.append(Problem(path="environment", found="one whose agents run the episodes", expected=expected))
         raise ConfigError(problems)
     if not path.is_file():
         problems.append(Problem(path=str(path), found="no such file", expected="the schedule.jsonl of a run"))

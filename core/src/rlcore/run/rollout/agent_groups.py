@@ -1,0 +1,225 @@
+"""Groups of episodes that agents run: each has a session, which asks for samples until the agent says its reward."""
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from attrs import define, field, frozen
+
+from rlcore.run.rollout.environment_calls import EnvironmentCalls
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.run.rollout.episode_starts import StepPlans
+from rlcore.run.rollout.group_work import GroupWork
+from rlcore.run.rollout.lanes import Lanes
+from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.session_sampler import SessionSampler
+from rlcore.sessions.record import Segment
+from rlcore.sessions.served_model import ServedModel
+from rlcore.sessions.server import serving
+from rlcore.sessions.session import Session, Sessions
+from rlcore.spi import EpisodeResult, SamplingParams, SessionEndpoint
+
+
+@define(kw_only=True, eq=False)
+class AgentEpisode:
+    """One of the samples of a group."""
+
+    number: int
+    """Its number in the run: that of its group times the size of a group, and its own in the group."""
+    result: EpisodeResult | None = None
+    """None while it runs, and where its environment failed."""
+    segments: list[Segment] = field(factory=list)
+    """What was sampled in it, once it has ended."""
+    ended: bool = False
+
+
+@define(kw_only=True, eq=False)
+class AgentGroup:
+    """The episodes of one row."""
+
+    number: int
+    """Its number in the run."""
+    episodes: list[AgentEpisode]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards of its episodes differ, which have all ended."""
+        return len({episode.result.reward for episode in self.episodes if episode.result is not None}) > 1
+
+    def all_ended(self) -> bool:
+        """Whether all episodes have ended."""
+        return all(episode.ended for episode in self.episodes)
+
+    def settle(self) -> None:
+        """See OpenGroup: an agent leaves nothing behind."""
+
+
+@frozen(kw_only=True, eq=False)
+class SessionOptions:
+    """What all sessions of a run have in common."""
+
+    sampling: SamplingParams
+    max_tokens: int
+    """Most tokens of an answer."""
+
+
+class AgentGroups(GroupWork[AgentGroup]):
+    """Runs agents, each from its beginning to its end: none can be left and taken up again. Where their server or their event
+    loop ends, they begin again."""
+
+    ends_alone: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        sampler: SessionSampler,
+        options: SessionOptions,
+        plans: StepPlans,
+        runner: EpisodeRunner,
+        failures: MaskedFailures,
+        group_size: int,
+        groups_per_step: int,
+        on_ended: Callable[[int, int], None],
+    ) -> None:
+        """`model` answers by `sampler`. `on_ended` gets how many of the open groups' episodes have ended, and how many there
+        are."""
+        self.feed, self.count, self.lanes = sampler.feed, sampler.count, Lanes()
+        self.plans, self.failures, self.group_size = plans, failures, group_size
+        self._model = model
+        self._sampler = sampler
+        self._options = options
+        self._runner = runner
+        self._samples_per_step = groups_per_step * group_size
+        self._tell = on_ended
+        self._serving = ExitStack()
+        self._sessions = Sessions()
+        self._address: str | None = None
+        """Where the server listens, while there is one."""
+        self._calls: EnvironmentCalls | None = None
+        self._on_ended: Callable[[int], None]
+        self._groups: dict[int, AgentGroup] = {}
+        """The open groups that have run here."""
+        self._running: dict[int, tuple[AgentEpisode, Session]] = {}
+        """The episodes that an agent is at, by number."""
+
+    def now(self) -> float:
+        """See GroupWork: an agent that waits for a generator that is stopped loses none of its time."""
+        return super().now() - self.count.stopped_s()
+
+    def open(self) -> None:
+        """See GroupWork: serve sessions."""
+        if self._address is None:
+            self._sampler.open()
+            self._address = self._serving.enter_context(serving(self._model, self._sessions))
+
+    def close(self) -> None:
+        """See GroupWork."""
+        self._sampler.close()
+        self._serving.close()
+        self._address = None
+
+    def new_group(self, number: int) -> AgentGroup:
+        """See GroupWork."""
+        first = number * self.group_size
+        return AgentGroup(number=number, episodes=[AgentEpisode(number=first + place) for place in range(self.group_size)])
+
+    def begin(self, calls: EnvironmentCalls, on_ended: Callable[[int], None], look: Callable[[], None]) -> None:  # noqa: ARG002
+        """See GroupWork."""
+        self._calls, self._on_ended = calls, on_ended
+        self._give_up(list(self._running))  # those of an event loop that was given up
+        self.lanes.begin()
+
+    def start(self, groups: Collection[AgentGroup], *, together: bool) -> None:  # noqa: ARG002 - each asks when it likes
+        """See GroupWork."""
+        for group in groups:
+            self._groups[group.number] = group
+            self._play_all([episode for episode in group.episodes if not episode.ended])
+            if group.all_ended():
+                self._on_ended(group.number)
+
+    def forget(self, groups: Collection[AgentGroup]) -> None:
+        """See GroupWork: agents that are at work are cancelled."""
+        for group in groups:
+            self._groups.pop(group.number, None)
+            self._give_up([episode.number for episode in group.episodes])
+
+    def restart(self, group: AgentGroup, *, is_at_work: bool) -> bool:
+        """See GroupWork."""
+        restarted = []
+        for place, episode in enumerate(group.episodes):
+            running, session = self._running.get(episode.number, (None, None))
+            if running is episode and session is not None and session.num_samples:
+                group.episodes[place] = AgentEpisode(number=episode.number)
+                restarted.append(group.episodes[place])
+        self._give_up([episode.number for episode in restarted])
+        if is_at_work:
+            self._play_all(restarted)
+        return len(restarted) == self.group_size
+
+    def kept(self, group: AgentGroup) -> AgentGroup | None:
+        """See GroupWork: a group whose agents have all ended."""
+        return group if group.all_ended() else None
+
+    def take_up(self, kept: Any) -> AgentGroup | None:
+        """See GroupWork."""
+        return kept if isinstance(kept, AgentGroup) and len(kept.episodes) == self.group_size else None
+
+    def _play_all(self, episodes: Collection[AgentEpisode]) -> None:
+        for episode in episodes:
+            self.lanes.add(self._play, episode, episode.number)
+
+    def _is_open(self, episode: AgentEpisode) -> bool:
+        number, place = divmod(episode.number, self.group_size)
+        return number in self._groups and self._groups[number].episodes[place] is episode
+
+    async def _play(self, episode: AgentEpisode) -> None:
+        if not self._is_open(episode) or self._calls is None:
+            return
+        number, place = divmod(episode.number, self.group_size)
+        plan, of_step = self.plans.of_step(self.plans.step_of(number)), self.plans.place_of(number)
+        in_step = of_step * self.group_size + place
+        sessions: list[Session] = []
+
+        def begin() -> SessionEndpoint:
+            sessions.append(self._open_session((*plan.draws.key, in_step)))
+            self._running[episode.number] = (episode, sessions[0])
+            token = sessions[0].token
+            return SessionEndpoint(base_url=f"{self._address}/{token}/v1", api_key=token, model=self._model.name)
+
+        seed, of = plan.draws.reset_seeds[of_step], (in_step, self._samples_per_step)
+        call = self._runner.run(plan.rows[of_step], seed, begin, of, episode.number)
+        try:
+            outcome = await self._calls.make(call)
+        finally:
+            segments = [segment for session in sessions for segment in self._finish(session)]
+            if self._running.get(episode.number, (None,))[0] is episode:
+                del self._running[episode.number]
+        if not self._is_open(episode):
+            return  # given up meanwhile
+        if isinstance(outcome, Failure):
+            self._runner.require(call, outcome)
+            self.failures.add(episode.number, outcome.reason)
+            self.failures.check()
+        episode.result = None if isinstance(outcome, Failure) else outcome
+        episode.segments, episode.ended = segments, True
+        ended = [one.ended for group in self._groups.values() for one in group.episodes]
+        self._tell(sum(ended), len(ended))
+        self._on_ended(number)
+
+    def _open_session(self, seed: tuple[int, ...]) -> Session:
+        return self._sessions.open(seed=seed, sampling=self._options.sampling, max_tokens=self._options.max_tokens)
+
+    def _finish(self, session: Session) -> list[Segment]:
+        segments = self._sessions.finish(session)
+        self._sampler.give_up(session.number)
+        return segments
+
+    def _give_up(self, numbers: Collection[int]) -> None:
+        """Cancel the agents that are at some episodes, and answer them no more."""
+        given_up = [number for number in numbers if number in self._running]
+        for number in given_up:
+            self._finish(self._running.pop(number)[1])
+        if self._calls is not None:
+            self._calls.give_up(given_up)
