@@ -316,13 +316,20 @@ def check_logprobs(place: Place, backend: MegatronBackend, expected: Any, form: 
             np.testing.assert_allclose(np.concatenate(found), wanted.numpy()[places], atol=bound)
 
 
+OTHER = "qwen3"
+"""A reference of another family than the policy's, without experts."""
+
+
 def check_parity(place: Place, layout: Layout, architecture: str, form: str) -> None:
     """Three steps, each with the gradients and figures of one process, and weights that are its own."""
     has_reference = architecture == MOE
     bounds, expected = place.bounds(architecture), place.expected(architecture, form)
-    backend = place.backend(layout, architecture, needs_reference=has_reference)
-    for model in ("policy", "reference")[: 1 + has_reference]:
-        check_logprobs(place, backend, expected, form, model, bounds.figure)
+    other = place.root / "models" / OTHER if has_reference and form == "packed" else None
+    backend = place.backend(layout, architecture, needs_reference=has_reference, reference=other)
+    check_logprobs(place, backend, expected, form, "policy", bounds.figure)
+    if has_reference:
+        of_reference = expected if other is None else place.expected(OTHER, form)
+        check_logprobs(place, backend, of_reference, form, "reference", bounds.figure)
     seen = GradientsSeen(backend)
     for version, batch in enumerate(BATCHES):
         loss = LOSSES[place.loss_of(form)]

@@ -31,8 +31,8 @@ loads = st.builds(
     max_microbatch_tokens=st.sampled_from([None, 1024, 16384]),
     memory_bytes=st.integers(8, 200).map(lambda size: size * GIB),
     local_size=st.sampled_from([1, 4, 8]),
-    needs_reference=st.booleans(),
 )
+loads = st.tuples(loads, st.booleans()).map(lambda drawn: evolve(drawn[0], reference=drawn[0].model if drawn[1] else None))
 
 
 def sizes_of(config: MegatronConfig) -> dict[str, int]:
@@ -176,3 +176,13 @@ def test_sizes_that_nothing_goes_with_are_named() -> None:
         "sizes that divide ranks, heads, layers, experts and vocabulary. Change these, or give the trainer another "
         "number of ranks"
     )
+
+
+def test_a_reference_of_another_size_is_divided_too() -> None:
+    """Its two key-value heads go on two ranks at most, whatever the policy's eight would allow; and its weights need room."""
+    load = Workload(world_size=16, model=MIDDLE, device="cuda", max_sequence_length=8192, memory_bytes=32 * GIB)
+    alone, both = attempt(AUTO, load), attempt(AUTO, evolve(load, reference=SMALL))
+    assert alone is not None
+    assert both is not None
+    assert int(alone.tensor_parallel) > 2 >= int(both.tensor_parallel)
+    assert num_shared(both) >= num_shared(alone)

@@ -48,7 +48,7 @@ def test_what_ranks_share_is_divided_and_nothing_else() -> None:
     assert stages.activations == pytest.approx(one.activations)
     assert one.weights // 2 <= stages.weights < one.weights * 0.54
     assert estimate(dims, evolve(ONE, recompute="full"), load).activations < one.activations / 8
-    assert estimate(dims, ONE, evolve(load, needs_reference=True)).weights == 2 * one.weights
+    assert estimate(dims, ONE, evolve(load, reference=load.model)).weights == 2 * one.weights
     wide = estimate(dims, ONE, evolve(load, dtype="float32"))
     assert (wide.weights, wide.gradients, wide.activations) == (2 * one.weights, one.gradients, 2 * one.activations)
     assert wide.optimizer == pytest.approx(one.optimizer * 8 / 12, abs=1)

@@ -1,8 +1,10 @@
 """What can be found wrong with a recipe's model, for any backend, before anything is allocated; imports no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from attrs import evolve
 
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
@@ -24,6 +26,21 @@ def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
     limit = config.get("max_position_embeddings")
     if limit is not None and limit < context.max_sequence_length:
         yield too_few_positions(config_file(context), f"max_position_embeddings = {limit}", context.max_sequence_length)
+
+
+def reference_problems(
+    context: CheckContext, layout_problems: Callable[[Mapping[str, Any] | None], Iterable[Problem]]
+) -> Iterator[Problem]:
+    """What is wrong with the model in [reference], which shares the policy's layout; nothing where there is no such section.
+    `layout_problems` says what a layout is wrong with for the content of a config.json."""
+    if context.reference is None:
+        return
+    other = evolve(context, model=context.reference, reference=None)
+    yield from trained_model_problems(other)
+    mine = set(layout_problems(model_config(context)))
+    for problem in layout_problems(model_config(other)):
+        if problem not in mine:
+            yield evolve(problem, found=f"{problem.found} (of {context.reference.path}, the reference)")
 
 
 def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Problem:

@@ -13,6 +13,7 @@ REQUIRED = {"torch": ">=2.11", "transformers": ">=5.16,<5.20"}
 """Distribution to the versions that serve, as in this distribution's requirements."""
 TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.REFERENCE_POLICY,
+    capabilities.REFERENCE_MODEL,
     capabilities.ENTROPY,
     capabilities.SAVE_HF,
     capabilities.METRIC_BOUNDS,

@@ -21,8 +21,8 @@ has no way to write it.
   replaced by what comes later. Files are looked up from the recipe that names them.
 - `rlcore train recipe.toml training.prompts_per_step=8 model.path=./model` overrides keys. Values are TOML; what is not valid
   TOML is a string. An array of strings needs quotes for the shell: `'rollout.stop_strings=["Question:"]'`.
-- `model.path`, `data.train.path` and `data.evaluation.path` are looked up from the file that writes them, on the command line
-  from the working directory; `run.directory` always from the working directory.
+- `model.path`, `reference.path`, `data.train.path` and `data.evaluation.path` are looked up from the file that writes them, on
+  the command line from the working directory; `run.directory` always from the working directory.
 - `rlcore check recipe.toml` reports every unknown key, wrong type and impossible combination at once and allocates nothing.
 - `rlcore config recipe.toml` prints the recipe as it will run, with every default.
 """

@@ -15,7 +15,7 @@ from rlcore.spi import ConfigError, Problem
 Key = tuple[str, ...]
 
 EXTENDS = "extends"
-MODEL_PATH: Key = ("model", "path")
+MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
 FILE_SOURCES = ("jsonl", "parquet")
@@ -224,14 +224,14 @@ def _forget(origins: dict[Key, Origin], key: Key) -> None:
 def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> None:
     """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is; a
     model's in a folder that does is none."""
-    for key in (MODEL_PATH, ADAPTER_PATH, *DATA_PATHS):
+    for key in (*MODEL_PATHS, ADAPTER_PATH, *DATA_PATHS):
         section = _table_at(tables, key[:-1])
         value = section.get(key[-1])
         if not isinstance(value, str) or not value or key not in origins:
             continue
         candidate = origins[key].directory / Path(value).expanduser()
         is_file = key == ADAPTER_PATH or section.get("source") in FILE_SOURCES or value.startswith(("~", "./", "../"))
-        is_model = key == MODEL_PATH and "/" in value and candidate.parent.is_dir()
+        is_model = key in MODEL_PATHS and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
     for key in FUNCTIONS:

@@ -36,7 +36,7 @@ TemplateVariables: TypeAlias = Annotated[Mapping[str, str | bool | int | float],
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """`[model]`: the policy, and the frozen reference where one is needed."""
+    """`[model]`: the policy, and the frozen reference where one is needed and [reference] names no other."""
 
     path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
     """A local Hugging Face directory, or a name on the Hub."""
@@ -51,3 +51,14 @@ class ModelConfig:
     chat_template_kwargs: TemplateVariables = field(factory=dict)
     """Variables that the chat template reads, such as enable_thinking = false for Qwen3's. A template that asks for the date is
     told 26 July 2024, so that prompts are the same on any day; Llama's take another one from a variable date_string."""
+
+
+@frozen(kw_only=True)
+class ReferenceConfig:
+    """`[reference]`: the frozen model that an algorithm compares the policy with, where it is not the policy's beginning: a
+    teacher, say, or the model that earlier training began with. It has the policy's tokenizer, and any size."""
+
+    path: Annotated[str, not_empty("Give a local Hugging Face directory or a name on the Hub.")]
+    """A local Hugging Face directory, or a name on the Hub. It computes in model.dtype."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.cluster import ClusterConfig
-from rlcore.config.model import ModelConfig
+from rlcore.config.model import ModelConfig, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
 from rlcore.schema.describe import WORDS
@@ -263,6 +263,8 @@ class Recipe:
     algorithm: NamedPluginChoice
     environment: NamedPluginChoice | None = None
     """None where demonstrations or preferences are trained on and nothing is evaluated."""
+    reference: ReferenceConfig | None = None
+    """None where the policy's beginning is the reference, or nothing compares with one."""
     run: RunConfig = field(factory=RunConfig)
     data: DataConfig = field(factory=DataConfig)
     trainer: PluginChoice = field(factory=PluginChoice)

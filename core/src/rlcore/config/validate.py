@@ -292,15 +292,15 @@ def _template_variables(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path=f"model.chat_template_kwargs.{name}", found=f"{value}", expected="a finite number")
 
 
-@rule("model.path", "model.revision")
+@rule("model.path", "model.revision", "reference")
 def _revision_of_directory(recipe: Recipe) -> Iterator[Problem]:
-    model = recipe.model
-    if model.revision is not None and Path(model.path).is_dir():
-        yield Problem(
-            path="model.revision",
-            found=f"{describe.toml_literal(model.revision)}, with the local directory {model.path}",
-            expected="no revision: only models on the Hub have one",
-        )
+    for section, model in (("model", recipe.model), ("reference", recipe.reference)):
+        if model is not None and model.revision is not None and Path(model.path).is_dir():
+            yield Problem(
+                path=f"{section}.revision",
+                found=f"{describe.toml_literal(model.revision)}, with the local directory {model.path}",
+                expected="no revision: only models on the Hub have one",
+            )
 
 
 @rule("plugins.disable", "trainer.name", "generator.name", "algorithm.name", "environment.name")

@@ -111,7 +111,8 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
     _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
-    for name in ("previous_logprobs", "reference_logprobs", "entropy", "untruncated_sampling", "whole_groups"):
+    flags = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling", "whole_groups")
+    for name in flags:
         _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 

@@ -151,7 +151,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
-    with open_reference_store(prepared, directory.path, saver.model, progress.note) as reference_store:
+    with open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store:
         source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
         source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
         loop = Loop(

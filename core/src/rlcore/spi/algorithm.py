@@ -25,6 +25,8 @@ class AlgorithmNeeds:
     reference_logprobs: bool = False
     """Every minibatch carries `reference_logprobs`. Those of rows of a data set are computed once for each row, and kept in the
     run directory; those of rollouts in every step."""
+    reference_model: bool = False
+    """The reference is another model than the policy, such as a teacher, so that a recipe has to name it in [reference]."""
     entropy: bool = False
     """The loss asks for the entropy (LossSpec.entropy is not "none")."""
     min_samples_per_prompt: int = 1

@@ -9,6 +9,9 @@ from rlcore.spi.channels import channel_capabilities
 # trainers
 REFERENCE_POLICY = "reference_policy"
 """get_logprobs(model="reference"): a frozen copy of the initial weights."""
+REFERENCE_MODEL = "reference_model"
+"""TrainerContext.reference: get_logprobs(model="reference") asks another model than the policy's, maybe of another family and
+size. Needs `reference_policy`."""
 ENTROPY = "entropy"
 """Entropy in get_logprobs, and in train_step with a gradient."""
 SAVE_HF = "save_hf"

@@ -49,6 +49,9 @@ class TrainerContext:
     """Whether get_logprobs(model="reference") will be called."""
     max_sequence_length: int
     """Tokens of the longest sequence that any batch will hold."""
+    reference: ModelSpec | None = None
+    """The frozen model that get_logprobs(model="reference") asks, with a vocabulary of the policy's tokens; None for the policy
+    as it was at the beginning. Needs the capability `reference_model`."""
     max_microbatch_tokens: int | None = None
     """Most tokens of one microbatch, unless a single sequence is longer; None where nothing bounds them."""
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
@@ -121,6 +124,8 @@ class CheckContext:
     """TrainerContext.needs_reference, as it will be."""
     lora: LoraSpec | None = None
     """TrainerContext.lora, as it will be."""
+    reference: ModelSpec | None = None
+    """TrainerContext.reference, as it will be."""
     channel: str | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None

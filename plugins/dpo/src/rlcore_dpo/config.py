@@ -26,7 +26,8 @@ class DpoConfig:
     label_smoothing: Annotated[float, at_least_below(0, 0.5)] = 0.0
     """Share of pairs taken to be swapped: with "sigmoid" the loss is smoothed by it (cDPO), with "robust" freed of its bias."""
     reference: Literal["initial", "none"] = "initial"
-    """What scores are taken against: the initial weights, or nothing, which needs no second copy of them."""
+    """What scores are taken against: the initial weights, or the model that [reference] names; or nothing, which needs no
+    second model."""
     length_normalised: bool = False
     """Divide an answer's score by its number of tokens, so that long answers do not win by their length."""
     margin: Annotated[float, at_least(0)] = 0.0

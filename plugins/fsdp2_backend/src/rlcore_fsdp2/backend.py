@@ -69,8 +69,8 @@ class Fsdp2Backend:
             self._working = make_working_copy(context.model, config, self.policy, self.device)
         self._computing = self.policy if self._working is None else self._working.model
         self._reference = None
-        if context.needs_reference and self.adapters is None:
-            self._reference = make_reference(context.model, config, meshes, self.device)
+        if context.needs_reference and (self.adapters is None or context.reference is not None):
+            self._reference = make_reference(context.reference or context.model, config, meshes, self.device)
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
         self._optimizer = make_optimizer(self.policy, context.optimizer)
         self._residency = Residency(self.device)
@@ -162,7 +162,12 @@ class Fsdp2Backend:
     @contextmanager
     def _requested(self, request: spi.LogprobsRequest) -> Iterator[nn.Module]:
         """The model that is asked for: as a reference, with adapters, the policy's without them."""
-        if self.adapters is None or request.model == "policy" or not self._context.needs_reference:
+        if (
+            self.adapters is None
+            or request.model == "policy"
+            or self._reference is not None
+            or not self._context.needs_reference
+        ):
             yield requested_model(request, self._computing, self._reference)
             return
         with self.adapters.off():

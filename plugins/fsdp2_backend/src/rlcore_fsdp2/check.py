@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.layout_check import layout_problems, option_problem
+from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems
 from rlcore_torchkit.lora_targets import lora_problems
-from rlcore_torchkit.model_check import model_config, routing_problems, trained_model_problems
+from rlcore_torchkit.model_check import model_config, reference_problems, routing_problems, trained_model_problems
 
 COMPILERS = ("g++", "clang++", "c++")
 """What torch.compile builds its kernels' launchers with."""
@@ -19,6 +20,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *trained_model_problems(context),
         *lora_problems(context),
         *layout_problems(config, context.world_size, context.device, model_config(context)),
+        *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_replay_problems(context, config),
         *_compiler_problems(config),
     ]

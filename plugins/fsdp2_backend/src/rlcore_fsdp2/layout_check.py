@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from attrs import evolve
+
 from rlcore.spi import Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -25,6 +27,16 @@ def layout_problems(
     dims = None if model is None else ModelDims.of(model)
     if dims is not None:
         yield from _model_problems(config, device, dims)
+
+
+def reference_layout_problems(
+    config: Fsdp2Config, world_size: int, device: str, model: Mapping[str, Any] | None
+) -> Iterator[Problem]:
+    """`layout_problems` of a frozen model in the policy's layout: ranks that share experts are nothing to one without."""
+    dims = None if model is None else ModelDims.of(model)
+    if dims is not None and not dims.num_experts:
+        config = evolve(config, expert_parallel=1)
+    yield from layout_problems(config, world_size, device, model)
 
 
 def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from rlcore.spi import ModelSpec, TrainerContext
 from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.context_parallel import patch_context
-from rlcore_fsdp2.experts import divide_experts
+from rlcore_fsdp2.experts import divide_experts, expert_modules
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.float8 import use_float8
 from rlcore_fsdp2.layout import Meshes
@@ -53,7 +53,7 @@ def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device:
 
 
 def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> Any:
-    """The frozen initial model, stored in the compute dtype."""
+    """The frozen model at `spec`, stored in the compute dtype."""
     model = _load_unplaced(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
     _place_on_device(model, spec, config, meshes, device)
     return model
@@ -98,7 +98,7 @@ def _divide(model: Any, meshes: Meshes | None) -> None:
     layout, head = meshes.layout, None
     if layout.tensor > 1:
         head = parallelize(model, meshes.tensor, sequence_parallel=layout.sequence_parallel, experts=layout.expert == 1)
-    if layout.expert > 1:
+    if layout.expert > 1 and any(expert_modules(model)):
         divide_experts(model, meshes.expert)
     patch_head(model, head)
     if layout.context > 1:

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.spi import ConfigError, Problem
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems
+from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, reference_layout_problems
 from rlcore_megatron.memory import Estimate, Workload, estimate
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
@@ -73,7 +73,8 @@ def _candidates(config: MegatronConfig, load: Workload, chosen: tuple[str, ...])
     divisors = [size for size in range(1, load.world_size + 1) if load.world_size % size == 0]
     for sizes in product(*([size for size in divisors if wholes.get(name, size) % size == 0] for name in chosen)):
         resolved = evolve(config, **dict(zip(chosen, sizes, strict=True)))
-        if not layout_problems(resolved, load.world_size, load.device, load.model):
+        fits = not layout_problems(resolved, load.world_size, load.device, load.model)
+        if fits and not reference_layout_problems(resolved, load.world_size, load.device, load.reference):
             yield _Candidate(config=resolved, estimate=None if dims is None else estimate(dims, resolved, load))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor
 
 from rlcore import spi
@@ -17,7 +18,7 @@ from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.layout_check import layout_problems
+from rlcore_megatron.layout_check import layout_problems, reference_layout_problems
 from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.model_config import transformer_config
 from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
@@ -44,7 +45,8 @@ class MegatronBackend:
         self._device = use_device(rank_info)
         self._hf = load_config(context.model)
         self._dims = dims_of(self._hf)
-        self._parallel = _layout(context, config, standard_config(self._hf))
+        reference = load_config(context.reference) if context.needs_reference and context.reference is not None else self._hf
+        self._parallel = _layout(context, config, standard_config(self._hf), standard_config(reference))
         if self._parallel.reason and rank_info.rank == 0:
             logger.info("%s", self._parallel.reason)
         self.layout = self._parallel.data_layout
@@ -69,9 +71,12 @@ class MegatronBackend:
         self._passes = self._passes_of(self.models)
         self._reference: list[PolicyModel] | None = None
         if context.needs_reference:
-            frozen = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-            self._reference = build(frozen, self._hf, layout)
-            load_initial(self._reference, self._hf, context.model, config, layout)
+            # What of the recipe's section holds the policy's own weights is not the reference's, where that is another model.
+            spec = context.reference or context.model
+            own = config if context.reference is None else evolve(config, checkpoint=None)
+            hf = self._hf if context.reference is None else load_config(spec)
+            self._reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
+            load_initial(self._reference, hf, spec, own, layout)
             for model in self._reference:
                 model.requires_grad_(False)
         self._exporter = Exporter(policy, self._hf, layout, groups)
@@ -194,10 +199,14 @@ class MegatronBackend:
         return checkpoint.save(directory, self.models, self.optimizer, self.weight_version, self._context.rank_info)
 
 
-def _layout(context: spi.TrainerContext, config: MegatronConfig, model: dict[str, Any]) -> ParallelLayout:
-    """ConfigError for what `check` could not see of a model on the Hub."""
+def _layout(
+    context: spi.TrainerContext, config: MegatronConfig, model: dict[str, Any], reference: dict[str, Any]
+) -> ParallelLayout:
+    """ConfigError for what `check` could not see of models on the Hub, the policy and its reference."""
     rank_info = context.rank_info
-    problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
+    where = rank_info.world_size, rank_info.device
+    problems = [*layout_problems(config, *where, model), *reference_layout_problems(config, *where, reference)]
+    problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)
     gpu = rank_info.device == "cuda"
@@ -212,5 +221,5 @@ def _layout(context: spi.TrainerContext, config: MegatronConfig, model: dict[str
         memory_bytes=torch.cuda.get_device_properties(rank_info.local_rank).total_memory if gpu else None,
         local_size=torch.cuda.device_count() if gpu else 1,
         dtype=context.model.dtype,
-        needs_reference=context.needs_reference,
+        reference=reference if context.needs_reference else None,
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
-from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, option_problem
+from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.weight_mapping import name_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
-from rlcore_torchkit.model_check import config_file, model_config, routing_problems, trained_model_problems
+from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
 
 FORMAT = "torch_dist"
 METADATA = "metadata.json"
@@ -36,6 +37,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
         *_rotary_problems(context, model),
         *layout_problems(config, context.world_size, context.device, model),
+        *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
         *forwarded_problems(config, context.device, context.model.dtype, dims),
@@ -141,7 +143,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         device=context.device,
         max_sequence_length=context.max_sequence_length,
         max_microbatch_tokens=context.max_microbatch_tokens,
-        needs_reference=context.needs_reference,
+        reference=_reference(context, model),
         memory_bytes=min(memories) if memories else None,
         dtype=context.model.dtype,
     )
@@ -149,6 +151,14 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         choose(config, load)
     except ConfigError as error:
         yield from error.problems
+
+
+def _reference(context: CheckContext, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The config.json of the frozen model that is held too; the policy's for one that cannot be read."""
+    if not context.needs_reference:
+        return None
+    named = None if context.reference is None else model_config(evolve(context, model=context.reference))
+    return named or model
 
 
 def _transformer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:

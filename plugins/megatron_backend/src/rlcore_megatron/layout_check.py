@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
@@ -30,6 +30,16 @@ def layout_problems(
     if dims is not None:
         problems += _model_problems(config, device, dims)
     return problems
+
+
+def reference_layout_problems(
+    config: MegatronConfig, world_size: int, device: Literal["cpu", "cuda"], model: Mapping[str, Any] | None
+) -> list[Problem]:
+    """`layout_problems` of a frozen model in the policy's layout: sizes that divide experts are nothing to one without."""
+    dims = None if model is None else ModelDims.of(model)
+    if dims is not None and not dims.num_experts:
+        config = evolve(config, expert_parallel=1, expert_tensor_parallel=1)
+    return layout_problems(config, world_size, device, model)
 
 
 def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:

@@ -45,8 +45,8 @@ class Workload:
     local_size: int = 8
     """Devices of one machine, which tensor ranks share."""
     dtype: str = "bfloat16"
-    needs_reference: bool = False
-    """Whether a frozen copy of the weights is held too."""
+    reference: Mapping[str, Any] | None = None
+    """The content of the config.json of a frozen model that is held too."""
 
     @property
     def tokens(self) -> int:
@@ -96,6 +96,10 @@ class Parameters:
     expert: float
     """The experts' MLPs: the same on all expert-data ranks."""
 
+    @property
+    def total(self) -> float:
+        return self.dense + self.expert
+
     @classmethod
     def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":
         """The parameters of a rank of the fullest stage; the sizes in `config` are all numbers."""
@@ -116,7 +120,8 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
     item = ITEM_BYTES[load.dtype]
     parameters = Parameters.of(dims, config)
-    held = parameters.dense + parameters.expert
+    held = parameters.total
+    reference = None if load.reference is None else ModelDims.of(load.reference)
     stage = load.world_size // int(config.pipeline_parallel)
     owners = stage // int(config.tensor_parallel)
     expert_owners = stage // (int(config.expert_parallel) * config.expert_tensor_parallel)
@@ -125,7 +130,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     owned = parameters.dense / owners + parameters.expert / expert_owners
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
-        weights=int(held * item * (2 if load.needs_reference else 1)),
+        weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
         activations=int(_activation_elements(dims, config, load) * item),

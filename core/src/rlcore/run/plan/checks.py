@@ -10,6 +10,7 @@ from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
+from rlcore.run.plan.reference_check import reference_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem
@@ -27,6 +28,7 @@ def check_plan(plan: RunPlan) -> None:
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
+        problems += reference_problems(model, plan.reference)
     context = CheckContext(
         model=model,
         device=plan.device,
@@ -35,6 +37,7 @@ def check_plan(plan: RunPlan) -> None:
         max_microbatch_tokens=plan.max_microbatch_tokens,
         needs_reference=needs.reference_logprobs,
         lora=recipe.lora,
+        reference=plan.reference,
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
@@ -88,6 +91,20 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
                 "that it kept, the trainer's are of all, so ratios and importance weights are biased",
                 remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
             )
+    if needs.reference_model and recipe.reference is None:
+        yield Problem(
+            path="reference",
+            found="no such section",
+            expected=f"the model that algorithm {recipe.algorithm.name!r} compares the policy with, such as its teacher",
+            remedy="Add a section [reference] with the path of a model that has the policy's tokenizer.",
+        )
+    if recipe.reference is not None and not needs.reference_logprobs:
+        yield Problem(
+            path="reference",
+            found=f"the section, with algorithm {recipe.algorithm.name!r} as configured, which compares with no reference",
+            expected="no such section",
+            remedy="Leave it out, or give the algorithm's term that compares a weight.",
+        )
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(
             path="rollout.samples_per_prompt",

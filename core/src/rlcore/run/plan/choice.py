@@ -100,6 +100,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     needs = {}
     if algorithm.needs.reference_logprobs:
         needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
+    if recipe.reference is not None:
+        needs[capabilities.REFERENCE_MODEL] = f"reference.path = {recipe.reference.path!r}"
     if algorithm.needs.previous_logprobs:
         needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
     if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:

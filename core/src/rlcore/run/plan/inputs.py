@@ -21,6 +21,7 @@ from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
 from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+from rlcore.run.plan.reference_check import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
@@ -112,6 +113,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     named = tokenizer.vocab_size if isinstance(tokenizer, PretrainedTokenizer) else None
     prepared.algorithm.vocab_size = vocab_size = named or config_number(recipe.model.path, "vocab_size")
+    check_vocabulary(recipe, tokenizer)
     episodes = _episodes(prepared, vocab_size)
     try:
         observe = _observer(prepared, episodes)

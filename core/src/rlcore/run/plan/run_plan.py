@@ -49,6 +49,12 @@ class RunPlan:
         return model_spec(self.recipe, self.device)
 
     @property
+    def reference(self) -> spi.ModelSpec | None:
+        """What the trainer learns of the reference, where it is not the policy's beginning."""
+        named = self.recipe.reference
+        return None if named is None else evolve(self.model, path=named.path, revision=named.revision)
+
+    @property
     def observers(self) -> tuple[ObserverEntry, ...]:
         """The observers in use."""
         return self.registry.observers(self.recipe.observers.names)
@@ -108,6 +114,7 @@ class RunPlan:
             seed=self.recipe.run.seed,
             num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
             needs_reference=self.algorithm.needs.reference_logprobs,
+            reference=self.reference,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
             max_microbatch_tokens=self.max_microbatch_tokens,
             optimizer=self.recipe.optimizer,

@@ -41,6 +41,8 @@ class LoopState:
     """Digest of the model that the run began with, or its Hub name: a checkpoint of another one is refused."""
     trainer: str
     """The plugin that wrote it, which alone can read it."""
+    reference: str | None = None
+    """Digest of the model in [reference], or its Hub name; None where the recipe has no such section."""
     unlogged: Mapping[str, float] | None = None
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 

@@ -29,7 +29,7 @@ create table if not exists logprobs (tokens blob primary key, value blob not nul
 def open_reference_store(
     plan: RunPlan, directory: Path, model_digest: str, note: Callable[[str], None]
 ) -> "Iterator[ReferenceStore | None]":
-    """The store of a run that compares rows of a data set with the reference; None where there is nothing to keep."""
+    """The store of a run that compares rows of a data set with the reference of that digest; None where nothing is kept."""
     needs = plan.algorithm.needs
     if not needs.reference_logprobs or needs.source == "rollouts":
         yield None

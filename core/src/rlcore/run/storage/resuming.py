@@ -105,9 +105,10 @@ def checked_state(plan: RunPlan, checkpoint: Path) -> LoopState:
     """What a checkpoint says of itself; CheckpointError where it is damaged, or another model's or another trainer's."""
     state = read_loop_state(require_intact(checkpoint))
     check_trainer(plan, checkpoint, state)
-    change = model_change(plan, state)
-    if change is not None:
-        raise CheckpointError(f"{checkpoint} belongs to another model: {change}. Name the recipe that it was trained with")
+    changes = model_changes(plan, state)
+    if changes:
+        what = "; ".join(map(str, changes))
+        raise CheckpointError(f"{checkpoint} belongs to another model: {what}. Name the recipe that it was trained with")
     return state
 
 
@@ -141,13 +142,16 @@ def restore(
     )
 
 
-def model_change(prepared: RunPlan, state: LoopState) -> Change | None:
-    """How the recipe's model is another one than that which the checkpoint's run began with; None where it is the same."""
-    model = prepared.recipe.model
-    digest = model_digest(model.path, model.revision)
-    if state.model == digest:
-        return None
-    return Change(key="model.path", before=f"digest {state.model:.12}", after=f"{digest:.12} of another model, {model.path}")
+def model_changes(prepared: RunPlan, state: LoopState) -> list[Change]:
+    """How the recipe's models are others than those that the checkpoint's run began with."""
+    recipe, changes = prepared.recipe, []
+    for key, model, before in (("model", recipe.model, state.model), ("reference", recipe.reference, state.reference)):
+        digest = None if model is None else model_digest(model.path, model.revision)
+        if digest != before:
+            was = "none" if before is None else f"digest {before:.12}"
+            now = "none" if model is None else f"{digest:.12} of another model, {model.path}"
+            changes.append(Change(key=f"{key}.path", before=was, after=now))
+    return changes
 
 
 def _check_changes(
@@ -155,8 +159,8 @@ def _check_changes(
 ) -> None:
     """Say what changed in the recipe; CheckpointError where that makes another run."""
     changes = _changes(prepared, directory, note)
-    other_model = None if state is None else model_change(prepared, state)
-    refused = [change for change in changes if change.makes_another_run] + ([] if other_model is None else [other_model])
+    other_models = [] if state is None else model_changes(prepared, state)
+    refused = [change for change in changes if change.makes_another_run] + other_models
     if refused and not allow_changes:
         lines = "".join(f"\n  - {change}" for change in refused)
         raise CheckpointError(
@@ -164,7 +168,7 @@ def _check_changes(
             f"cannot change:{lines}\nResume with the values before, choose another run.name, or add --allow-changes to go "
             "on all the same"
         )
-    reported = changes if other_model is None else [*changes, other_model]
+    reported = [*changes, *other_models]
     if reported:
         note(f"the recipe has changed: {'; '.join(map(str, reported))}")
 

@@ -68,10 +68,17 @@ class RunSaver:
     directory: RunDirectory
     model: str = field(init=False)
     """`model_digest` of the recipe's model."""
+    reference: str | None = field(init=False)
+    """`model_digest` of the model in [reference]; None without that section."""
 
     @model.default
     def _model(self) -> str:
         return model_digest(self.plan.recipe.model.path, self.plan.recipe.model.revision)
+
+    @reference.default
+    def _reference(self) -> str | None:
+        named = self.plan.recipe.reference
+        return None if named is None else model_digest(named.path, named.revision)
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
         """A checkpoint of a position and of what is under way there; `prune` drops all but the `checkpoint.keep` newest."""
@@ -79,6 +86,7 @@ class RunSaver:
             step=position.step,
             weight_version=position.weight_version,
             model=self.model,
+            reference=self.reference,
             trainer=self.plan.chosen["trainer"].name,
             unlogged=position.unlogged,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.spi import (
     BoundError,
@@ -245,3 +246,22 @@ class TrainerLifecycle(TrainerFixtures):
         )
         expected, _ = reference_logprobs(HuggingFacePolicy(loaded), batch, 1.0)
         np.testing.assert_allclose(trainer.logprobs((batch,), 1)[0], expected, rtol=0, atol=trainer.tolerance)
+
+    def test_reference_is_the_model_that_is_named(
+        self, open_trainer: OpenTrainer, model: ModelSpec, batch: TokenBatch, tmp_path: Path
+    ) -> None:
+        """With TrainerContext.reference it is that model, before an update and after one, and the policy is the usual one."""
+        with open_trainer() as trainer:
+            trainer.require(capabilities.REFERENCE_MODEL)
+            trainer.require(capabilities.SAVE_HF)
+            (initial,) = trainer.logprobs((batch,))
+            trainer.step((batch,), 0)
+            (trained,) = trainer.logprobs((batch,), 1)
+            trainer.handle.save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
+        assert not np.array_equal(trained, initial)
+        with open_trainer(reference=evolve(model, path=str(tmp_path))) as trainer:
+            np.testing.assert_array_equal(trainer.logprobs((batch,))[0], initial)
+            for version in (0, 1):
+                (found,) = trainer.logprobs((batch,), version, model="reference")
+                np.testing.assert_allclose(found, trained, rtol=0, atol=trainer.tolerance)
+                trainer.step((batch,), version)

@@ -20,6 +20,7 @@ FAKE_TRAINER = Provider(
     reads_model=False,
     capabilities={
         capabilities.REFERENCE_POLICY,
+        capabilities.REFERENCE_MODEL,
         capabilities.ENTROPY,
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,

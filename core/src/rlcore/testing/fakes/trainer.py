@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite, sqrt
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from attrs import evolve, frozen
@@ -73,7 +74,10 @@ class FakeTrainer:
         self.weight_version = 0
         scale = 0.0 if config.instant else config.initial_scale
         self.weights = make_weights(config.vocab_size, context.seed, scale)
-        self.reference = {name: value.copy() for name, value in self.weights.items()} if context.needs_reference else None
+        self.reference: Weights | None = None
+        if context.needs_reference:
+            seed = context.seed if context.reference is None else crc32(context.reference.path.encode())
+            self.reference = make_weights(config.vocab_size, seed, scale)
         self.num_updates = self.schedule_step = 0
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
             name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()

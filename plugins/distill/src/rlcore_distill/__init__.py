@@ -1,0 +1,1 @@
+"""Algorithm for rlcore: distillation from a teacher"""

@@ -1,0 +1,18 @@
+"""What the entry points name."""
+
+from rlcore.spi import Provider, capabilities
+from rlcore_distill.config import DistillConfig, UnrewardedConfig
+
+PROVIDER = Provider(
+    name="distill",
+    spi=(2, 0),
+    config=DistillConfig,
+    backend="rlcore_distill.algorithm:Distill",
+)
+UNREWARDED = Provider(
+    name="unrewarded",
+    spi=(2, 0),
+    config=UnrewardedConfig,
+    backend="rlcore_distill.environment:Unrewarded",
+    capabilities={capabilities.CHEAP_RESET},
+)
