@@ -10,6 +10,7 @@ WITH_KL = ORACLE.format("fsdp2-4-updates-trainer-kl-whole")
 WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
 GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_an_update[fsdp2-1-updates-{}]"
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
+AGENTS_AHEAD = "tests/system/test_agents_ahead.py::test_each_token_has_the_log_probability_of_the_weights_that_it_names[{}]"
 LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
@@ -178,6 +179,20 @@ FAULTS = (
         "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)",
         "self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions - bool(self.begun))",
         GOING_ON.format("trainer-kl-whole-1-behind-wait"),
+    ),
+    Fault(
+        "an agent's answer goes on behind its prompt, not behind what it has said",
+        "rlcore.run.rollout.session_sampler",
+        "prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]),",
+        "prompt=request.prompt,",
+        AGENTS_AHEAD.format("function"),
+    ),
+    Fault(
+        "what an agent's answer went on with counts as of the old weights",
+        "rlcore.run.rollout.session_sampler",
+        "weight_versions=versions,",
+        "weight_versions=np.full_like(versions, versions[0]),",
+        AGENTS_AHEAD.format("function"),
     ),
     Fault(
         "weights change under a generator that is not stopped for it",

@@ -234,13 +234,17 @@ def test_what_passes_the_bound_is_rescored(run: Run, agents: Callable[..., Regis
     assert max(staleness(tmp_path / "runs" / "run")) > 0
 
 
-def test_an_evaluation_comes_between_the_turns_of_agents(run: Run, agents: Callable[..., Registry], tmp_path: Path) -> None:
-    """Which wait for samples that only come behind it."""
-    options = ahead(1, *SMALL, "evaluation.every_n_steps=1", "environment.fake.num_evaluation_rows=4")
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_evaluation_comes_between_the_turns_of_agents(
+    run: Run, agents: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    """They wait for samples that only come behind it."""
+    monkeypatch.setattr(RunPlan, "overlaps", overlaps)
+    options = ahead(1, *SMALL, "run.num_steps=3", "evaluation.every_n_steps=1", "environment.fake.num_evaluation_rows=4")
     run(*options, registry=agents(generator=Unhurried))
     records = read_metrics(tmp_path / "runs" / "run")
-    assert sum("evaluation/reward_mean" in record for record in records) == 5
-    require_each_prompt_once(tmp_path / "runs" / "run")
+    assert sum("evaluation/reward_mean" in record for record in records) == 3
+    require_each_prompt_once(tmp_path / "runs" / "run", number=9)
 
 
 def test_restarted_episodes_are_of_one_version(run: Run, agents: Callable[..., Registry], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ import pytest
 from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout import group_work, sample_count
+from rlcore.run.rollout import environment_calls, group_work, sample_count
 from rlcore.run.rollout.agent_collector import AgentCollector
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import Draws, StepPlan
@@ -227,6 +228,24 @@ def test_a_generator_that_fails_ends_the_step_and_its_agents(collect: Any) -> No
 
     with pytest.raises(WorkerError, match="gone"):
         collect(play, generator=Broken())
+
+
+def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_calls, "GRACE_S", 0.2)
+    begun: list[str] = []
+
+    async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        begun.append(row["prompt"])
+        while begun.count("b") == 1 and row["prompt"] == "b":
+            time.sleep(0.01)
+        return EpisodeResult(reward=float(len(await ask(session, row["prompt"]))))
+
+    found = collect(play, "mask", timeout_s=0.5)
+    assert found.valid.tolist() == [True, True, False, True]
+    assert begun.count("a") == 4
+    undisturbed = collect(play)
+    assert undisturbed.responses[:2] == found.responses[:2]
+    assert undisturbed.responses[3] == found.responses[3]
 
 
 def test_a_session_ends_with_its_episode(collect: Any) -> None:

@@ -194,7 +194,7 @@ class AgentGroups(GroupWork[AgentGroup]):
             outcome = await self._calls.make(call)
         finally:
             segments = [segment for session in sessions for segment in self._finish(session)]
-            if self._running.get(episode.number, (None,))[0] is episode:
+            if self._running.get(episode.number, (None, None))[1] in sessions:  # else of another event loop's attempt
                 del self._running[episode.number]
         if not self._is_open(episode):
             return  # given up meanwhile
