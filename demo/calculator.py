@@ -7,21 +7,16 @@ import argparse
 import json
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from rlcore.cli.display import open_display
-from rlcore.cli.errors import notes_of
-from rlcore.cli.errors import report as report_error
-from rlcore.config.model import ModelConfig
-from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from rlcore.run.plan.prepare import prepare
-from rlcore.run.train import train
-from rlcore.spi import Message, RlcoreError, Row, Tool
+from ending import run_to_end
+
+import rlcore
+from rlcore.spi import Message, Row, Tool
 from rlcore.testing.models import make_model
-from rlcore.transformers_import import import_transformers
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789*=+-/ \n:<>{}[]\"'.,;_" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -49,7 +44,6 @@ def main() -> None:
     start = time.perf_counter()
     root = arguments.directory / f"calculator-seed{arguments.seed}"
     shutil.rmtree(root, ignore_errors=True)
-    import_transformers()
     model = make_model(
         root / "model", seed=arguments.seed, hidden_size=64, num_heads=4, num_kv_heads=2, alphabet=ALPHABET, max_length=512
     )
@@ -57,40 +51,43 @@ def main() -> None:
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
 
     common = [f"run.seed={arguments.seed}", f"run.directory={root}"]
-    grpo = prepare(RECIPES / "demo-calculator-grpo.toml", [*common, f"model.path={model}", *arguments.overrides])
-    assert grpo.environment is not None
-    tokenizer, chance = load_tokenizer(ModelConfig(path=str(model))), random.Random(arguments.seed)
+    problems = rlcore.rows(RECIPES / "demo-calculator-grpo.toml", *common, f"model.path={model}", *arguments.overrides)
+    tokenizer, chance = load_tokenizer(model), random.Random(arguments.seed)
     with (root / "demonstrations.jsonl").open("w") as file:
-        for row in COPIES * list(grpo.environment.rows("train") or ()):
+        for row in COPIES * list(problems):
             for prompt, completion in demonstrations(row, tokenizer, chance):
                 file.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
 
     steps = [] if arguments.warm_start_steps is None else [f"run.num_steps={arguments.warm_start_steps}"]
-    learn("sft", [*common, f"model.path={model}", f"data.train.path={root / 'demonstrations.jsonl'}", *steps])
-    learn("grpo", [*common, f"model.path={root / 'sft' / 'model'}", *arguments.overrides])
+    taught = f"data.train.path={root / 'demonstrations.jsonl'}"
+    sft = rlcore.train(RECIPES / "demo-calculator-sft.toml", *common, f"model.path={model}", taught, *steps)
+    rlcore.train(RECIPES / "demo-calculator-grpo.toml", *common, f"model.path={sft.model}", *arguments.overrides)
     print(f"calculator demo: {time.perf_counter() - start:.0f} s in all")
 
 
-def demonstrations(row: Row, tokenizer: PretrainedTokenizer, chance: random.Random) -> Iterator[tuple[str, str]]:
+def load_tokenizer(model: Path) -> Any:
+    """The model's tokenizer, with its chat template."""
+    from transformers import AutoTokenizer  # which takes seconds
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+def demonstrations(row: Row, tokenizer: Any, chance: random.Random) -> Iterator[tuple[str, str]]:
     """Two turns for a problem: a call, or a guess in place of it; and, behind the right call, its result or a guess."""
     guess = str(chance.randrange(10, 100))
     conversation: list[Message] = [{"role": "user", "content": row["prompt"]}]
     arguments = {"name": "calculator", "arguments": {"expression": row["prompt"].rstrip("=")}}
     call = f"<tool_call>{json.dumps(arguments, separators=(',', ':'))}</tool_call>"
-    yield tokenizer.render_chat(conversation, TOOLS), call if chance.random() < DILIGENCE else guess
+    yield rendered(tokenizer, conversation), call if chance.random() < DILIGENCE else guess
     conversation += [{"role": "assistant", "content": call}, {"role": "tool", "content": row["answer"]}]
-    yield tokenizer.render_chat(conversation, TOOLS), row["answer"] if chance.random() < DILIGENCE else guess
+    yield rendered(tokenizer, conversation), row["answer"] if chance.random() < DILIGENCE else guess
 
 
-def learn(recipe: str, overrides: list[str]) -> None:
-    """What `rlcore train` does."""
-    with open_display("auto", {}) as progress:
-        train(prepare(RECIPES / f"demo-calculator-{recipe}.toml", overrides), resume=False, progress=progress)
+def rendered(tokenizer: Any, conversation: list[Message]) -> str:
+    """A conversation as the policy reads it before its next turn."""
+    text: str = tokenizer.apply_chat_template(conversation, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    return text
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RlcoreError as error:
-        report_error(f"{error}{notes_of(error)}")
-        sys.exit(error.exit_code)
+    run_to_end(main)

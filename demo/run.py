@@ -7,20 +7,14 @@ import argparse
 import json
 import resource
 import shutil
-import sys
 import time
 from pathlib import Path
 
+from ending import run_to_end
 from teacher import write_solutions
 
-from rlcore.cli.display import open_display
-from rlcore.cli.errors import notes_of
-from rlcore.cli.errors import report as report_error
-from rlcore.run.plan.prepare import prepare
-from rlcore.run.train import train
-from rlcore.spi import RlcoreError
+import rlcore
 from rlcore.testing.models import make_model
-from rlcore.transformers_import import import_transformers
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 ALPHABET = "0123456789+="
@@ -37,7 +31,6 @@ def main() -> None:
     start = time.perf_counter()
     root = arguments.directory / f"demo-seed{arguments.seed}"
     shutil.rmtree(root, ignore_errors=True)
-    import_transformers()
     model = make_model(
         root / "model",
         "qwen3",
@@ -51,20 +44,13 @@ def main() -> None:
         max_length=64,
     )
     common = [f"run.seed={arguments.seed}", f"run.directory={root}", f"trainer.name={arguments.trainer}"]
-    grpo = prepare(RECIPES / "demo-grpo.toml", [*common, f"model.path={model}", *arguments.overrides])
-    assert grpo.environment is not None
+    problems = rlcore.rows(RECIPES / "demo-grpo.toml", *common, f"model.path={model}", *arguments.overrides)
     solutions = root / "solutions.jsonl"
-    write_solutions(grpo.environment.rows("train") or (), solutions, arguments.seed)
+    write_solutions(problems, solutions, arguments.seed)
 
-    learn("demo-sft.toml", [*common, f"model.path={model}", f"data.train.path={solutions}"])
-    summary = learn("demo-grpo.toml", [*common, f"model.path={root / 'sft' / 'model'}", *arguments.overrides])
-    report(root, summary, time.perf_counter() - start)
-
-
-def learn(recipe: str, overrides: list[str]) -> dict[str, object]:
-    """What `rlcore train` does."""
-    with open_display("auto", {}) as progress:
-        return train(prepare(RECIPES / recipe, overrides), resume=False, progress=progress)
+    sft = rlcore.train(RECIPES / "demo-sft.toml", *common, f"model.path={model}", f"data.train.path={solutions}")
+    grpo = rlcore.train(RECIPES / "demo-grpo.toml", *common, f"model.path={sft.model}", *arguments.overrides)
+    report(root, grpo.summary, time.perf_counter() - start)
 
 
 def report(root: Path, summary: dict[str, object], seconds: float) -> None:
@@ -76,8 +62,4 @@ def report(root: Path, summary: dict[str, object], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RlcoreError as error:
-        report_error(f"{error}{notes_of(error)}")
-        sys.exit(error.exit_code)
+    run_to_end(main)

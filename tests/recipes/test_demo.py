@@ -1,4 +1,4 @@
-"""The demo ends with what the command line says of an error."""
+"""The demos end with an error as the command line does."""
 
 import runpy
 import sys
@@ -11,18 +11,19 @@ from rlcore.spi import ModelError, Problem
 DEMO = Path(__file__).parents[2] / "demo"
 
 
-def test_an_error_is_printed_with_its_notes(tmp_path: Path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("demo", ["run.py", "calculator.py"])
+def test_an_error_is_printed_with_its_notes(tmp_path: Path, monkeypatch, capsys, demo: str) -> None:
     error = ModelError([Problem(path="model.path", found="nothing", expected="a model")])
     error.add_note("one note")
     error.add_note("another")
 
-    def refuse():
+    def refuse(*_, **__):
         raise error
 
     monkeypatch.syspath_prepend(str(DEMO))
-    monkeypatch.setattr("rlcore.transformers_import.import_transformers", refuse)
-    monkeypatch.setattr(sys, "argv", ["run.py", f"--directory={tmp_path}"])
+    monkeypatch.setattr("rlcore.testing.models.make_model", refuse)
+    monkeypatch.setattr(sys, "argv", [demo, f"--directory={tmp_path}"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(DEMO / "run.py"), run_name="__main__")
+        runpy.run_path(str(DEMO / demo), run_name="__main__")
     assert ended.value.code == error.exit_code
     assert capsys.readouterr().err == f"error: {error}\n  one note\n  another\n"

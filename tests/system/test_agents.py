@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from rlcore.agents.provider import AGENT
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
@@ -114,7 +113,6 @@ REGISTRY = Registry.from_providers(
         "trainer": [FSDP2],
         "generator": [TRANSFORMERS],
         "algorithm": [evolve(GRPO, backend=f"{__name__}:Recording")],
-        "environment": [AGENT],
     }
 )
 

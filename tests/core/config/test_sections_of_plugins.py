@@ -11,7 +11,12 @@ from rlcore.registry.discovery import discover
 from rlcore.schema import describe, types
 from rlcore.schema.structure import structure
 
-ANY_NUMBER = {"ArithmeticConfig.problem_seed", "CalculatorConfig.problem_seed", "AgentConfig.success_reward"}
+ANY_NUMBER = {
+    "ArithmeticConfig.problem_seed",
+    "CalculatorConfig.problem_seed",
+    "AgentConfig.success_reward",
+    "FunctionConfig.success_reward",
+}
 """Every whole number seeds something; a reward may be any."""
 SECTIONS = sorted(
     {entry.provider.config for entry in discover().entries if entry.provider is not None}, key=lambda cls: cls.__qualname__

@@ -537,7 +537,7 @@ def test_an_agent_environment_has_another_method(make_provider, backends):
 
     def build(cls, *declared):
         provider = make_provider(capabilities=set(declared), backend=f"{__name__}:{cls.__name__}")
-        (entry,) = Registry.from_providers({"environment": [provider]}).of("environment")
+        entry = Registry.from_providers({"environment": [provider]}).of("environment")[0]
         return build_environment(entry, context, config)
 
     assert isinstance(build(GoodAgents, "agent"), GoodAgents)

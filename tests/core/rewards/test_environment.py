@@ -14,6 +14,7 @@ import pytest
 from rlcore.rewards.config import FunctionConfig
 from rlcore.rewards.environment import FunctionBackend, check, max_concurrent
 from rlcore.rewards.provider import FUNCTION
+from rlcore.rewards.python import NotGiven, PythonConfig
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_failure import Failure
 from rlcore.spi import ConfigError, DataError, EnvironmentContext, FinishReason, RewardError, StepResult, Turn
@@ -154,6 +155,11 @@ def test_what_is_wrong_with_a_section(source: str) -> None:
     assert check(None, FunctionConfig(path=f"{source}:score")) == []
     with pytest.raises(ConfigError, match=r"environment\.function\.path: found no function"):
         FunctionBackend(EnvironmentContext(seed=0), FunctionConfig())
+
+
+def test_an_environment_of_a_program_cannot_be_made_without_it() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.name.*rlcore\.train"):
+        NotGiven(EnvironmentContext(seed=0), PythonConfig())
 
 
 def test_as_many_calls_as_processes_or_as_can_wait(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

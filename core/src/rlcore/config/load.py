@@ -67,10 +67,15 @@ def read_raw(path: Path, overrides: Sequence[str]) -> RawRecipe:
     return _merged(path, layers, problems)
 
 
-def raw_from(values: Mapping[str, Any], overrides: Sequence[str]) -> RawRecipe:
-    """`read_raw` of a recipe that is in no file but in `values`."""
+def raw_from(values: Mapping[str, Any], overrides: Sequence[str], label: str = "the command line") -> RawRecipe:
+    """`read_raw` of a recipe that is in no file but in `values`, as if these stood in one in the working directory; `label` is
+    what messages call it."""
     problems: list[Problem] = []
-    layers = [(dict(values), Origin(label="the command line", directory=Path.cwd())), *_override_layers(overrides, problems)]
+    document = dict(values)
+    layers: list[tuple[dict[str, Any], Origin]] = []
+    for base in _bases(document, Path(label), problems):
+        layers += _file_layers(Path(base), (), problems)
+    layers += [(document, Origin(label=label, directory=Path.cwd())), *_override_layers(overrides, problems)]
     return _merged(Path(), layers, problems)
 
 

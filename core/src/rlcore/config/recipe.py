@@ -56,10 +56,12 @@ class RunConfig:
 class DatasetConfig:
     """`[data.train]`, `[data.evaluation]`: where prompts come from."""
 
-    source: Literal["environment", "jsonl", "parquet", "huggingface"] = "environment"
-    """The environment's own rows, a file, or a name on the Hub (needs `rlcore[datasets]`)."""
+    source: Literal["environment", "jsonl", "parquet", "huggingface", "python"] = "environment"
+    """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
+    (rlcore.train(…, dataset=rows))."""
     path: str | None = None
-    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment"."""
+    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
+    "python"."""
     subset: str | None = None
     """Configuration of a Hub data set; only for "huggingface"."""
     split: str | None = None

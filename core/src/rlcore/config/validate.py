@@ -167,14 +167,16 @@ _data_set("data.evaluation")
 def _source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
     """`source` and the keys that belong to some sources alone."""
     named = SOURCE_OF_SUFFIX.get(Path(config.path or "").suffix.lower())
-    if config.source == "environment" and config.path is not None:
+    has_no_path = config.source in ("environment", "python")
+    if has_no_path and config.path is not None:
+        maker = "the environment makes" if config.source == "environment" else "a program brings"
         yield Problem(
             path=f"{path}.path",
-            found=f'{describe.toml_literal(config.path)}, with source = "environment"',
-            expected='no path, since the environment makes these rows, or source = "jsonl", "parquet" or "huggingface"',
+            found=f'{describe.toml_literal(config.path)}, with source = "{config.source}"',
+            expected=f'no path, since {maker} these rows, or source = "jsonl", "parquet" or "huggingface"',
             remedy=f'Set {path}.source = "{named or "huggingface"}".',
         )
-    elif config.source != "environment" and not (config.path or "").strip():
+    elif not has_no_path and not (config.path or "").strip():
         expected = (
             "the name of a data set on the Hub" if config.source == "huggingface" else f"the path of a {config.source} file"
         )

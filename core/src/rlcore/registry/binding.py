@@ -131,6 +131,13 @@ def build_environment(entry: Entry, context: EnvironmentContext, config: object)
     return cast("Environment", _build(entry, "environment", context, config))
 
 
+def require_environment(entry: Entry, environment: object) -> None:
+    """PluginError where an object that a program brings has not the methods of an Environment, or of an AgentEnvironment where
+    the entry's provider says so."""
+    name, problems = type(environment).__name__, _class_problems(type(environment), "environment", _provider(entry))
+    _require_fit(entry, [f"{name}.{problem}" for problem in problems])
+
+
 def build_sink(entry: Entry, context: SinkContext, config: object) -> Sink:
     """Build a sink, a plain object whose methods are called directly."""
     return cast("Sink", _build(entry, "sink", context, config))

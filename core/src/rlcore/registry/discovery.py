@@ -99,7 +99,8 @@ class Registry:
             for role in ENTRY_POINT_GROUPS
             for provider in providers.get(role, ())
         ]
-        entries += [load_entry("sink", entry_point) for entry_point in CORE_ENTRY_POINTS]
+        roles = {group: role for role, group in ENTRY_POINT_GROUPS.items()}
+        entries += [load_entry(roles[entry_point.group], entry_point) for entry_point in CORE_ENTRY_POINTS]
         named = [
             ObserverEntry(name=f"observer-{index}", distribution="in-process", version="0", is_global=True).holding(observer)
             for index, observer in enumerate(observers)

@@ -1,11 +1,14 @@
 """Options of the environment `function`."""
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Positive
+from rlcore.schema.constraints import Constraint, Positive
+
+_FINITE = Constraint("of finite numbers", lambda value: all(map(math.isfinite, value.values())))
 
 
 @frozen(kw_only=True)
@@ -29,7 +32,7 @@ class FunctionConfig(PromptConfig):
     """A function, or an array of several, as "rewards.py:score" (a file beside the recipe) or "package.module:score". Each is
     called with those of `prompt`, `completion` and `row` that it takes, and with fields of the row by their names. It returns a
     number, or a mapping with `reward`, `success` and further numbers."""
-    weights: Mapping[str, float] = field(factory=dict)
+    weights: Annotated[Mapping[str, float], _FINITE] = field(factory=dict)
     """What each part of the reward counts: a function's name, or a name in the mappings that functions return. Functions count
     1.0 unless they are named here."""
     max_concurrent: Positive | None = None

@@ -1,6 +1,7 @@
 """What the core's entry points name."""
 
 from rlcore.rewards.config import FunctionConfig
+from rlcore.rewards.python import PythonConfig
 from rlcore.spi import Provider, capabilities
 
 
@@ -19,3 +20,5 @@ FUNCTION = Provider(
     max_concurrent=_max_concurrent,
     check="rlcore.rewards.environment:check",
 )
+
+PYTHON = Provider(name="python", spi=(2, 0), config=PythonConfig, backend="rlcore.rewards.python:NotGiven")

@@ -122,7 +122,8 @@ def test_keys_that_do_nothing_where_agents_run_episodes_are_refused(prepared: Pr
     registry = evolve(
         fake_registry(),
         entries=tuple(
-            evolve(entry, provider=AGENTS) if entry.role == "environment" else entry for entry in fake_registry().entries
+            evolve(entry, provider=AGENTS) if entry.label.startswith("environment 'fake'") else entry
+            for entry in fake_registry().entries
         ),
     )
     with pytest.raises(ConfigError) as raised:

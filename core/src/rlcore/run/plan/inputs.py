@@ -16,6 +16,7 @@ from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
 from rlcore.run.data.datasets import Split, load_rows
 from rlcore.run.data.examples import Examples
+from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
@@ -132,7 +133,8 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             )
         measured = evaluation_kept[: recipe.evaluation.max_prompts]
         notes: tuple[str, ...] = ()
-        if evaluation_rows is not None:
+        given = prepared.given_rows
+        if evaluation_rows is not None and not ("train" in given and given["train"] is given.get("evaluation")):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
@@ -190,8 +192,10 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
 def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
     """The rows of a data set that the recipe has."""
     config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
-    owner = "environment" if entry is None else entry.label
     pairs = split == "train" and prepared.algorithm.needs.source == "preferences"
+    if config.source == "python":
+        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", has_prompts=not pairs)
+    owner = "environment" if entry is None else entry.label
     return load_rows(config, split, prepared.environment, owner, has_prompts=not pairs)
 
 

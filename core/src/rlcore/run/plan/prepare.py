@@ -1,11 +1,13 @@
 """From a recipe file to everything a run needs to know, with nothing allocated: what `rlcore check` does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
-from rlcore.config.load import read_raw
+from rlcore.config.load import raw_from, read_raw
+from rlcore.config.recipe import Recipe
 from rlcore.gpu import detect_device
 from rlcore.registry.binding import build_environment
 from rlcore.registry.discovery import Registry
@@ -13,20 +15,38 @@ from rlcore.run.plan.channel import choose_channel
 from rlcore.run.plan.checks import check_plan
 from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.generator_placement import ranks_per_generator
+from rlcore.run.plan.given import Given
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import convert_recipe
 from rlcore.spi import ConfigError, EnvironmentContext, Problem
 
 
 def prepare(
-    path: Path, overrides: Sequence[str] = (), *, evaluating: bool = False, registry: Registry | None = None
+    recipe: Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    evaluating: bool = False,
+    registry: Registry | None = None,
+    given: Given | None = None,
 ) -> RunPlan:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 
-    `evaluating`: the held-out set is measured, whatever the recipe says of a training. `registry` stands in for the installed
-    plugins, in tests.
+    `recipe` is a file, or what one would hold. `evaluating`: the held-out set is measured, whatever the recipe says of a
+    training. `registry` stands in for the installed plugins, in tests; `given` for parts of the recipe.
     """
-    recipe, registry = convert_recipe(read_raw(path, overrides), registry)
+    raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
+    made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
+    plan = _plan(made, found if given is None else given.described(found), evaluating)
+    if given is not None:
+        plan = evolve(plan, given_rows=given.rows)
+    if "environment" not in plan.chosen:
+        return plan
+    context, build = EnvironmentContext(seed=made.run.seed), build_environment if given is None else given.build
+    return evolve(plan, environment=build(plan.chosen["environment"], context, plan.config("environment")))
+
+
+def _plan(recipe: Recipe, registry: Registry, evaluating: bool) -> RunPlan:
+    """The checked plan, without its environment."""
     if evaluating:
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True))
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
@@ -34,10 +54,7 @@ def prepare(
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel)
     check_plan(plan)
-    if "environment" not in plan.chosen:
-        return plan
-    context = EnvironmentContext(seed=recipe.run.seed)
-    return evolve(plan, environment=build_environment(plan.chosen["environment"], context, plan.config("environment")))
+    return plan
 
 
 def require_device(prepared: RunPlan) -> None:

@@ -60,7 +60,7 @@ def _is_remote(config: DatasetConfig) -> bool:
 
 
 def _counted(number: int, config: DatasetConfig) -> str:
-    where = "the environment" if config.source == "environment" else config.path
+    where = {"environment": "the environment", "python": "the program"}.get(config.source, config.path)
     return f"{number:,} row{'' if number == 1 else 's'} of {where}"
 
 

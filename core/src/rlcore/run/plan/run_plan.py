@@ -1,10 +1,10 @@
 """A checked recipe with what was chosen for it: all that a run needs to know, with nothing allocated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from rlcore import spi
 from rlcore.config.dump import dump_toml
@@ -13,6 +13,7 @@ from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_observers
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
+from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config
 
@@ -34,6 +35,8 @@ class RunPlan:
     """How weights travel; None where nothing generates."""
     ranks_per_generator: int = 1
     """Neighbouring ranks that share one generator."""
+    given_rows: Mapping[Split, Sequence[Any]] = field(factory=dict)
+    """The rows that a program brings, by the data set that they are of."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
 

@@ -1,0 +1,82 @@
+"""What a run has left in its directory, read back: figures as columns, samples as tables, checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tomli
+from attrs import frozen
+
+from rlcore.run.storage.checkpoint import list_checkpoints
+from rlcore.run.storage.run_directory import RunDirectory
+from rlcore.spi import CheckpointError
+
+Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+@frozen
+class SavedRun:
+    """A run, finished or not. Everything is read when it is asked for, so that a run which goes on may be looked at."""
+
+    path: Path
+    """The run directory."""
+
+    @classmethod
+    def find(cls, path: str | Path) -> "SavedRun":
+        """The run of a directory. CheckpointError where there is none."""
+        directory = Path(path).expanduser()
+        if not (directory / "recipe.toml").is_file():
+            raise CheckpointError(
+                f"found no run in {directory}; expected run.directory/run.name of one, which holds recipe.toml"
+            )
+        return cls(directory)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe as it ran, with every default."""
+        return tomli.loads((self.path / "recipe.toml").read_text(encoding="utf-8"))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's final figures; empty where it has not come to its last step."""
+        file = RunDirectory(path=self.path).summary_file
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    @property
+    def metrics(self) -> dict[str, Float64Array]:
+        """metrics.jsonl as columns, float64 [S]: `step`, and every figure, NaN in steps without it."""
+        records = RunDirectory(path=self.path).read_metrics()
+        names = dict.fromkeys(name for record in records for name in record)
+        return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that are there, the oldest first."""
+        return list_checkpoints(RunDirectory(path=self.path).checkpoints)
+
+    @property
+    def model(self) -> Path | None:
+        """The exported model, as a Hugging Face directory; None where the run has exported none (checkpoint.export)."""
+        model = self.path / "model"
+        return model if model.is_dir() else None
+
+    def saved_steps(self) -> list[int]:
+        """The steps whose samples were kept, ascending."""
+        return sorted(
+            int(file.stem.rpartition("-")[2]) for file in RunDirectory(path=self.path).rollouts.glob("step-*.parquet")
+        )
+
+    def samples(self, step: int | None = None) -> pa.Table:
+        """The samples of a step, by default of the last that were kept, one row each. CheckpointError where there are none."""
+        steps = self.saved_steps()
+        if not steps or (step is not None and step not in steps):
+            kept = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+            wanted = "any step" if step is None else f"step {step}"
+            raise CheckpointError(
+                f"{self.path} has no samples of {wanted}; found {kept}. logging.rollouts_every_n_steps says which are kept"
+            )
+        number = steps[-1] if step is None else step
+        return pq.read_table(RunDirectory(path=self.path).rollouts / f"step-{number:06d}.parquet")

@@ -1,0 +1,55 @@
+"""A run read back from its directory."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from rlcore.run.storage.saved_run import SavedRun
+from rlcore.spi import CheckpointError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A run directory of three steps, two of whose samples were kept."""
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "recipe.toml").write_text("[run]\nname = 'run'\n")
+    records = [{"step": 0, "evaluation/pass@1": 0.5}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for step in (1, 10):
+        parquet.write_table(pa.table({"step": [step]}), run / "rollouts" / f"step-{step:06d}.parquet")
+    for step in (1, 10, 2):
+        (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        (run / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text("{}")
+    return run
+
+
+def test_everything_that_a_run_has_left(directory: Path) -> None:
+    run = SavedRun.find(str(directory))
+    assert run.recipe == {"run": {"name": "run"}}
+    assert (run.summary, run.model) == ({}, None)
+    assert list(run.metrics) == ["step", "evaluation/pass@1", "loss"]
+    np.testing.assert_array_equal(run.metrics["loss"], [np.nan, 2.0, 1.0])
+    np.testing.assert_array_equal(run.metrics["evaluation/pass@1"], [0.5, np.nan, np.nan])
+    assert [path.name for path in run.checkpoints] == ["step-000001", "step-000002", "step-000010"]
+    assert run.saved_steps() == [1, 10]
+    assert run.samples()["step"].to_pylist() == [10]
+    assert run.samples(1)["step"].to_pylist() == [1]
+    (directory / "model").mkdir()
+    (directory / "summary.json").write_text('{"steps": 2}')
+    assert (run.summary, run.model) == ({"steps": 2}, directory / "model")
+
+
+def test_what_is_not_there_is_said_with_what_is(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="step 2.*steps 1, 10.*rollouts_every_n_steps"):
+        SavedRun.find(directory).samples(2)
+    for file in (directory / "rollouts").iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match="any step; found none"):
+        SavedRun.find(directory).samples()
+    with pytest.raises(CheckpointError, match="no run in"):
+        SavedRun.find(directory / "rollouts")
