@@ -18,46 +18,14 @@ from rlcore.spi import (
     GROUP_IDS,
     REFERENCE_LOGPROBS,
     WEIGHT_VERSIONS,
-    AlgorithmContext,
     AlgorithmNeeds,
-    RolloutBatch,
-    TokenBatch,
     TurnRewards,
 )
 from rlcore_grpo.algorithm import Grpo
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.provider import PROVIDER
 
-
-def make_grpo(config=None, *, updates_per_step=1, exact=False):
-    context = AlgorithmContext(
-        seed=0, samples_per_prompt=4, updates_per_step=updates_per_step, temperature=1.0, generation_logprobs_exact=exact
-    )
-    return Grpo(context, config or GrpoConfig())
-
-
-def make_rollouts(rewards, group_ids, valid=None, prompt=2, response=3):
-    size = len(rewards)
-    valid = np.ones(size, bool) if valid is None else np.array(valid)
-    length = prompt + response
-    mask = np.tile(np.arange(length) >= prompt, size) & np.repeat(valid, length)
-    columns = {
-        GENERATION_LOGPROBS: np.where(mask, -1, 0).astype(np.float32),
-        WEIGHT_VERSIONS: np.where(mask, 0, -1).astype(np.int32),
-    }
-    batch = TokenBatch(
-        tokens=np.zeros(size * length, np.int32),
-        offsets=np.arange(0, size * length + 1, length, dtype=np.int64),
-        loss_mask=mask,
-        token_columns=columns,
-        sequence_columns={"anything": np.arange(size), GROUP_IDS: np.array(group_ids, np.int32)},
-    )
-    return RolloutBatch(
-        batch=batch,
-        rewards=np.array(rewards, np.float32),
-        valid=valid,
-        finish_reasons=np.zeros(size, np.uint8),
-    )
+from .grpo_rollouts import make_grpo, make_rollouts
 
 
 @pytest.mark.parametrize(
@@ -189,7 +157,6 @@ def test_the_provider_imports_nothing_heavy_and_names_what_exists():
         {"kl_coefficient": -1.0},
         {"importance_maximum": 0.0},
         {"entropy_coefficient": -1.0},
-        {"advantage_epsilon": -1.0},
         {"constant_length": 0},
     ],
 )

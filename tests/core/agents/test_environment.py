@@ -60,10 +60,13 @@ def test_a_function_gets_the_task_and_a_client(agent: Any) -> None:
     function = agent(
         "async def run(task, client):\n"
         "    assert str(client.openai.base_url) == client.base_url + '/'\n"
-        "    return {'reward': int(task['answer']) / 4, 'model': len(client.model), 'success': True}\n"
+        "    parts = {'answer': 1}\n"
+        "    reward = int(task['answer']) / 4\n"
+        "    return {'reward': reward, 'model': len(client.model), 'success': True, 'reward_components': parts}\n"
     )
     result = run(function=function)
     assert (result.reward, result.success, result.metrics) == (0.5, True, {"model": 6.0})
+    assert result.reward_components == {"answer": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_success_is_a_reward_that_is_high_enough(agent: Any, said: str, success:
     [
         *("None", "True", "'1'", "float('nan')", "10**400", "{}", "{'reward': 1, 'success': 1}"),
         *("{'reward': 1, 'steps': 'x'}", "{'reward': 1, 'steps': float('inf')}"),
+        *("{'reward': 1, 'reward_components': [1]}", "{'reward': 1, 'reward_components': {'a': None}}"),
     ],
 )
 def test_a_function_without_a_reward_has_failed(agent: Any, said: str) -> None:

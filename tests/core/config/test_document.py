@@ -53,3 +53,31 @@ def test_sections_of_plugins_and_of_nested_classes_are_listed(sections) -> None:
     assert '| `shape` | `"cosine"`, `"constant"` | `"constant"` | Shape of the decay. |' in text
     assert "| `betas` | array of `float` | `[0.9, 0.95]` | Two factors. |" in text
     assert "| `clip` | `float` or none | none | Where to clip. |" in text
+
+
+@attrs.frozen(kw_only=True)
+class Plain:
+    """Does it."""
+
+    size: int = 1
+    """How much."""
+    name: str = "a"
+    """Which."""
+
+
+@attrs.frozen(kw_only=True)
+class Larger(Plain):
+    """Does more of it."""
+
+    size: int = 2
+    """How much."""
+
+
+def test_of_a_plugin_that_is_another_with_other_defaults_only_these_are_listed() -> None:
+    text = reference({"algorithm": {"larger": Larger, "plain": Plain}})
+    assert "| `size` | `int` | `1` | How much. |" in text
+    section = text.partition("## `[algorithm.larger]`\n\n")[2].partition("##")[0]
+    assert section == (
+        "Does more of it. The keys of `[algorithm.plain]`, with other defaults:\n\n"
+        "| Key | Default |\n|---|---|\n| `size` | `2` |\n\n"
+    )

@@ -162,6 +162,8 @@ def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     [
         ({"source": "rollout"}, "needs.source: found 'rollout'; expected one of 'rollouts', 'demonstrations'"),
         ({"whole_groups": 2}, "needs.whole_groups: found 2; expected one of False, True"),
+        ({"dynamic_sampling": 1}, "needs.dynamic_sampling: found 1; expected one of False, True"),
+        ({"reference_logprobs_in_rollouts": True}, "needs.reference_logprobs_in_rollouts: found True without"),
         ({"entropy": "yes"}, "needs.entropy: found 'yes'; expected one of False, True"),
         ({"min_samples_per_prompt": "2"}, "needs.min_samples_per_prompt: found a str; expected an int"),
     ],
@@ -192,3 +194,17 @@ def test_the_loops_own_names_are_all_known():
     written = {"step", "weight_version", "updates", *training_metrics([step]), *throughput_metrics(ROLLOUTS, 1.0)}
     assert written <= OWN_METRICS
     assert not any(name.startswith(OWN_PREFIXES) for name in OWN_METRICS)
+
+
+def test_the_algorithm_sees_all_that_the_rollouts_say_and_changes_none_of_it(make_algorithm):
+    seen = []
+    rollouts = attrs.evolve(ROLLOUTS, weight_version=7, reward_components={"answer": np.ones(2, np.float32)})
+    make_algorithm(lambda given: seen.append(given) or GOOD).build_batch(rollouts)
+    (given,) = seen
+    fields = {field.name for field in attrs.fields(RolloutBatch)}
+    assert fields == {"batch", "rewards", "valid", "finish_reasons", "reward_components", "turns", "weight_version"}
+    assert (given.weight_version, given.turns) == (7, None)
+    for name in ("rewards", "valid", "finish_reasons"):
+        np.testing.assert_array_equal(getattr(given, name), getattr(rollouts, name))
+    with pytest.raises(ValueError, match="read-only"):
+        given.reward_components["answer"][0] = 2.0

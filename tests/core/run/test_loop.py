@@ -5,22 +5,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.spi import (
     ADVANTAGES,
+    GENERATION_LOGPROBS,
     PREVIOUS_LOGPROBS,
     REFERENCE_LOGPROBS,
+    AlgorithmNeeds,
     LogprobsRequest,
     LogprobsResult,
+    RolloutBatch,
+    TokenBatch,
+    TrainingBatch,
     TrainStepRequest,
     TrainStepResult,
     capabilities,
     hookimpl,
 )
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.algorithm import FakeAlgorithm
 from rlcore.testing.fakes.trainer import FakeTrainer
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
@@ -79,6 +86,41 @@ def test_each_update_declares_where_the_previous_logprobs_are(run: Run) -> None:
         assert (PREVIOUS_LOGPROBS in columns) == (request.loss.previous_logprobs == "given")
         assert all(columns <= microbatch.token_columns.keys() for microbatch in request.microbatches)
     assert [request.model for request in computed] == ["reference", "policy"] * 2
+
+
+class EarlyReference(FakeAlgorithm):
+    """Reads the reference policy's log-probabilities before it has a batch, and not in its loss."""
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        return evolve(super().needs, reference_logprobs=True, reference_logprobs_in_rollouts=True)
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        seen.append(rollouts.batch)
+        return super().build_batch(rollouts)
+
+
+seen: list[TokenBatch] = []
+
+
+def test_reference_logprobs_that_rewards_depend_on_are_there_before_the_batch_and_not_sent_again(run: Run) -> None:
+    seen.clear()
+    early = evolve(FAKE_ALGORITHM, backend=f"{__name__}:EarlyReference")
+    others = tuple(entry for entry in registry().entries if entry.role != "algorithm")
+    entries = (*others, *Registry.from_providers({"algorithm": [early]}).entries)
+    run("training.updates_per_step=2", "run.num_steps=2", registry=evolve(registry(), entries=entries))
+    assert [request.model for request in computed] == ["reference"] * 2
+    for batch in seen:
+        column = batch.token_columns[REFERENCE_LOGPROBS]
+        assert column.dtype == np.float32
+        assert (column[batch.loss_mask] < 0).all()
+    # The reference policy is what the first step samples with.
+    first = seen[0].token_columns
+    np.testing.assert_allclose(
+        first[REFERENCE_LOGPROBS][seen[0].loss_mask], first[GENERATION_LOGPROBS][seen[0].loss_mask], rtol=1e-4, atol=1e-5
+    )
+    assert len(seen) == 2
+    assert all(REFERENCE_LOGPROBS not in request.loss.token_columns for request, _ in sent)
 
 
 def test_an_algorithm_without_a_ratio_costs_no_pass_and_declares_that_nobody_computed_them(run: Run) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.advantages import group_advantages, turn_advantages
+from rlcore_torchkit.rl.advantages import decoupled_advantages, group_advantages, turn_advantages, whitened
 
 BASELINES = ("group_mean", "leave_one_out")
 NORMALISATIONS = ("std", "none")
@@ -175,3 +175,176 @@ def test_rewards_that_cancel_are_no_difference():
 def test_an_episode_without_turns_and_none_at_all():
     assert turns([[], [1.0], [0.0]], [0, 0, 0]).tolist() == advantages([1.0, 0.0]).tolist()
     assert turns([], []).shape == (0,)
+
+
+NEW_NORMALISATIONS = ("leave_one_out_std", "batch_std", "mean")
+whole_numbers = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=6), min_size=1, max_size=5)
+"""Groups of rewards that are 0 or above, and equal or well apart."""
+
+
+def packed(groups):
+    """The rewards of all groups, float64, and their group ids."""
+    return np.array([reward for group in groups for reward in group], np.float64), np.repeat(
+        range(len(groups)), list(map(len, groups))
+    )
+
+
+def std_of(values):
+    """Standard deviation with ddof = 1, 0 of fewer than two."""
+    mean = math.fsum(values) / max(len(values), 1)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+
+
+def reference_of_batch(groups, baseline, normalisation):
+    """All groups in plain Python floats: the baseline over the group or the step (REINFORCE with a mean baseline; Williams,
+    1992), and divided by the std of the others with half the group's as a bound, of the step's rewards, or by the group's mean
+    (MaxRL, arXiv:2602.02710, whose estimator is the mean of the successes' scores less that of all)."""
+    everything = [float(reward) for group in groups for reward in group]
+    result = []
+    for group in groups:
+        compared = everything if baseline == "batch_mean" else list(map(float, group))
+        for index, reward in enumerate(group):
+            others = [other for place, other in enumerate(group) if place != index]
+            if max(compared) == min(compared):
+                result.append(0.0)
+                continue
+            base = math.fsum(compared) / len(compared)
+            if baseline == "leave_one_out":
+                base = math.fsum(others) / len(others)
+            divisor = 1.0 - EPSILON
+            if normalisation == "leave_one_out_std":
+                divisor = max(std_of(others), std_of(group) / 2)
+            elif normalisation == "batch_std":
+                divisor = std_of(everything)
+            elif normalisation == "mean":
+                divisor = math.fsum(group) / len(group)
+            result.append((reward - base) / (divisor + EPSILON))
+    return result
+
+
+@settings(max_examples=40)
+@given(
+    whole_numbers,
+    st.sampled_from(
+        [
+            ("group_mean", "leave_one_out_std"),
+            ("leave_one_out", "leave_one_out_std"),
+            ("group_mean", "batch_std"),
+            ("leave_one_out", "batch_std"),
+            ("batch_mean", "batch_std"),
+            ("batch_mean", "none"),
+            ("batch_mean", "batch_whitening"),
+            ("group_mean", "mean"),
+        ]
+    ),
+)
+def test_other_baselines_and_divisors_match_the_plain_formula(groups, chosen):
+    rewards, ids = packed(groups)
+    found = advantages(rewards, ids, *chosen)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, reference_of_batch(groups, *chosen), rtol=1e-7, atol=1e-9)
+
+
+@given(whole_numbers, st.sampled_from(["none", "batch_whitening"]))
+def test_without_a_baseline_rewards_stay_as_they_are(groups, normalisation):
+    rewards, ids = packed(groups)
+    assert advantages(rewards, ids, "none", normalisation).tolist() == rewards.tolist()
+
+
+@settings(max_examples=40)
+@given(st.lists(rewards_of_any_scale, min_size=2, max_size=40), st.sampled_from(BASELINES))
+def test_the_standard_deviation_of_the_others_is_bounded(rewards, baseline):
+    """It is 0 but for rounding where one reward differs from equal others, and advantages would be of any size."""
+    found = np.abs(advantages(rewards, None, baseline, "leave_one_out_std"))
+    assert (found <= 2 * np.abs(advantages(rewards, None, baseline, "std")) * (1 + 1e-6)).all()
+
+
+def test_with_the_others_deviation_a_lone_success_weighs_more_in_a_larger_group_and_two_samples_are_normalised():
+    lone = [
+        advantages([1.0] + [0.0] * (size - 1), None, "leave_one_out", "leave_one_out_std", 0.0)[0] for size in (2, 4, 8, 64)
+    ]
+    np.testing.assert_allclose(lone, [2 * math.sqrt(size) for size in (2, 4, 8, 64)], rtol=1e-12)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_a_success_weighs_by_how_rare_it_is_and_all_success_like_all_failure_is_no_signal(num_right, num_wrong):
+    """With K of n successes (n - K)/K and -1: 1/p - 1, the weight of maximum likelihood (arXiv:2602.02710)."""
+    found = advantages([1.0] * num_right + [0.0] * num_wrong, None, "group_mean", "mean", epsilon=0.0)
+    np.testing.assert_allclose(found, [num_wrong / num_right] * num_right + [-1.0] * num_wrong, rtol=1e-12)
+    assert not advantages([1.0] * num_right, None, "group_mean", "mean").any()
+    assert not advantages([0.0] * num_wrong, None, "group_mean", "mean").any()
+
+
+@settings(max_examples=25)
+@given(whole_numbers, st.data(), st.sampled_from(NEW_NORMALISATIONS))
+def test_the_order_of_groups_and_of_samples_does_not_matter(groups, data, normalisation):
+    rewards, ids = packed(groups)
+    order = np.concatenate(
+        [
+            np.flatnonzero(ids == group)[data.draw(st.permutations(range(len(groups[group]))))]
+            for group in data.draw(st.permutations(range(len(groups))))
+        ]
+    )
+    renumbered = np.cumsum(np.diff(ids[order], prepend=ids[order[0]]) != 0)
+    together = advantages(rewards, ids, "group_mean", normalisation)
+    np.testing.assert_allclose(advantages(rewards[order], renumbered, "group_mean", normalisation), together[order], rtol=1e-9)
+    for group in range(len(groups)):
+        assert abs(together[ids == group].sum()) < 1e-9 or normalisation == "leave_one_out_std"
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=50), st.floats(-64, 64), st.sampled_from([0.5, 8.0]))
+def test_whitening_has_mean_0_and_deviation_1_and_no_shift_or_scale_changes_it(values, shift, scale):
+    values = np.round(np.array(values, np.float64), 2)
+    found = whitened(values, epsilon=0.0)
+    if values.max() - values.min() <= 1e-6 * np.abs(values).max():
+        assert not found.any()
+        return
+    expected = [(value - math.fsum(values) / len(values)) / std_of(values.tolist()) for value in values.tolist()]
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    assert np.abs(found).max() <= math.sqrt(len(values))
+    np.testing.assert_allclose(whitened(values * scale + shift, epsilon=0.0), found, rtol=1e-6, atol=1e-8)
+
+
+def decoupled(components, ids, weights):
+    options = {"baseline": "group_mean", "normalisation": "std", "epsilon": EPSILON}
+    return decoupled_advantages([np.array(one, np.float32) for one in components], weights, np.asarray(ids), **options)
+
+
+@settings(max_examples=25)
+@given(st.data(), whole_numbers, st.integers(1, 3))
+def test_components_are_normalised_one_by_one_and_their_sum_over_the_step(data, groups, num_components):
+    """GDPO (arXiv:2601.05242) in plain Python floats."""
+    sizes = list(map(len, groups))
+    parts = [
+        [data.draw(st.lists(st.integers(-3, 3), min_size=size, max_size=size)) for size in sizes] for _ in range(num_components)
+    ]
+    weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 4.0]), min_size=num_components, max_size=num_components))
+    of_parts = [[value for group in part for value in reference_of_group(group, "group_mean", "std")] for part in parts]
+    sums = [
+        math.fsum(weight * value for weight, value in zip(weights, column, strict=True))
+        for column in zip(*of_parts, strict=True)
+    ]
+    divisor = std_of(sums) + EPSILON
+    mean = math.fsum(sums) / len(sums)
+    expected = [(value - mean) / divisor if std_of(sums) > 1e-7 else 0.0 for value in sums]
+    ids = np.repeat(range(len(sizes)), sizes)
+    found = decoupled([[value for group in part for value in group] for part in parts], ids, weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_small_component_tells_samples_apart_that_a_sum_cannot():
+    """The papers' example: rewards (0, 1) and (0, 2) in a group are one and the same to a sum that is normalised afterwards."""
+    one, both = (
+        decoupled([[0, 1, 0, 0], [0, 0, 0, 0]], [0, 0, 1, 1], [1, 1]),
+        decoupled([[0, 1, 0, 1], [0, 0, 0, 1]], [0, 0, 1, 1], [1, 1]),
+    )
+    assert one[2:].tolist() == [0.0, 0.0]
+    assert both[3] == pytest.approx(2 * both[1])
+
+
+def test_components_that_cancel_are_no_difference():
+    component = [0.1, 0.7, 0.2, 0.4]
+    assert not decoupled([component, np.negative(component)], [0, 0, 0, 0], [1.0, 1.0]).any()
+    assert decoupled([], [0, 0], []).tolist() == [0.0, 0.0]
+    assert whitened(np.zeros(0), epsilon=0.0).shape == (0,)

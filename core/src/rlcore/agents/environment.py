@@ -81,13 +81,17 @@ def check(context: CheckContext | None, config: AgentConfig) -> list[Problem]:  
 
 def episode_result(said: object, success_reward: float) -> EpisodeResult:
     """Return what an agent's reward, a number or a mapping with `reward`, stands for: `success` says whether the task is
-    solved, other numbers are metrics. RewardError where there is no reward in it."""
+    solved, `reward_components` what the reward is made of, other numbers are metrics. RewardError where there is no reward in
+    it."""
     values: dict[str, Any] = dict(said) if isinstance(said, Mapping) else {"reward": said}
     reward, success = values.pop("reward", None), values.pop("success", None)
+    components = values.pop("reward_components", {})
     if not is_number(reward):
         raise RewardError(f"the agent's reward is {brief(said)}; expected a finite number, or a mapping with `reward`")
     if success is not None and not isinstance(success, bool | np.bool_):
         raise RewardError(f"the agent's `success` is {brief(success)}; expected True or False")
+    if not isinstance(components, Mapping) or not all(map(is_number, components.values())):
+        raise RewardError(f"the agent's `reward_components` are {brief(components)}; expected a mapping of finite numbers")
     odd = [name for name, value in values.items() if not is_number(value)]
     if odd:
         raise RewardError(
@@ -96,6 +100,7 @@ def episode_result(said: object, success_reward: float) -> EpisodeResult:
     return EpisodeResult(
         reward=float(reward),
         success=bool(reward >= success_reward if success is None else success),
+        reward_components={str(name): float(value) for name, value in components.items()},
         metrics={str(name): float(value) for name, value in values.items()},
     )
 

@@ -48,8 +48,14 @@ def reference(sections: Sections) -> str:
         lines.extend(_sections(role, describe.fields(Recipe)[role].type))
         if doc := describe.docs(Recipe)[role]:
             lines.append(f"{doc}\n")
-        for plugin, cls in sorted(sections.get(role, {}).items()):
-            lines.extend(_sections(f"{role}.{plugin}", cls))
+        classes = sections.get(role, {})
+        plugins = {cls: plugin for plugin, cls in classes.items()}
+        for plugin, cls in sorted(classes.items()):
+            base = next((base for base in cls.__mro__[1:] if base in plugins), None)
+            if base is None:
+                lines.extend(_sections(f"{role}.{plugin}", cls))
+            else:
+                lines.extend(_variant(f"{role}.{plugin}", cls, f"{role}.{plugins[base]}", base))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -75,6 +81,24 @@ def _sections(path: str, tp: object) -> Iterator[str]:
             if doc := describe.docs(cls)[name]:
                 yield f"`[{path}.{name}]`: {doc}\n"
             yield from _sections(f"{path}.{name}", field.type)
+
+
+def _variant(path: str, cls: type, base_path: str, base: type) -> Iterator[str]:
+    """What is different in a class that is another plugin's with other defaults."""
+    inherited = describe.fields(base)
+    changed = {
+        name: field
+        for name, field in describe.fields(cls).items()
+        if name not in inherited or describe.default_of(field) != describe.default_of(inherited[name])
+    }
+    yield f"## `[{path}]`\n"
+    others = f"The keys of `[{base_path}]`" + (", with other defaults:" if changed else ".")
+    yield f"{_first_line(cls)} {others}".lstrip() + "\n"
+    if changed:
+        yield "| Key | Default |"
+        yield "|---|---|"
+        yield from (f"| `{name}` | {_default(field)} |" for name, field in changed.items())
+        yield ""
 
 
 def _first_line(cls: type) -> str:

@@ -134,9 +134,9 @@ class RolloutConfig:
     tool_parser: Text = "auto"
     """How the policy writes calls of tools: "hermes" (Hermes, Qwen2.5, Qwen3), "llama3_json" (Llama 3.1 and 3.2), or a parser
     that the generator brings, such as "qwen3_coder". "auto" takes the one of the first two that the chat template shows."""
-    refill_equal_rewards: bool = False
+    refill_equal_rewards: bool | None = None
     """Replace a group whose rewards are all equal, from which a comparison within groups learns nothing, by the next prompt's
-    (dynamic sampling, arXiv:2503.14476)."""
+    (dynamic sampling, arXiv:2503.14476). None is true with an algorithm that is meant for it, else false."""
     max_refill_ratio: Annotated[float, above(0)] = 4.0
     """With it, the most groups that may be replaced from one step to the next, in relation to training.prompts_per_step times
     1 + async.max_staleness; beyond it the run ends."""

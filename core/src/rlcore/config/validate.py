@@ -262,24 +262,6 @@ def _nothing_is_stale(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-@rule("rollout.refill_equal_rewards", "rollout.max_refill_ratio", "rollout.samples_per_prompt")
-def _refills(recipe: Recipe) -> Iterator[Problem]:
-    rollout = recipe.rollout
-    if rollout.refill_equal_rewards and rollout.samples_per_prompt == 1:
-        yield Problem(
-            path="rollout.refill_equal_rewards",
-            found="true, with samples_per_prompt = 1",
-            expected="groups of several samples: the rewards of one are always equal",
-        )
-    if not rollout.refill_equal_rewards and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
-        yield Problem(
-            path="rollout.max_refill_ratio",
-            found=f"{rollout.max_refill_ratio:g}, without refill_equal_rewards",
-            expected="the default: no group is replaced",
-            remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
-        )
-
-
 @rule("model.chat_template_kwargs")
 def _template_variables(recipe: Recipe) -> Iterator[Problem]:
     """What a served chat template cannot have as a default: it is written as JSON into the template."""

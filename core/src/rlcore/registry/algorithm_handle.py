@@ -99,7 +99,9 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
         rewards=_read_only(rollouts.rewards),
         valid=_read_only(rollouts.valid),
         finish_reasons=_read_only(rollouts.finish_reasons),
+        reward_components={name: _read_only(column) for name, column in rollouts.reward_components.items()},
         turns=rollouts.turns,
+        weight_version=rollouts.weight_version,
     )
 
 
@@ -111,9 +113,22 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 def _check_needs(needs: AlgorithmNeeds) -> None:
     _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
-    flags = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling", "whole_groups")
-    for name in flags:
+    for name in (
+        "previous_logprobs",
+        "reference_logprobs",
+        "reference_model",
+        "reference_logprobs_in_rollouts",
+        "entropy",
+        "untruncated_sampling",
+        "whole_groups",
+        "dynamic_sampling",
+    ):
         _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
+    if needs.reference_logprobs_in_rollouts and not (needs.reference_logprobs and needs.source == "rollouts"):
+        raise ContractError(
+            "needs.reference_logprobs_in_rollouts: found True without reference_logprobs, or without rollouts; "
+            'expected it beside reference_logprobs = True and source = "rollouts"'
+        )
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
 

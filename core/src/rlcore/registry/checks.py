@@ -43,7 +43,7 @@ OWN_METRICS = frozenset(
     }
 )
 """Names in metrics.jsonl that no plugin's metric may have."""
-OWN_PREFIXES = ("time/", "memory/", "environment/", "evaluation/", "async/")
+OWN_PREFIXES = ("reward/", "time/", "memory/", "environment/", "evaluation/", "async/")
 
 RecordT = TypeVar("RecordT")
 

@@ -134,6 +134,9 @@ class Loop:
             self._to_training()
             with self.clock.phase("logprobs"):
                 samples = rescored(samples, self.trainer)
+        if self.algorithm.needs.reference_logprobs_in_rollouts:
+            self._to_training()
+            samples = evolve(samples, batch=self._with_reference(samples.batch))
         training = self.algorithm.build_batch(samples)
         self._to_training()
         results = self._train(training, step)
@@ -220,10 +223,8 @@ class Loop:
         """Each minibatch and the loss on it, with the trainer's log-probabilities that the algorithm needs."""
         needs, version = self.algorithm.needs, self.position.weight_version
         batch, columns = minibatches[0].batch, list(loss.token_columns)
-        if needs.reference_logprobs:
-            with self.clock.phase("logprobs"):
-                reference = self._reference_logprobs(batch)
-            batch = batch.with_token_column(spi.REFERENCE_LOGPROBS, reference)
+        if needs.reference_logprobs and not needs.reference_logprobs_in_rollouts:
+            batch = self._with_reference(batch)
             columns.append(spi.REFERENCE_LOGPROBS)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
         if self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
@@ -238,6 +239,11 @@ class Loop:
             columns.append(spi.PREVIOUS_LOGPROBS)
             later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)), previous_logprobs="given")
         return updates + [(evolve(minibatch, batch=batch), later) for minibatch in minibatches[1:]]
+
+    def _with_reference(self, batch: spi.TokenBatch) -> spi.TokenBatch:
+        """The batch with the reference policy's log-probabilities of all tokens."""
+        with self.clock.phase("logprobs"):
+            return batch.with_token_column(spi.REFERENCE_LOGPROBS, self._reference_logprobs(batch))
 
     def _reference_logprobs(self, batch: spi.TokenBatch) -> Float32Array:
         """float32 [T]: computed where they are not kept from an earlier step."""

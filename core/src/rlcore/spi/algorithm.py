@@ -27,6 +27,9 @@ class AlgorithmNeeds:
     run directory; those of rollouts in every step."""
     reference_model: bool = False
     """The reference is another model than the policy, such as a teacher, so that a recipe has to name it in [reference]."""
+    reference_logprobs_in_rollouts: bool = False
+    """With `reference_logprobs`: RolloutBatch.batch carries them already, so that rewards may depend on them. A loss that reads
+    them then names them in LossSpec.token_columns."""
     entropy: bool = False
     """The loss asks for the entropy (LossSpec.entropy is not "none")."""
     min_samples_per_prompt: int = 1
@@ -39,6 +42,9 @@ class AlgorithmNeeds:
     whole_groups: bool = False
     """The loss compares the sequences of a group: each microbatch holds whole groups, whose sequences are adjacent and in their
     order. A group of more than training.max_tokens_per_microbatch tokens gets a microbatch of its own."""
+    dynamic_sampling: bool = False
+    """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.refill_equal_rewards is true
+    unless the recipe says otherwise."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -75,6 +81,10 @@ class RolloutBatch:
     and not enter its group's statistics. Its loss_mask is already False everywhere."""
     finish_reasons: UInt8Array
     """uint8 [N]: FinishReason of the last turn."""
+    reward_components: Mapping[str, Float32Array] = field(factory=dict)
+    """float32 [N] by name, finite: the parts of the reward that the environment names (StepResult.reward_components), summed
+    over turns, of each sequence's episode; 0.0 where an episode has no such part, and where `valid` is False. Empty where
+    none is named."""
     turns: TurnRewards | None = None
     """What each turn earned; None where every episode has one turn."""
     weight_version: int = 0
@@ -117,6 +127,8 @@ class RolloutBatch:
                 raise ContractError(f"episode_ids: sequence {worst} is of an earlier episode than the one before")
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
+        for name, column in self.reward_components.items():
+            check_array(f"reward_components[{name!r}]", column, np.float32, num_sequences)
         if not np.isfinite(self.rewards).all():
             worst = int(np.isfinite(self.rewards).argmin())
             raise ContractError(f"rewards: found {self.rewards[worst]} for sample {worst}; expected finite numbers")

@@ -74,6 +74,9 @@ class StepResult:
     state: Any = None
     success: bool = False
     """Whether the task is solved: what pass@1 counts, read from the last step."""
+    reward_components: Mapping[str, float] = field(factory=dict)
+    """What the reward is made of, by name, for algorithms that compare each part by itself: finite; each is added to the
+    episode's own. All others train on `reward`, whatever the sum of these is. Logged as `reward/<name>`."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all turns that report them, and logged as `environment/<name>`."""
 
@@ -98,6 +101,8 @@ class EpisodeResult:
     """Finite; that of everything that the policy said in the episode."""
     success: bool = False
     """Whether the task is solved: what pass@1 counts."""
+    reward_components: Mapping[str, float] = field(factory=dict)
+    """What the reward is made of, as that of StepResult."""
     metrics: Mapping[str, float] = field(factory=dict)
     """Finite; averaged over all episodes that report them, and logged as `environment/<name>`."""
 

@@ -3,11 +3,14 @@
 from typing import Literal
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from rlcore import spi
 from rlcore_grpo.config import GrpoConfig
-from rlcore_torchkit.rl.advantages import AdvantageOptions, group_advantages, turn_advantages
+from rlcore_grpo.shaped_rewards import kl_of_tokens, length_penalties, require_not_negative, weighed_components
+from rlcore_torchkit.rl.advantages import AdvantageOptions, decoupled_advantages, group_advantages, turn_advantages, whitened
+from rlcore_torchkit.rl.shaping import sums_to_go
 
 
 class Grpo:
@@ -15,25 +18,34 @@ class Grpo:
 
     def __init__(self, context: spi.AlgorithmContext, config: GrpoConfig) -> None:
         self.config = config.resolved(context)
-        self._loss = _loss_spec(self.config)
+        self._max_response_tokens = context.max_response_tokens
+        in_rewards = bool(config.kl_coefficient) and config.kl_placement != "loss"
+        self._loss_config = evolve(self.config, kl_coefficient=0.0) if in_rewards else self.config
+        self._loss = _loss_spec(self._loss_config)
         self._options: AdvantageOptions = {
             "baseline": config.advantage_baseline,
             "normalisation": config.advantage_normalisation,
             "epsilon": config.advantage_epsilon,
         }
+        self._kl_in_rewards = in_rewards
         self.needs = spi.AlgorithmNeeds(
             source="rollouts",
             previous_logprobs=self.config.previous_logprobs == "trainer",
-            reference_logprobs=spi.REFERENCE_LOGPROBS in self._loss.token_columns,
+            reference_logprobs=in_rewards or spi.REFERENCE_LOGPROBS in self._loss.token_columns,
+            reference_logprobs_in_rollouts=in_rewards,
             entropy=self._loss.entropy != "none",
-            min_samples_per_prompt=2,
+            min_samples_per_prompt=2 if config.compares_groups else 1,
             untruncated_sampling=True,
             corrects_staleness=self.config.corrects_staleness,
+            dynamic_sampling=config.dynamic_sampling,
         )
 
     def build_batch(self, rollouts: spi.RolloutBatch) -> spi.TrainingBatch:
-        """One advantage an episode, in whatever number of sequences, or one a turn, the same for each of its loss tokens."""
+        """One advantage an episode, in whatever number of sequences, or one a turn, the same for each of its loss tokens; one a
+        token where the KL divergence from there on is taken off."""
         batch, turns = rollouts.batch, rollouts.turns
+        kl = kl_of_tokens(batch, self.config) if self._kl_in_rewards else None
+        metrics = {} if kl is None else {"reward_kl": float(kl.sum() / max(batch.loss_mask.sum(), 1))}
         if self.config.advantage_per == "turn" and turns is not None:
             of_turns = self._of_turns(rollouts, turns)
             first = np.repeat(turns.offsets[:-1], batch.lengths)
@@ -41,47 +53,96 @@ class Grpo:
             advantages = np.zeros(len(rollouts.rewards), np.float32)
             np.maximum.at(advantages, np.repeat(np.arange(len(advantages)), np.diff(turns.offsets)), np.abs(of_turns))
         else:
-            advantages = self._advantages(rollouts)
+            of_episodes = self._of_episodes(rollouts, kl, metrics)
+            advantages = of_episodes.astype(np.float32)[rollouts.episode_of]
             per_token = np.repeat(advantages, batch.lengths)
             np.copyto(per_token, np.float32(0), where=~batch.loss_mask)
+        if self._is_per_token:
+            per_token = self._of_tokens(per_token, batch, kl)
+            advantages = np.maximum.reduceat(np.abs(per_token), batch.offsets[:-1]) if batch.num_sequences else advantages
         return spi.TrainingBatch(
             batch=batch.with_token_column(spi.ADVANTAGES, per_token),
             loss=self._loss,
-            metrics=_metrics(rollouts, advantages),
+            metrics=_metrics(rollouts, advantages) | metrics,
             no_signal=self._no_signal(rollouts, advantages),
             has_signal=None if self._has_other_terms else advantages != 0,
         )
 
-    def _advantages(self, rollouts: spi.RolloutBatch) -> NDArray[np.float32]:
-        """float32 [N]: 0.0 where `valid` is False; an episode counts once in its group's statistics."""
-        first = rollouts.first_sequences
+    def _of_episodes(
+        self, rollouts: spi.RolloutBatch, kl: NDArray[np.float64] | None, metrics: dict[str, float]
+    ) -> NDArray[np.float64]:
+        """float64 [E]: 0.0 where `valid` is False; an episode counts once in its group's statistics. Adds to `metrics`."""
+        config, first = self.config, rollouts.first_sequences
         valid = rollouts.valid[first]
-        advantages = np.zeros(len(first), np.float32)
-        advantages[valid] = group_advantages(rollouts.rewards[first][valid], rollouts.group_ids[first][valid], **self._options)
-        return advantages[rollouts.episode_of]
+        groups = rollouts.group_ids[first][valid]
+        rewards: NDArray[np.floating] = rollouts.rewards[first][valid]
+        penalties = None
+        if config.length_penalty != "none":
+            penalties = length_penalties(rollouts, config, self._max_response_tokens)
+            metrics["length_penalty"] = float(penalties.mean()) if len(penalties) else 0.0
+        advantages = np.zeros(len(first))
+        if config.reward_aggregation == "normalise_then_sum":
+            components, weights = weighed_components(rollouts, config.reward_weights)
+            of_length = [] if penalties is None else [penalties]
+            advantages[valid] = decoupled_advantages(
+                [*components, *of_length], [*weights, *(1.0 for _ in of_length)], groups, **self._options
+            )
+            return advantages
+        if penalties is not None:
+            rewards = rewards + penalties
+        if kl is not None and config.kl_placement == "reward":
+            of_sequences = np.add.reduceat(kl, rollouts.batch.offsets[:-1]) if len(kl) else kl
+            rewards = rewards - config.kl_coefficient * np.bincount(rollouts.episode_of, of_sequences)[valid]
+        if config.advantage_normalisation == "mean":
+            require_not_negative(rewards)
+        advantages[valid] = group_advantages(rewards, groups, **self._options)
+        return advantages
 
     def _of_turns(self, rollouts: spi.RolloutBatch, turns: spi.TurnRewards) -> NDArray[np.float32]:
         """float32 [K]: 0.0 in episodes where `valid` is False. Each episode is one sequence."""
         num_turns = np.diff(turns.offsets)
         valid = np.repeat(rollouts.valid, num_turns)
+        if self.config.advantage_normalisation == "mean":
+            require_not_negative(turns.rewards[valid])
         advantages = np.zeros(len(turns.rewards), np.float32)
         advantages[valid] = turn_advantages(
             turns.rewards[valid], num_turns[rollouts.valid], rollouts.group_ids[rollouts.valid], **self._options
         )
         return advantages
 
+    def _of_tokens(
+        self, advantages: NDArray[np.float32], batch: spi.TokenBatch, kl: NDArray[np.float64] | None
+    ) -> NDArray[np.float32]:
+        """float32 [T]: less the KL divergence from each token on, and whitened over the loss tokens; 0.0 elsewhere."""
+        values = advantages[batch.loss_mask].astype(np.float64)
+        if kl is not None and self.config.kl_placement == "reward_to_go":
+            values -= self.config.kl_coefficient * sums_to_go(kl, batch.offsets)[batch.loss_mask]
+        if self.config.advantage_normalisation == "batch_whitening":
+            values = whitened(values, epsilon=self.config.advantage_epsilon)
+        per_token = np.zeros(batch.num_tokens, np.float32)
+        per_token[batch.loss_mask] = values
+        return per_token
+
+    @property
+    def _is_per_token(self) -> bool:
+        """Whether tokens of an episode may have different advantages."""
+        to_go = self._kl_in_rewards and self.config.kl_placement == "reward_to_go"
+        return to_go or self.config.advantage_normalisation == "batch_whitening"
+
     def _no_signal(self, rollouts: spi.RolloutBatch, advantages: NDArray[np.float32]) -> str | None:
         if not rollouts.batch.loss_mask.any():
             return "no sample has a token to train on"
         if advantages.any() or self._has_other_terms:
             return None
+        if self._is_per_token or not self.config.compares_groups:
+            return "the advantages of all samples are 0"
         num_groups = len(np.unique(rollouts.group_ids[rollouts.valid]))
         return f"the rewards of each of the {num_groups} groups are all equal"
 
     @property
     def _has_other_terms(self) -> bool:
         """Whether a sample without an advantage has a gradient all the same."""
-        return bool(self.config.kl_coefficient or self.config.entropy_coefficient)
+        return bool(self._loss_config.kl_coefficient or self._loss_config.entropy_coefficient)
 
 
 def _loss_spec(config: GrpoConfig) -> spi.LossSpec:

@@ -10,5 +10,5 @@ from rlcore_grpo.loss_config import LossConfig
 class GrpoConfig(LossConfig, AdvantageConfig):
     """Group relative policy optimisation (arXiv:2402.03300).
 
-    Dr.GRPO (arXiv:2503.20783) is `advantage_normalisation = "none"` with `loss_normalisation = "constant"`.
+    Algorithms that differ from it in their defaults are in `rlcore_grpo.presets`.
     """

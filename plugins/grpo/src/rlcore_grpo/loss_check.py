@@ -15,12 +15,12 @@ def loss_problems(config: GrpoConfig) -> list[Problem]:
 
 
 def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
-    if (config.loss_normalisation == "constant") != (config.constant_length is not None):
+    if config.loss_normalisation != "constant" and config.constant_length is not None:
         yield Problem(
             path="algorithm.grpo.constant_length",
-            found=f"{config.constant_length or 'none'} with loss_normalisation = {config.loss_normalisation!r}",
-            expected='a length with loss_normalisation = "constant", and none with any other',
-            remedy="Set it to rollout.max_response_tokens, or leave out both.",
+            found=f"{config.constant_length} with loss_normalisation = {config.loss_normalisation!r}",
+            expected='no length, which loss_normalisation = "constant" alone divides by',
+            remedy="Leave it out.",
         )
     if config.ratio != "token" and config.objective not in WITH_RATIO:
         yield Problem(

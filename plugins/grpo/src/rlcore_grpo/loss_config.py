@@ -32,7 +32,7 @@ class LossConfig:
     """Mean over the tokens of the optimizer step; mean over its sequences of each one's mean; or sum over its tokens
     divided by its sequences times `constant_length`, which weighs a token alike in long and short answers."""
     constant_length: Positive | None = None
-    """Tokens that `loss_normalisation = "constant"` divides by, usually rollout.max_response_tokens."""
+    """Tokens that `loss_normalisation = "constant"` divides by; none is rollout.max_response_tokens."""
     clip_low: Share = 0.2
     """The probability ratio is clipped from below at 1 - clip_low, by the objectives "clipped", "cispo" and "gmpo"; 1 never
     clips."""
@@ -105,7 +105,11 @@ class LossConfig:
         return self.importance_correction != "none"
 
     def resolved(self, context: AlgorithmContext) -> Self:
-        """The options of a run: `previous_logprobs` is "trainer" or "generation"."""
-        if self.previous_logprobs != "auto":
-            return self
-        return evolve(self, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")
+        """The options of a run: `previous_logprobs` is "trainer" or "generation", and `constant_length`, where it is read, a
+        length."""
+        config = self
+        if config.loss_normalisation == "constant" and config.constant_length is None:
+            config = evolve(config, constant_length=context.max_response_tokens)
+        if config.previous_logprobs != "auto":
+            return config
+        return evolve(config, previous_logprobs="generation" if context.generation_logprobs_exact else "trainer")

@@ -35,12 +35,18 @@ class ArithmeticEnvironment:
         return ResetResult(observation=observation, state=answer)
 
     async def step(self, state: Any, turn: Turn) -> StepResult:
-        """1.0 for the answer, else the partial credit."""
+        """1.0 for the answer, else the partial credit; its components tell that apart from whether it is a whole number."""
         response = turn.text.strip()
         exact = response == state
         well_formed = WHOLE_NUMBER.fullmatch(response) is not None
         reward = 1.0 if exact else self._config.partial_credit * _share_of_digits(response, state) if well_formed else 0.0
-        return StepResult(reward=reward, done=True, success=exact, metrics={"well_formed": float(well_formed)})
+        return StepResult(
+            reward=reward,
+            done=True,
+            success=exact,
+            reward_components={"answer": reward, "well_formed": float(well_formed)},
+            metrics={"well_formed": float(well_formed)},
+        )
 
 
 def _share_of_digits(response: str, answer: str) -> float:

@@ -10,9 +10,9 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.progress import Progress
-from rlcore.spi import AlgorithmContext, PluginError, RolloutBatch, TrainingBatch, capabilities
+from rlcore.spi import AlgorithmContext, AlgorithmNeeds, ConfigError, PluginError, RolloutBatch, TrainingBatch, capabilities
 from rlcore.testing.fakes import fake_registry
-from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
+from rlcore.testing.fakes.algorithm import FakeAlgorithm, FakeAlgorithmConfig
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_TRAINER
 
 Run = Callable[..., dict[str, Any]]
@@ -86,3 +86,39 @@ def test_what_else_is_wrong_is_told_with_an_algorithm_that_fails_to_build(prepar
         prepared(f"run.seed={seed}", 'sinks.names=["absent"]', 'environment.name="absent"', registry=registry)
     told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
     assert [name in told for name in (str(ERRORS[seed]), "sink 'absent'", "environment 'absent'")] == [True] * 3
+
+
+class Dynamic(FakeAlgorithm):
+    """An algorithm that is meant for groups whose rewards differ."""
+
+    @property
+    def needs(self) -> AlgorithmNeeds:
+        return evolve(super().needs, dynamic_sampling=True)
+
+
+def with_dynamic() -> Registry:
+    providers = {"algorithm": [evolve(FAKE_ALGORITHM, backend=f"{__name__}:Dynamic")]}
+    others = tuple(entry for entry in fake_registry().entries if entry.role != "algorithm")
+    return evolve(fake_registry(), entries=(*others, *Registry.from_providers(providers).entries))
+
+
+@pytest.mark.parametrize(("said", "plain", "dynamic"), [(None, False, True), ("true", True, True), ("false", False, False)])
+def test_groups_of_equal_rewards_are_replaced_where_the_recipe_or_else_the_algorithm_says_so(
+    prepared: Callable[..., RunPlan], said: str | None, plain: bool, dynamic: bool
+) -> None:
+    overrides = () if said is None else (f"rollout.refill_equal_rewards={said}",)
+    for registry, expected in ((fake_registry(), plain), (with_dynamic(), dynamic)):
+        plan = prepared(*overrides, registry=registry)
+        assert plan.recipe.rollout.refill_equal_rewards is expected
+        assert f"refill_equal_rewards = {str(expected).lower()}" in plan.resolved
+
+
+def test_what_dynamic_sampling_does_not_go_with_names_the_algorithm(prepared: Callable[..., RunPlan]) -> None:
+    assert prepared("rollout.max_refill_ratio=2", registry=with_dynamic()).recipe.rollout.max_refill_ratio == 2.0
+    with pytest.raises(ConfigError) as raised:
+        prepared("rollout.max_refill_ratio=2", "rollout.refill_equal_rewards=false", registry=with_dynamic())
+    assert [problem.path for problem in raised.value.problems] == ["rollout.max_refill_ratio"]
+    with pytest.raises(ConfigError) as raised:
+        prepared("rollout.samples_per_prompt=1", registry=with_dynamic())
+    found = {problem.path: problem.found for problem in raised.value.problems}
+    assert "algorithm 'fake' is meant for" in found["rollout.refill_equal_rewards"]

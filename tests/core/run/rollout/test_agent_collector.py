@@ -113,7 +113,8 @@ async def branching(row: Row, session: SessionEndpoint) -> EpisodeResult:
     if row["prompt"] == "a":
         await ask(session, "a", first, "more")
         await ask(session, "c", "mine", "more")
-    return EpisodeResult(reward=float(len(first)), success=row["prompt"] == "a", metrics={"turns": 2.0})
+    parts = {"letters": float(len(first))}
+    return EpisodeResult(reward=parts["letters"], success=row["prompt"] == "a", metrics={"turns": 2.0}, reward_components=parts)
 
 
 def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -> None:
@@ -124,6 +125,7 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     assert found.first_sequences.tolist() == [0, 2, 4, 5]
     assert found.episode_of.tolist() == [0, 0, 1, 1, 2, 3]
     assert found.rewards[0] == found.rewards[1]
+    np.testing.assert_array_equal(found.reward_components["letters"], found.rewards)
     text = FakeTokenizer().show(batch.tokens[: batch.offsets[1]])
     assert text.startswith("user: a\nassistant: ")
     versions = batch.token_columns[WEIGHT_VERSIONS]
@@ -140,6 +142,8 @@ def test_an_episode_has_a_sequence_for_each_of_its_conversations(collect: Any) -
     assert metrics["response_length_mean"] == batch.loss_mask.sum() / 4
     assert throughput_metrics(found, 1.0)["mean_generated_tokens"] == metrics["response_length_mean"]
     assert rollout_table(1, found, [""] * 6)["episode"].to_pylist() == [0, 0, 1, 1, 2, 3]
+    assert rollout_table(1, found, [""] * 6)["reward/letters"].to_pylist() == found.rewards.tolist()
+    assert metrics["reward/letters"] == pytest.approx(firsts.mean())
     assert evaluation_metrics(found)["evaluation/pass@1"] == 0.5
 
 

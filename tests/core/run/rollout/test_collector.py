@@ -81,7 +81,8 @@ class Echo:
     async def step(self, state: Any, turn: Turn) -> StepResult:
         done = state == self.num_turns
         metrics = {"turn": float(state)}
-        common = {"reward": float(len(turn.text)), "done": done, "metrics": metrics}
+        parts = {"letters": float(len(turn.text)), **({"last": 1.0} if done else {})}
+        common = {"reward": float(len(turn.text)), "done": done, "metrics": metrics, "reward_components": parts}
         return (
             StepResult(**common, success=len(turn.text) > 2)
             if done
@@ -186,6 +187,8 @@ def test_later_turns_read_the_whole_conversation_and_share_one_budget(collector)
         assert any(text.startswith(context) for text in texts)
         assert left == 30 - (len(context) - len("a:"))
     assert (collected.num_generated + 2 * len(" more:") <= 30).all()
+    np.testing.assert_array_equal(collected.reward_components["letters"], collected.rewards)
+    assert collected.reward_components["last"].tolist() == [1.0] * 3
     assert collected.environment_metrics == {"turn": 2.0}
 
 

@@ -47,6 +47,9 @@ def test_every_real_number_is_a_reward_and_a_metric(reward):
         (StepResult(reward=1.0, done=1), "returned done=1, success=False; expected bools"),
         (done(1.0, success=np.True_), "success=np.True_; expected bools"),
         (done(1.0, metrics=[1.0]), "returned list as metrics"),
+        (done(1.0, reward_components=[1.0]), "returned list as reward_components"),
+        (done(1.0, reward_components={3: 1.0}), "returned a reward component called 3; expected a string"),
+        (done(1.0, reward_components={"x": None}), "returned the reward component 'x' None; expected a float"),
         (StepResult(reward=1.0, done=False, observation="more"), "returned the observation str"),
         (going(), "an observation with nothing; expected exactly one"),
         (going(text="", messages=[]), "with messages and text"),
@@ -127,6 +130,7 @@ def test_tokens_are_those_of_the_model_where_it_is_known():
         (done(np.float32("inf")), "returned the reward inf; expected a finite number"),
         (done(1e300), r"returned the reward 1e\+300; expected a finite number, as float32"),
         (done(1.0, metrics={"x": float("nan")}), "returned the metric 'x' nan; expected a finite number"),
+        (done(1.0, reward_components={"x": 1e300}), "expected a finite number, as float32"),
     ],
 )
 def test_a_figure_that_is_not_finite_is_a_failure_of_its_episode(result, message):

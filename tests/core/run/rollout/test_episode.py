@@ -43,16 +43,26 @@ def test_a_turn_that_is_said_waits_for_its_answer() -> None:
 def test_an_answer_takes_the_place_of_the_turn() -> None:
     made = episode()
     made.say(sampled(2), sampled(2).text)
-    made.score(StepResult(reward=0.5, done=False, state="second", observation=Observation(text="?"), metrics={"a": 1.0}))
+    made.score(
+        StepResult(
+            reward=0.5,
+            done=False,
+            state="second",
+            observation=Observation(text="?"),
+            metrics={"a": 1.0},
+            reward_components={"x": 0.25},
+        )
+    )
     assert made.said is None
     assert made.shown is not None
     assert made.shown.text == "?"
     assert (made.state, made.reward, made.success, made.metrics) == ("second", 0.5, False, [("a", 1.0)])
     made.go_on(np.array([9], np.int32))
     made.say(sampled(1, text=" again"), sampled(1, text=" again").text)
-    made.score(StepResult(reward=0.25, done=True, success=True, metrics={"a": 2.0}))
+    made.score(StepResult(reward=0.25, done=True, success=True, metrics={"a": 2.0}, reward_components={"x": 1, "y": 2}))
     assert (made.shown, made.reward, made.success, made.text) == (None, 0.75, True, "said again")
     assert made.metrics == [("a", 1.0), ("a", 2.0)]
+    assert made.reward_components == {"x": 1.25, "y": 2.0}
 
 
 def test_each_turn_has_its_place_and_what_it_earned() -> None:

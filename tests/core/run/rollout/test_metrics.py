@@ -26,6 +26,7 @@ COLLECTED = CollectedRollouts(
     timed_out=np.asarray([False, False, True, False]),
     truncated=np.asarray([False, True, True, False]),
     environment_metrics={"share": 0.25},
+    reward_components={"answer": np.asarray([1.0, 0.0, 5.0, 0.5], np.float32)},
 )
 """Four samples, the third of which the environment failed on."""
 ALL_FAILED = evolve(COLLECTED, valid=np.zeros(4, np.bool_), failed=np.ones(4, np.bool_))
@@ -36,6 +37,7 @@ def test_rewards_are_those_of_valid_samples_and_lengths_those_of_all() -> None:
         {
             "reward_mean": 1.0,
             "reward_std": (2 / 3) ** 0.5,
+            "reward/answer": 0.5,
             "success_rate": 2 / 3,
             "response_length_mean": 2.0,
             "response_length_max": 3.0,

@@ -3,6 +3,7 @@
 Shapes: N samples, G groups. `group_of` int64 [N] is each sample's group, counted from 0 without gaps.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -14,11 +15,15 @@ RELATIVE_RESOLUTION = 1e-6
 """Rewards of a group that differ by no more than this share of their magnitude are equal: about eight float32 roundings."""
 
 
-class AdvantageOptions(TypedDict):
-    """What advantages of a group are taken against, and divided by."""
+Baseline: TypeAlias = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
+Normalisation: TypeAlias = Literal["std", "leave_one_out_std", "batch_std", "batch_whitening", "mean", "none"]
 
-    baseline: Literal["group_mean", "leave_one_out"]
-    normalisation: Literal["std", "none"]
+
+class AdvantageOptions(TypedDict):
+    """What advantages are taken against, and divided by."""
+
+    baseline: Baseline
+    normalisation: Normalisation
     epsilon: float
 
 
@@ -26,18 +31,30 @@ def group_advantages(
     rewards: NDArray[np.floating[Any]],
     group_ids: NDArray[np.integer[Any]],
     *,
-    baseline: Literal["group_mean", "leave_one_out"],
-    normalisation: Literal["std", "none"],
+    baseline: Baseline,
+    normalisation: Normalisation,
     epsilon: float,
 ) -> Float64Array:
     """float64 [N]: r_i - b_i, divided by the group's std + epsilon for "std" (DeepSeekMath, arXiv:2402.03300, section 4.1).
 
-    b_i is the mean of the group, or of its other rewards (RLOO, arXiv:2402.14740); the std is that of the whole group's
-    rewards (ddof = 1) with either, so that advantages of a group of n sum to 0 and stay within (n-1)/√n, or √n for
-    "leave_one_out". Groups of one, and those whose rewards are equal to rounding, get 0. `group_ids` are non-decreasing.
+    b_i is the mean of the group, of its other rewards (RLOO, arXiv:2402.14740), of all N, or 0; the std is that of the whole
+    group's rewards (ddof = 1) with either of the first two, so that advantages of a group of n sum to 0 and stay within
+    (n-1)/√n, or √n for "leave_one_out". Groups of one, and those whose rewards are equal to rounding, get 0. `group_ids` are
+    non-decreasing. Other divisors, each with epsilon added:
+
+    - "leave_one_out_std": the std of the group's other rewards, which does not depend on r_i, but at least half the group's.
+      Without a bound it is 0 but for rounding where one reward differs from equal others. Advantages stay within twice those
+      of "std".
+    - "batch_std": the std of all N rewards.
+    - "mean": the group's mean reward, of rewards of at least 0 (MaxRL, arXiv:2602.02710); within n-1.
+    - "batch_whitening": none here; see `whitened`.
     """
     if not len(rewards):
         return np.zeros(0)
+    if baseline == "none":
+        return rewards.astype(np.float64)
+    if baseline == "batch_mean":
+        group_ids = np.zeros(len(rewards), np.int64)
     starts, sizes, group_of = _groups(group_ids)
     shifted = rewards.astype(np.float64)
     magnitude = np.maximum.reduceat(np.abs(shifted), starts)
@@ -49,10 +66,53 @@ def group_advantages(
     scale = differs.astype(np.float64)
     if baseline == "leave_one_out":
         scale *= sizes / others  # r - Σ_{j≠i} r_j / (n-1) = n/(n-1) · (r - mean)
-    if normalisation == "std":
+    if normalisation in ("std", "leave_one_out_std"):
         std = np.sqrt(np.add.reduceat(centred**2, starts) / others)
-        scale /= np.where(differs, std + epsilon, 1.0)
+        if normalisation == "leave_one_out_std":
+            divisors = np.maximum(_std_of_others(centred, starts, sizes, group_of), std[group_of] / 2) + epsilon
+            centred /= np.where(differs[group_of], divisors, 1.0)
+        else:
+            scale /= np.where(differs, std + epsilon, 1.0)
+    elif normalisation == "batch_std":
+        scale /= np.where(differs, _std(rewards.astype(np.float64)) + epsilon, 1.0)
+    elif normalisation == "mean":
+        means = np.add.reduceat(rewards.astype(np.float64), starts) / sizes
+        scale /= np.where(differs, means + epsilon, 1.0)
     return centred * scale[group_of]
+
+
+def decoupled_advantages(
+    components: Sequence[NDArray[np.floating[Any]]],
+    weights: Sequence[float],
+    group_ids: NDArray[np.integer[Any]],
+    **options: Unpack[AdvantageOptions],
+) -> Float64Array:
+    """float64 [N]: (s_i - mean(s)) / (std(s) + epsilon) over all N, with s_i = Σ_k w_k a_ik and a_ik the `group_advantages` of
+    reward component k (GDPO, arXiv:2601.05242).
+
+    Each component is normalised in its group before they are added, so that a small one still tells samples apart where a
+    large one does. 0 where all s are equal to rounding. `components` are M arrays of [N], `weights` M numbers.
+    """
+    total, magnitude = np.zeros(len(group_ids)), np.zeros(len(group_ids))
+    for weight, component in zip(weights, components, strict=True):
+        part = weight * group_advantages(component, group_ids, **options)
+        total += part
+        magnitude += np.abs(part)
+    # Components that cancel leave roundings, which must not pass for differences.
+    total[np.abs(total) <= RELATIVE_RESOLUTION * magnitude] = 0.0
+    return whitened(total, epsilon=options["epsilon"])
+
+
+def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Array:
+    """float64 [K]: (v - mean) / (std + epsilon) over all K values, of samples or of loss tokens (REINFORCE++,
+    arXiv:2501.03262, global advantage normalisation; ddof = 1). 0 where they are equal to rounding; within √K."""
+    if not len(values):
+        return np.zeros(0)
+    shifted = values.astype(np.float64) - np.min(values)
+    if shifted.max() <= RELATIVE_RESOLUTION * np.abs(values).max():
+        return np.zeros(len(values))
+    white: Float64Array = (shifted - shifted.mean()) / (_std(shifted) + epsilon)
+    return white
 
 
 def turn_advantages(
@@ -89,3 +149,22 @@ def _groups(group_ids: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDA
     begins = np.diff(group_ids, prepend=group_ids[0] - 1) != 0
     starts = np.flatnonzero(begins)
     return starts, np.diff(starts, append=len(group_ids)), np.cumsum(begins) - 1
+
+
+def _std(values: Float64Array) -> float:
+    """The standard deviation of all values (ddof = 1); 0 of a single one."""
+    shifted = values - values.min()
+    return float(np.sqrt(np.square(shifted - shifted.mean()).sum() / max(len(values) - 1, 1)))
+
+
+def _std_of_others(
+    centred: Float64Array, starts: NDArray[np.int64], sizes: NDArray[np.int64], group_of: NDArray[np.int64]
+) -> Float64Array:
+    """float64 [N]: the standard deviation (ddof = 1) of a group's values but one's own; 0 where fewer than two are left.
+
+    Σ_{j≠i} (c_j - mean_{-i})² = Σ_j c_j² - n/(n-1) c_i², with c what `centred` holds: values less their group's mean.
+    """
+    squares = np.add.reduceat(centred**2, starts)
+    left = squares[group_of] - (sizes / np.maximum(sizes - 1, 1))[group_of] * centred**2
+    result: Float64Array = np.sqrt(np.maximum(left, 0.0) / np.maximum(sizes - 2, 1)[group_of])
+    return result

@@ -120,7 +120,27 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             expected="0, or an algorithm that corrects for older weights by the ratio to the probabilities sampled with",
             remedy="Leave the key out, or turn the algorithm's importance correction on.",
         )
+    yield from _refills(recipe.rollout, recipe.algorithm.name, needs)
     yield from _pointless(recipe, needs)
+
+
+def _refills(rollout: RolloutConfig, algorithm: str, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """What dynamic sampling does not go with. `rollout` says whether it is wanted."""
+    meant = f"which algorithm {algorithm!r} is meant for, " if needs.dynamic_sampling else ""
+    if rollout.refill_equal_rewards and rollout.samples_per_prompt == 1:
+        yield Problem(
+            path="rollout.refill_equal_rewards",
+            found=f"true, {meant}with samples_per_prompt = 1",
+            expected="groups of several samples: the rewards of one are always equal",
+            remedy="Raise rollout.samples_per_prompt, or set rollout.refill_equal_rewards = false.",
+        )
+    if not rollout.refill_equal_rewards and rollout.max_refill_ratio != RolloutConfig().max_refill_ratio:
+        yield Problem(
+            path="rollout.max_refill_ratio",
+            found=f"{rollout.max_refill_ratio:g}, without refill_equal_rewards",
+            expected="the default: no group is replaced",
+            remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
+        )
 
 
 def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:

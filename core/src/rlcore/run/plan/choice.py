@@ -52,7 +52,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
         raise errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}
     return RunPlan(
-        recipe=recipe,
+        recipe=_with_dynamic_sampling(recipe, algorithm),
         registry=registry,
         chosen=chosen,
         sinks=sinks,
@@ -78,6 +78,13 @@ def _collected(errors: list[PluginError]) -> Iterator[None]:
         for other in errors:
             error.add_note(f"wrong as well: {other}")
         raise
+
+
+def _with_dynamic_sampling(recipe: Recipe, algorithm: AlgorithmHandle) -> Recipe:
+    """The recipe, which says whether groups of equal rewards are replaced: what it says itself, or else the algorithm."""
+    if recipe.rollout.refill_equal_rewards is not None:
+        return recipe
+    return evolve(recipe, rollout=evolve(recipe.rollout, refill_equal_rewards=algorithm.needs.dynamic_sampling))
 
 
 def generator_needs(recipe: Recipe) -> dict[str, str]:
@@ -152,5 +159,6 @@ def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -
         updates_per_step=recipe.training.updates_per_step,
         temperature=recipe.rollout.temperature,
         generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.truncates,
+        max_response_tokens=recipe.rollout.max_response_tokens,
     )
     return build_algorithm(entry, context, plugin_config(recipe, entry))

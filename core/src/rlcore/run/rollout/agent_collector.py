@@ -11,6 +11,7 @@ from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.agent_groups import AgentEpisode, AgentGroup, AgentGroups, SessionOptions
 from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.masked_failures import MaskedFailures
+from rlcore.run.rollout.reward_components import reward_components
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.session_sampler import SessionSampler
 from rlcore.run.rollout.step_collector import StepCollector
@@ -84,6 +85,7 @@ class AgentCollector(StepCollector[AgentGroup]):
             batch=batch,
             rewards=np.array([result.reward for result in results], np.float32),
             valid=valid,
+            reward_components=reward_components([result.reward_components for result in results], valid),
             finish_reasons=np.array([segment.finish_reason for segment in segments], np.uint8),
             success=np.array([result.success for result in results], np.bool_),
             responses=[segment.text for segment in segments],

@@ -18,6 +18,7 @@ from rlcore.run.rollout.group_starts import GroupOptions
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.prompt_groups import PromptGroups
 from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
+from rlcore.run.rollout.reward_components import reward_components
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.run.rollout.turns import TurnOptions, Turns
@@ -114,6 +115,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             batch=batch,
             rewards=np.where(valid, rewards, 0.0).astype(np.float32),
             valid=valid,
+            reward_components=reward_components([episode.reward_components for episode in episodes], valid),
             finish_reasons=np.array([episode.finish_reason for episode in episodes], np.uint8),
             success=np.array([episode.success for episode in episodes], np.bool_) & valid,
             responses=[episode.text for episode in episodes],

@@ -41,6 +41,7 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
         _check_observation(result.observation, vocab_size)
         if result.observation.tools:
             raise ContractError("returned an observation with tools; expected them at reset, where the episode begins")
+    _check_components(result.reward_components)
     _check_metrics(result.metrics)
     return result
 
@@ -52,13 +53,26 @@ def check_episode(result: Any) -> EpisodeResult:
     _check_number("the reward", result.reward)
     if type(result.success) is not bool:
         raise ContractError(f"returned success={shown(result.success, 40)}; expected a bool")
+    _check_components(result.reward_components)
     _check_metrics(result.metrics)
     return result
 
 
+def _check_components(components: Any) -> None:
+    _check_mapping("reward_components", components)
+    for name, value in components.items():
+        if not isinstance(name, str):
+            raise ContractError(f"returned a reward component called {shown(name, 40)}; expected a string")
+        _check_number(f"the reward component {name!r}", value)
+
+
+def _check_mapping(name: str, values: Any) -> None:
+    if not isinstance(values, Mapping):
+        raise ContractError(f"returned {type(values).__name__} as {name}; expected a mapping of names to floats")
+
+
 def _check_metrics(metrics: Any) -> None:
-    if not isinstance(metrics, Mapping):
-        raise ContractError(f"returned {type(metrics).__name__} as metrics; expected a mapping of names to floats")
+    _check_mapping("metrics", metrics)
     for name, value in metrics.items():
         if not isinstance(name, str) or name in RESERVED_METRICS:
             taken = f", which is the core's own: {', '.join(RESERVED_METRICS)}" if name in RESERVED_METRICS else ""

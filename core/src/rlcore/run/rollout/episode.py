@@ -43,6 +43,8 @@ class Episode:
     ended: bool = False
     rewards: list[float] = field(factory=list)
     """What each turn earned; 0.0 where its environment has not answered."""
+    reward_components: dict[str, float] = field(factory=dict)
+    """What its environment names of the rewards, each summed over its turns."""
     timed_out: bool = False
     success: bool = False
     text: str = ""
@@ -118,6 +120,8 @@ class Episode:
         self.shown = answer.observation
         self.state = answer.state
         self.rewards[-1] += float(answer.reward)
+        for name, value in answer.reward_components.items():
+            self.reward_components[name] = self.reward_components.get(name, 0.0) + float(value)
         self.success = answer.success
         self.metrics += answer.metrics.items()
 

@@ -14,9 +14,11 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
     rewards = collected.rewards[first][valid] if valid.any() else np.zeros(1, np.float32)
     success = collected.success[first][valid] if valid.any() else np.zeros(1, np.bool_)
     num_generated = np.add.reduceat(collected.num_generated, first)
+    components = {name: column[first][valid] for name, column in collected.reward_components.items()}
     return {
         "reward_mean": float(rewards.mean(dtype=np.float64)),
         "reward_std": float(rewards.std(dtype=np.float64)),
+        **{f"reward/{name}": float(part.mean(dtype=np.float64)) for name, part in components.items() if len(part)},
         "success_rate": float(success.mean()),
         "response_length_mean": float(num_generated.mean()),
         "response_length_max": float(num_generated.max()),

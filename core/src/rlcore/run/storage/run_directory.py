@@ -207,6 +207,7 @@ def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str
             "prompt": list(prompts),
             "response": list(collected.responses),
             "reward": collected.rewards,
+            **{f"reward/{name}": column for name, column in collected.reward_components.items()},
             "success": collected.success,
             "valid": collected.valid,
             "finish_reason": [FinishReason(reason).name.lower() for reason in collected.finish_reasons.tolist()],

@@ -54,6 +54,7 @@ class FakeEnvironment:
             observation=None if done else Observation(text=" again:"),
             state=None if done else state + 1,
             success=share > 0.5,
+            reward_components={"target": share},
             metrics={"share": share},
         )
 
