@@ -12,6 +12,7 @@ GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_a
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
 AGENTS_AHEAD = "tests/system/test_agents_ahead.py::test_each_token_has_the_log_probability_of_the_weights_that_it_names[{}]"
 LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk"
+PAIRS = "tests/core/run/test_preferences.py::{}"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -55,8 +56,8 @@ FAULTS = (
     Fault(
         "the reference is the policy at the start of the step",
         LOOP,
-        'reference = self.trainer.logprobs(batch, every, "reference", version)',
-        'reference = self.trainer.logprobs(batch, every, "policy", version)',
+        'compute = partial(self.trainer.logprobs, batch, model="reference", weight_version=self.position.weight_version)',
+        'compute = partial(self.trainer.logprobs, batch, model="policy", weight_version=self.position.weight_version)',
         WITH_KL,
     ),
     Fault(
@@ -286,6 +287,34 @@ FAULTS = (
         "return [RankPart.of(taken, self.bounds[rank * size : (rank + 1) * size + 1]) for rank in range(self.num_ranks)]",
         "return [RankPart.of(taken, self.bounds[: size + 1]) for rank in range(self.num_ranks)]",
         "tests/core/run/execution/ray/test_dispatch.py",
+    ),
+    Fault(
+        "the two answers of a pair go to two microbatches",
+        TRAINER,
+        "plan = self._plan(batch, sequences, self._groups(batch, sequences))",
+        "plan = self._plan(batch, sequences, None)",
+        PAIRS.format("test_pairs_are_learned_and_stay_together"),
+    ),
+    Fault(
+        "half a pair keeps a rank busy",
+        "rlcore.run.execution.ray.dispatch",
+        "shortest = np.arange(parts[least], parts[least + 1])",
+        "shortest = parts[least : least + 1]",
+        "tests/core/run/execution/ray/test_dispatch.py",
+    ),
+    Fault(
+        "the reference's log-probabilities are found by the first token alone",
+        "rlcore.run.storage.reference_store",
+        "keys = [hashlib.blake2b(batch.tokens[tokens].tobytes(), digest_size=16).digest() for tokens in sequences]",
+        "keys = [hashlib.blake2b(batch.tokens[tokens][:1].tobytes(), digest_size=16).digest() for tokens in sequences]",
+        "tests/core/run/storage/test_reference_store.py",
+    ),
+    Fault(
+        "what another model computed is taken for the reference's",
+        "rlcore.run.storage.reference_store",
+        'return None if found == [(identity,)] else "is of another model or trainer, or of other options of it"',
+        "return None",
+        "tests/core/run/storage/test_reference_store.py",
     ),
     # The handles
     Fault(
