@@ -12,7 +12,6 @@ GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_a
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
 AGENTS_AHEAD = "tests/system/test_agents_ahead.py::test_each_token_has_the_log_probability_of_the_weights_that_it_names[{}]"
 LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk"
-PAIRS = "tests/core/run/test_preferences.py::{}"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -293,7 +292,7 @@ FAULTS = (
         TRAINER,
         "plan = self._plan(batch, sequences, self._groups(batch, sequences))",
         "plan = self._plan(batch, sequences, None)",
-        PAIRS.format("test_pairs_are_learned_and_stay_together"),
+        "tests/core/run/test_preferences.py::test_pairs_are_learned_and_stay_together",
     ),
     Fault(
         "half a pair keeps a rank busy",
