@@ -13,6 +13,7 @@ from rlcore.spi import (
     LossInputs,
     TokenBatch,
 )
+from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +35,7 @@ def make_batch():
             GENERATION_LOGPROBS: generation.astype(np.float32),
             PREVIOUS_LOGPROBS: near(0.5),
             REFERENCE_LOGPROBS: near(0.8),
+            HIGH_COVARIANCE: (mask & (np.arange(size) % 3 == 0)).astype(np.float32),
             ADVANTAGES: np.where(mask, np.repeat(random.normal(0, 1.5, len(lengths)), lengths), 0.0).astype(np.float32),
         }
         batch = TokenBatch(tokens=np.zeros(size, np.int32), offsets=offsets, loss_mask=mask, token_columns=columns)

@@ -7,6 +7,7 @@ import numpy as np
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS, TokenBatch
 from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Reference:
         advantages, generation = columns[ADVANTAGES], columns[GENERATION_LOGPROBS]
         previous = generation if config.previous_logprobs == "generation" else columns.get(PREVIOUS_LOGPROBS, frozen)
         weights = importance(config, previous - generation)
-        gains = gain(config, advantages, current, frozen, previous, weights)
+        gains = gain(config, columns, current, frozen, previous, weights)
         if config.objective != "vespo":
             gains = gains * weights
         losses = -gains * kept(config, previous - generation, generation - frozen, advantages, entropy)
@@ -80,8 +81,9 @@ def kept(config, delta, drift, advantages, entropy):
     return result
 
 
-def gain(config, advantages, current, frozen, previous, weights):
+def gain(config, columns, current, frozen, previous, weights):
     """What each token adds to the objective, to be maximised."""
+    advantages, chosen = columns[ADVANTAGES], columns[HIGH_COVARIANCE]
     low, high = 1 - config.clip_low, 1 + config.clip_high
     logs = current - previous
     match config.ratio:
@@ -100,6 +102,10 @@ def gain(config, advantages, current, frozen, previous, weights):
             if config.dual_clip:
                 gains = np.where(advantages < 0, np.maximum(gains, config.dual_clip * advantages), gains)
             return gains
+        case "clip_cov":  # arXiv:2505.22617: 0 at the chosen tokens
+            return np.minimum(ratio * advantages, np.clip(ratio, low, high) * advantages) * (1 - chosen)
+        case "kl_cov":  # arXiv:2505.22617: ρ A, less β |log ρ| at the chosen tokens
+            return ratio * advantages - config.covariance_penalty * np.abs(logs) * chosen
         case "cispo":  # arXiv:2506.13585: stopgrad(clip(ρ)) A log π
             return np.clip(constant, low, high) * advantages * current
         case "sapo":  # arXiv:2511.20347: f(ρ) A, f(ρ) = σ(τ (ρ - 1)) 4/τ

@@ -6,6 +6,7 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, PREVIOUS_LOGPROBS, REFERENCE_LOGPROBS
 from rlcore_grpo.config import GrpoConfig
@@ -29,6 +30,8 @@ CONFIGS = {
         UNCORRECTED, ratio="sequence", loss_normalisation="constant", constant_length=1, clip_low=0.1, clip_high=0.2
     ),
     "rloo": evolve(UNCORRECTED, ratio="sequence_product", loss_normalisation="sequence"),
+    "clip-cov": evolve(TRAINER, objective="clip_cov"),
+    "kl-cov": evolve(UNCORRECTED, objective="kl_cov", covariance_penalty=0.7),
     "cispo": evolve(TRAINER, objective="cispo", clip_low=1.0, clip_high=0.3),
     "cispo, both bounds": evolve(UNCORRECTED, objective="cispo", ratio="sequence", clip_low=0.1, clip_high=0.1),
     "sapo": evolve(UNCORRECTED, objective="sapo", sapo_temperature_positive=2.0, sapo_temperature_negative=5.0),
@@ -157,6 +160,23 @@ def test_what_stands_outside_the_mask_reaches_nothing(make_batch, make_inputs, c
     }
 
 
+@each_config
+def test_nothing_waits_for_the_device(make_batch, make_inputs, config):
+    """Fake tensors have shapes and no values: a synchronisation with the host, or a shape that hangs on values, is an error."""
+    inputs = make_inputs(*make_batch(5, LENGTHS))
+    with FakeTensorMode() as mode:
+        faked = {
+            name: mode.from_tensor(value)
+            for name in ("logprobs", "previous_logprobs", "entropy", "loss_mask", "offsets")
+            if (value := getattr(inputs, name)) is not None
+        }
+        columns = {name: mode.from_tensor(column) for name, column in inputs.token_columns.items()}
+        output = run(evolve(inputs, token_columns=columns, **faked), config)
+        assert output.loss.shape == ()
+        with pytest.raises(DataDependentOutputException):
+            output.loss.item()
+
+
 def test_a_nan_inside_the_mask_makes_the_loss_nan(make_batch, make_inputs):
     """The trainer refuses such a step; nothing here may hide it."""
     batch, logprobs, entropy = make_batch(5, LENGTHS)
@@ -265,6 +285,8 @@ def test_metrics_match_their_definitions(make_batch, make_inputs):
     [
         ("icepop", {"importance_masked"}),
         ("sapo", {"gate_mean"}),
+        ("clip-cov", {"high_covariance", "clip_fraction"}),
+        ("kl-cov", {"high_covariance"}),
         ("vespo", {"kernel_mean"}),
         ("cispo", {"clip_fraction_high"}),
     ],

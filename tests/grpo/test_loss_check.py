@@ -5,6 +5,7 @@ from attrs import evolve
 
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.loss_check import loss_problems
+from rlcore_grpo.presets import GmpoConfig
 
 
 def test_constant_length_belongs_to_constant_normalisation_alone():
@@ -33,6 +34,16 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
             {"importance_correction": "token"},
         ),
         ("previous_logprobs", {"previous_logprobs": "generation", "geometric_minimum": 0.5}, {"geometric_minimum": 0.0}),
+        ("covariance_minimum", {"objective": "clip_cov", "covariance_minimum": 7.0}, {"covariance_maximum": 8.0}),
+        ("clip_high", {"objective": "sapo", "clip_high": 0.3}, {"objective": "cispo"}),
+        ("sapo_temperature_negative", {"sapo_temperature_negative": 2.0}, {"objective": "sapo"}),
+        ("vespo_decay_positive", {"objective": "sapo", "vespo_decay_positive": 2.0}, {"objective": "vespo"}),
+        ("covariance_share", {"covariance_share": 0.1}, {"objective": "kl_cov"}),
+        ("covariance_maximum", {"objective": "kl_cov", "covariance_maximum": 2.0}, {"objective": "clip_cov"}),
+        ("covariance_penalty", {"objective": "clip_cov", "covariance_penalty": 2.0}, {"objective": "kl_cov"}),
+        ("kl_importance", {"kl_importance": "previous"}, {"kl_coefficient": 0.1}),
+        ("importance_bound", {"importance_correction": "none", "importance_bound": "mask"}, {"importance_correction": "token"}),
+        ("importance_minimum", {"importance_correction": "none", "importance_minimum": 0.5}, {"importance_minimum": 0.0}),
         ("entropy_metric", {"entropy_minimum": 0.5, "entropy_metric": "estimate"}, {"entropy_metric": "exact"}),
     ],
 )
@@ -51,3 +62,9 @@ def test_everything_wrong_is_told_at_once():
         "constant_length",
         "importance_minimum",
     }
+
+
+def test_a_presets_own_defaults_are_no_mistake_of_its_user():
+    assert not loss_problems(GmpoConfig(objective="policy_gradient", loss_normalisation="token"))
+    (problem,) = loss_problems(GmpoConfig(objective="policy_gradient", clip_high=0.2))
+    assert problem.path == "algorithm.grpo.clip_high"

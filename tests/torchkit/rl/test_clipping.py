@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore_torchkit.rl.clipping import clipped_objective, clipped_weight_objective, geometric_mean_objective
+from rlcore_torchkit.rl.clipping import (
+    clipped_objective,
+    clipped_weight_objective,
+    geometric_mean_objective,
+    penalised_objective,
+    without,
+)
 from rlcore_torchkit.rl.sequences import Sequences
 
 CLIPS = [(0.2, 0.2, None), (0.2, 0.28, None), (0.1, 0.4, 3.0), (0.2, 0.2, 1.5)]
@@ -136,3 +142,22 @@ def test_the_geometric_mean_is_one_of_clipped_ratios(seed):
     np.testing.assert_allclose(found.loss.detach(), expected, rtol=1e-10)
     np.testing.assert_allclose(leaf.grad, gradient, rtol=1e-5, atol=1e-7)
     assert torch.equal(leaf.grad == 0, found.figures["clip_fraction"])
+
+
+def test_chosen_tokens_are_left_out_or_held_back():
+    """arXiv:2505.22617: Clip-Cov gives them no gradient, KL-Cov that of -A ρ + β |log ρ|."""
+    current, previous, advantages = draw(seed=3)
+    chosen = torch.arange(len(current)) % 5 == 0
+    leaf = torch.tensor(current, requires_grad=True)
+    clipped = call(leaf, torch.tensor(previous), torch.tensor(advantages), (0.2, 0.2, None))
+    (plain,) = torch.autograd.grad(clipped.loss.sum(), leaf, retain_graph=True)
+    (found,) = torch.autograd.grad(without(clipped, chosen).loss.sum(), leaf)
+    assert torch.equal(found, torch.where(chosen, 0.0, plain))
+    log_ratio = torch.tensor(current - previous, requires_grad=True)
+    penalised = penalised_objective(log_ratio, torch.tensor(advantages), chosen, coefficient=0.7)
+    penalised.loss.sum().backward()
+    ratio, inside = np.exp(current - previous), chosen.numpy()
+    expected = -advantages * ratio + 0.7 * np.abs(current - previous) * inside
+    np.testing.assert_allclose(penalised.loss.detach(), expected, rtol=1e-12)
+    expected = -advantages * ratio + 0.7 * np.sign(current - previous) * inside
+    np.testing.assert_allclose(log_ratio.grad, expected, rtol=1e-12)

@@ -21,7 +21,7 @@ def advantage_problems(context: CheckContext, config: GrpoConfig) -> list[Proble
 
 
 def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
-    if config.kl_placement != "loss" and not config.kl_coefficient and _is_set(config, "kl_placement"):
+    if config.kl_placement != "loss" and not config.kl_coefficient and config.is_set("kl_placement"):
         yield Problem(
             path="algorithm.grpo.kl_placement",
             found=f'"{config.kl_placement}", with kl_coefficient = 0, so without any KL divergence',
@@ -36,7 +36,7 @@ def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
             expected='"reward" or "loss"',
             remedy='Or set ratio to "token", or to "sequence_token", whose gradient is each token\'s own.',
         )
-    if config.kl_placement != "loss" and _is_set(config, "kl_gradient"):
+    if config.kl_placement != "loss" and config.is_set("kl_gradient"):
         yield Problem(
             path="algorithm.grpo.kl_gradient",
             found=f'"{config.kl_gradient}", with kl_placement = "{config.kl_placement}"',
@@ -47,7 +47,7 @@ def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
 def _unused_problems(config: GrpoConfig) -> Iterator[Problem]:
     for key, needed in (("length_penalty_weight", None), ("length_penalty_buffer", "soft_overlong")):
         unused = config.length_penalty == "none" or needed not in (None, config.length_penalty)
-        if unused and _is_set(config, key):
+        if unused and config.is_set(key):
             yield Problem(
                 path=f"algorithm.grpo.{key}",
                 found=f'{getattr(config, key):g}, with length_penalty = "{config.length_penalty}"',
@@ -122,9 +122,3 @@ def _component_problems(config: GrpoConfig) -> Iterator[Problem]:
             found='"reward", with reward_aggregation = "normalise_then_sum", where no single reward is compared',
             expected='"loss" or "reward_to_go"',
         )
-
-
-def _is_set(config: GrpoConfig, key: str) -> bool:
-    """Whether an option is another than the default, which of a preset may be for what its user has turned off."""
-    default: object = getattr(type(config)(), key)
-    return bool(getattr(config, key) != default)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rlcore import spi
 from rlcore_grpo.config import GrpoConfig
+from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE, high_covariance
 from rlcore_grpo.shaped_rewards import kl_of_tokens, length_penalties, require_not_negative, weighed_components
 from rlcore_torchkit.rl.advantages import AdvantageOptions, decoupled_advantages, group_advantages, turn_advantages, whitened
 from rlcore_torchkit.rl.shaping import sums_to_go
@@ -18,6 +19,7 @@ class Grpo:
 
     def __init__(self, context: spi.AlgorithmContext, config: GrpoConfig) -> None:
         self.config = config.resolved(context)
+        self._seed = context.seed
         self._max_response_tokens = context.max_response_tokens
         in_rewards = bool(config.kl_coefficient) and config.kl_placement != "loss"
         self._loss_config = evolve(self.config, kl_coefficient=0.0) if in_rewards else self.config
@@ -60,12 +62,16 @@ class Grpo:
         if self._is_per_token:
             per_token = self._of_tokens(per_token, batch, kl)
             advantages = np.maximum.reduceat(np.abs(per_token), batch.offsets[:-1]) if batch.num_sequences else advantages
+        batch = batch.with_token_column(spi.ADVANTAGES, per_token)
+        if self.config.chooses_by_covariance:
+            chosen = high_covariance(self.config, batch, seed=self._seed, weight_version=rollouts.weight_version)
+            batch = batch.with_token_column(HIGH_COVARIANCE, chosen)
         return spi.TrainingBatch(
-            batch=batch.with_token_column(spi.ADVANTAGES, per_token),
+            batch=batch,
             loss=self._loss,
             metrics=_metrics(rollouts, advantages) | metrics,
             no_signal=self._no_signal(rollouts, advantages),
-            has_signal=None if self._has_other_terms else advantages != 0,
+            has_signal=None if self._has_other_terms or self.config.objective == "kl_cov" else advantages != 0,
         )
 
     def _of_episodes(
@@ -149,10 +155,11 @@ def _loss_spec(config: GrpoConfig) -> spi.LossSpec:
     """The loss, and what it reads with these options."""
     entropy: Literal["none", "metric", "loss"] = "metric" if config.entropy_metric == "exact" else "none"
     reference = (spi.REFERENCE_LOGPROBS,) if config.kl_coefficient else ()
+    chosen = (HIGH_COVARIANCE,) if config.chooses_by_covariance else ()
     return spi.LossSpec(
         path="rlcore_grpo.loss:grpo_loss",
         config=config,
-        token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS, *reference),
+        token_columns=(spi.ADVANTAGES, spi.GENERATION_LOGPROBS, *reference, *chosen),
         entropy="loss" if config.entropy_coefficient else entropy,
     )
 

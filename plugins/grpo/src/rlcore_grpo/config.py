@@ -12,3 +12,8 @@ class GrpoConfig(LossConfig, AdvantageConfig):
 
     Algorithms that differ from it in their defaults are in `rlcore_grpo.presets`.
     """
+
+    def is_set(self, key: str) -> bool:
+        """Whether an option is another than the default. A preset's own defaults may be for what its user has turned off."""
+        default: object = getattr(type(self)(), key)
+        return bool(getattr(self, key) != default)

@@ -4,9 +4,17 @@ import torch
 from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
+from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
 from rlcore_grpo.importance import Importance, importance_of
 from rlcore_grpo.loss_config import LossConfig
-from rlcore_torchkit.rl.clipping import clipped_objective, clipped_weight_objective, geometric_mean_objective
+from rlcore_torchkit.rl.clipping import (
+    ClipRange,
+    clipped_objective,
+    clipped_weight_objective,
+    geometric_mean_objective,
+    penalised_objective,
+    without,
+)
 from rlcore_torchkit.rl.correction import importance_ratio
 from rlcore_torchkit.rl.kl import kl_penalty
 from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
@@ -37,7 +45,8 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
         dtype=current.dtype,
     )
     importance = importance_of(inputs, config, current=current, previous=previous, generation=generation, sequences=sequences)
-    objective = _objective(config, current, previous, inputs.token_columns[ADVANTAGES], importance, sequences)
+    ratio = log_ratio(config.ratio, current, previous, sequences)
+    objective = _objective(inputs, config, current=current, log_ratio=ratio, importance=importance, sequences=sequences)
     per_token = importance.applied_to(objective.loss, is_weighed=config.objective == "vespo")
     sums = {**objective_means(objective, mean), **importance.sums}
     if config.kl_coefficient:
@@ -57,34 +66,41 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
 
 
 def _objective(
+    inputs: LossInputs,
     config: LossConfig,
+    *,
     current: Tensor,
-    previous: Tensor,
-    advantages: Tensor,
+    log_ratio: Tensor,
     importance: Importance,
     sequences: Sequences,
 ) -> Objective:
-    """What `config.objective` names, of log-probabilities and advantages float32 [T]."""
-    ratio = log_ratio(config.ratio, current, previous, sequences)
-    clip_low, clip_high = config.clip_low, config.clip_high
+    """What `config.objective` names, of log-probabilities and log-ratios float32 [T], 0 outside the mask."""
+    advantages = inputs.token_columns[ADVANTAGES]
+    bounds: ClipRange = {"clip_low": config.clip_low, "clip_high": config.clip_high}
     match config.objective:
         case "clipped":
-            return clipped_objective(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=config.dual_clip)
+            return clipped_objective(log_ratio, advantages, **bounds, dual_clip=config.dual_clip)
+        case "clip_cov":
+            clipped = clipped_objective(log_ratio, advantages, **bounds, dual_clip=None)
+            return without(clipped, inputs.token_columns[HIGH_COVARIANCE] > 0)
+        case "kl_cov":
+            chosen = inputs.token_columns[HIGH_COVARIANCE] > 0
+            return penalised_objective(log_ratio, advantages, chosen, coefficient=config.covariance_penalty)
         case "cispo":
-            return clipped_weight_objective(current, ratio, advantages, clip_low=clip_low, clip_high=clip_high)
+            return clipped_weight_objective(current, log_ratio, advantages, **bounds)
         case "sapo":
             return gated_objective(
-                ratio,
+                log_ratio,
                 advantages,
                 positive=config.sapo_temperature_positive,
                 negative=config.sapo_temperature_negative,
             )
         case "gmpo":
-            return geometric_mean_objective(ratio, advantages, sequences, clip_low=clip_low, clip_high=clip_high)
+            return geometric_mean_objective(log_ratio, advantages, sequences, **bounds)
         case "vespo":
             return kernel_objective(
                 current,
-                ratio,
+                log_ratio,
                 advantages,
                 importance.weight,
                 sequences,
@@ -92,7 +108,7 @@ def _objective(
                 negative=(config.vespo_power_negative, config.vespo_decay_negative),
             )
         case "policy_gradient":
-            return policy_gradient(current, advantages, log_ratio=ratio)
+            return policy_gradient(current, advantages, log_ratio=log_ratio)
 
 
 def _previous(inputs: LossInputs, generation: Tensor, config: LossConfig) -> Tensor:

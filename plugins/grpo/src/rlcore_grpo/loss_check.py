@@ -1,6 +1,8 @@
 """What is wrong with the options of the loss that no single field shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from attrs import fields
 
 from rlcore.spi import Problem
 from rlcore_grpo.config import GrpoConfig
@@ -11,7 +13,7 @@ WITH_RATIO = ("clipped", "cispo", "sapo")
 
 def loss_problems(config: GrpoConfig) -> list[Problem]:
     """The combinations of options that make no sense."""
-    return [*_of_objective(config), *_of_importance(config), *_of_entropy(config)]
+    return [*_of_objective(config), *_of_importance(config), *_of_entropy(config), *_unused(config)]
 
 
 def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
@@ -47,7 +49,7 @@ def _of_objective(config: GrpoConfig) -> Iterator[Problem]:
 
 
 def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
-    for name in ("importance", "geometric"):
+    for name in ("importance", "geometric", "covariance"):
         low, high = getattr(config, f"{name}_minimum"), getattr(config, f"{name}_maximum")
         if low >= high:
             yield Problem(
@@ -80,3 +82,33 @@ def _of_entropy(config: GrpoConfig) -> Iterator[Problem]:
             expected='"exact"',
             remedy="Leave entropy_metric out.",
         )
+
+
+def _unused(config: GrpoConfig) -> Iterator[Problem]:
+    objective, clips = config.objective, ("clipped", "clip_cov", "cispo", "gmpo")
+    needs: Mapping[str, tuple[bool, str]] = {
+        "clip_low": (objective in clips, f"objective = one of {', '.join(clips)}"),
+        "clip_high": (objective in clips, f"objective = one of {', '.join(clips)}"),
+        **dict.fromkeys(_names("sapo_"), (objective == "sapo", 'objective = "sapo"')),
+        **dict.fromkeys(_names("vespo_"), (objective == "vespo", 'objective = "vespo"')),
+        "covariance_share": (config.chooses_by_covariance, 'objective = "clip_cov" or "kl_cov"'),
+        "covariance_minimum": (objective == "clip_cov", 'objective = "clip_cov"'),
+        "covariance_maximum": (objective == "clip_cov", 'objective = "clip_cov"'),
+        "covariance_penalty": (objective == "kl_cov", 'objective = "kl_cov"'),
+        "kl_importance": (config.kl_coefficient > 0, "kl_coefficient above 0"),
+        "importance_bound": (config.importance_correction != "none", "an importance_correction"),
+        "importance_minimum": (config.importance_correction != "none", "an importance_correction"),
+    }
+    for name, (is_used, needed) in needs.items():
+        if not is_used and config.is_set(name):
+            yield Problem(
+                path=f"algorithm.grpo.{name}",
+                found=f"{getattr(config, name)!r} without {needed}, so that it does nothing",
+                expected=f"{needed}, or no such key",
+                remedy="Leave the key out.",
+            )
+
+
+def _names(prefix: str) -> list[str]:
+    """Return the options whose names begin so."""
+    return [field.name for field in fields(GrpoConfig) if field.name.startswith(prefix)]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from attrs import evolve, frozen
 
-from rlcore.schema.constraints import Constraint, Positive, Share, above, at_least
+from rlcore.schema.constraints import Constraint, Positive, Share, above, above_at_most, at_least
 from rlcore.spi import AlgorithmContext
 
 _NOT_NEGATIVE = Constraint("of at least 0; inf never clips", lambda value: value >= 0)
@@ -18,12 +18,13 @@ _UNBOUNDED = Constraint("above 0; inf leaves out none", lambda value: value > 0)
 class LossConfig:
     """Options of the policy-gradient loss."""
 
-    objective: Literal["clipped", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"] = "clipped"
+    objective: Literal["clipped", "clip_cov", "kl_cov", "cispo", "sapo", "gmpo", "vespo", "policy_gradient"] = "clipped"
     """What is optimised, A being a token's advantage and ρ its ratio: "clipped" bounds Aρ (PPO, arXiv:1707.06347); "cispo"
     weighs log-probabilities by A and the clipped ρ, a constant (arXiv:2506.13585); "sapo" lets a sigmoid of ρ fade out instead
     of clipping (arXiv:2511.20347); "gmpo" takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); "vespo"
     weighs log-probabilities by A and a kernel of the whole sequence's ratio (arXiv:2602.10693); "policy_gradient" by A alone
-    (REINFORCE)."""
+    (REINFORCE). "clip_cov" is "clipped" without a few tokens that would lower the entropy most, "kl_cov" is Aρ with a penalty
+    on those (arXiv:2505.22617)."""
     ratio: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
     """Whose ratio ρ of the policy to the previous one a token has: its own; its sequence's, the geometric mean over loss tokens
     (GSPO, arXiv:2507.18071, whose clip_low and clip_high are 3e-4 and 4e-4); the same with the gradient of the token alone
@@ -34,8 +35,8 @@ class LossConfig:
     constant_length: Positive | None = None
     """Tokens that `loss_normalisation = "constant"` divides by; none is rollout.max_response_tokens."""
     clip_low: Share = 0.2
-    """The probability ratio is clipped from below at 1 - clip_low, by the objectives "clipped", "cispo" and "gmpo"; 1 never
-    clips."""
+    """The probability ratio is clipped from below at 1 - clip_low, by the objectives "clipped", "clip_cov", "cispo" and
+    "gmpo"; 1 never clips."""
     clip_high: Annotated[float, _NOT_NEGATIVE] = 0.2
     """The probability ratio is clipped from above at 1 + clip_high; a larger one than clip_low keeps exploration alive."""
     dual_clip: Annotated[float, above(1)] | None = None
@@ -53,6 +54,15 @@ class LossConfig:
     """The kernel's k at negative advantages."""
     vespo_decay_negative: Annotated[float, at_least(0)] = 2.0
     """The kernel's λ at negative advantages."""
+    covariance_share: Annotated[float, above_at_most(0, 1)] = 2e-4
+    """With "clip_cov" and "kl_cov": the share of the step's loss tokens that is chosen by (log π - its mean)(A - its mean), π
+    the sampler's probability and the means those of the step: at random between the two bounds, or the greatest."""
+    covariance_minimum: float = 1.0
+    """With "clip_cov": the least such product of a token that may be chosen."""
+    covariance_maximum: float = 5.0
+    """With "clip_cov": the greatest."""
+    covariance_penalty: Annotated[float, above(0)] = 1.0
+    """With "kl_cov": weight of |log ρ| at the chosen tokens."""
     kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """Weight of the KL divergence from the reference policy; 0 needs no reference policy."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -96,6 +106,11 @@ class LossConfig:
     def masks_by_geometric_mean(self) -> bool:
         """Whether a sequence can be left out for its distance from the generator's."""
         return self.geometric_minimum > 0 or self.geometric_maximum < inf
+
+    @property
+    def chooses_by_covariance(self) -> bool:
+        """Whether the loss reads the column of tokens chosen by their covariance."""
+        return self.objective in ("clip_cov", "kl_cov")
 
     @property
     def corrects_staleness(self) -> bool:

@@ -1,13 +1,22 @@
-"""Objectives with hard bounds of the ratio ρ, per token: PPO's, CISPO's and GMPO's."""
+"""Objectives with hard bounds of the ratio ρ, per token: PPO's, CISPO's and GMPO's; and what guards the entropy instead."""
 
 import math
+from typing import TypedDict
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from rlcore_torchkit.rl.objective import Objective
 from rlcore_torchkit.rl.ratio import MAX_LOG_RATIO, ratio_of
 from rlcore_torchkit.rl.sequences import Sequences
+
+
+class ClipRange(TypedDict):
+    """ρ is clipped at 1 - clip_low and 1 + clip_high."""
+
+    clip_low: float
+    clip_high: float
 
 
 def clipped_objective(
@@ -29,6 +38,23 @@ def clipped_objective(
     ratio = ratio.detach()
     figures = _clipped(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return Objective(loss=loss, ratio=ratio, figures={**figures, "dual_clip_fraction": dual_clipped})
+
+
+def penalised_objective(log_ratio: Tensor, advantages: Tensor, chosen: Tensor, *, coefficient: float) -> Objective:
+    """-A ρ, and at the tokens of `chosen` bool [T] coefficient · |log ρ| besides; log ρ = `log_ratio`, float32 [T] as A is.
+
+    KL-Cov (arXiv:2505.22617), with the estimate of the divergence that its authors' code takes. No bound of the ratio.
+    """
+    ratio = ratio_of(log_ratio)
+    penalty = coefficient * log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).abs()
+    loss = -advantages * ratio + torch.where(chosen, penalty, 0.0)
+    return Objective(loss=loss, ratio=ratio.detach(), figures={"high_covariance": chosen})
+
+
+def without(objective: Objective, chosen: Tensor) -> Objective:
+    """The objective without the tokens of `chosen` bool [T], which get no gradient: Clip-Cov (arXiv:2505.22617)."""
+    figures = {**objective.figures, "high_covariance": chosen}
+    return evolve(objective, loss=objective.loss * ~chosen, figures=figures)
 
 
 def clipped_weight_objective(
