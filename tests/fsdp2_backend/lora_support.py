@@ -19,7 +19,7 @@ NUM_STEPS = 3
 NUM_SEQUENCES = 8
 SPEC = LoraSpec(rank=3, alpha=6.0)
 """A rank that two ranks cannot divide."""
-OPTIMIZER = evolve(fsdp2_support.OPTIMIZER, learning_rate=1e-3, eps=1e-6)
+OPTIMIZER = evolve(fsdp2_support.OPTIMIZER, learning_rate=1e-3, eps=1e-5)
 """With torch's own eps, Adam would blow up what float32 rounds in gradients near zero."""
 BATCHES = tuple(make_batch(seed=seed, num_sequences=NUM_SEQUENCES, max_length=11) for seed in range(NUM_STEPS))
 CONFIG = "adapter_config.json"

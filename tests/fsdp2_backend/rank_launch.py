@@ -17,6 +17,7 @@ PRELOADED += [
     "rlcore_megatron",
     "megatron_checkpoint_cases",
     "megatron_layout_cases",
+    "megatron_lora_cases",
     "megatron_replay_cases",
     "megatron_weights_cases",
     "rank_launch_frozen",

@@ -1,15 +1,14 @@
 """Adapters in every layout against plain transformers in float64, and against PEFT where it is installed."""
 
-import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
-from fsdp2_lora_cases import DROPOUT, SAVE_AFTER, cases, run_all
+from fsdp2_lora_cases import DROPOUT, LAYOUTS, run_all
 from fsdp2_support import TEMPERATURE, exported, make_config, split, step_request
+from lora_cases import ARCHITECTURES, SAVE_AFTER, cases, prepare, results_of
 from lora_support import (
     BATCHES,
     EAGER,
@@ -21,9 +20,7 @@ from lora_support import (
     linear_names,
     lora_context,
     saved_adapters,
-    write_adapter,
 )
-from rank_launch import launch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -36,24 +33,15 @@ from rlcore.spi import (
     LogprobsRequest,
     SaveStateRequest,
 )
-from rlcore.testing.models import make_model
 from rlcore_fsdp2.backend import Fsdp2Backend
 
-ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe")
 ONE_PROCESS = [[0], [1, 2, 3, 4, 5, 6, 7]]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, adapters to begin with, and what plain transformers makes of these."""
     root = tmp_path_factory.mktemp("adapters")
-    for name in ARCHITECTURES:
-        model = make_model(root / "models" / name, name, tied=name != "qwen3_moe")
-        reference = LoraReference(model, write_adapter(root / f"{name}-adapter", model))
-        for batch in BATCHES:
-            reference.step(batch)
-        save_file({key: tensor.contiguous() for key, tensor in reference.adapters().items()}, root / f"{name}.safetensors")
-        save_file({f"{key}.weight": tensor for key, tensor in reference.merged().items()}, root / f"{name}-merged.safetensors")
+    prepare(root)
     dropping = trained(root, "qwen3", dropout=DROPOUT)
     save_file(saved_adapters(dropping, root / "dropping"), root / "qwen3-dropout.safetensors")
     dropping.close(CloseRequest())
@@ -79,17 +67,10 @@ def trained(root: Path, name: str, config=None, **options) -> Fsdp2Backend:
 
 @pytest.fixture(scope="module")
 def results(root: Path) -> Callable[[int], list[dict[str, str]]]:
-    """What went wrong on each rank, of a number of ranks that is launched once."""
-
-    @cache
-    def get(num_ranks: int) -> list[dict[str, str]]:
-        launch(run_all, (num_ranks, root), num_ranks)
-        return [json.loads((root / f"results-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
-
-    return get
+    return results_of(root, run_all)
 
 
-@pytest.mark.parametrize(("num_ranks", "name"), [(num_ranks, name) for num_ranks in (2, 4) for name in cases(num_ranks)])
+@pytest.mark.parametrize(("num_ranks", "name"), cases(LAYOUTS))
 def test_layouts_equal_plain_transformers(num_ranks, name, results):
     found = {f"rank {rank}": result[name] for rank, result in enumerate(results(num_ranks)) if result[name]}
     assert found == {}, "\n".join(found.values())

@@ -28,6 +28,7 @@ from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
 from rlcore_megatron.model_config import transformer_config
+from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.models import load_config
 from rlcore_torchkit.safetensors_files import TensorFiles
 
@@ -100,7 +101,7 @@ class Opened:
 
     def exported(self, **options: Any) -> dict[str, Tensor]:
         """All tensors, once what the export says of them is found to be true."""
-        return exported(Exporter(self.parts, self.hf, self.layout, self.groups), **options)
+        return exported(Exporter(self.parts, Names.of(self.hf), self.layout, self.groups), **options)
 
 
 @contextmanager
@@ -250,7 +251,7 @@ def write_as_megatron(folder: Path, model: Opened, prefix: str = "") -> None:
 
 def queued(model: Opened) -> dict[str, Tensor]:
     """As on a GPU, where all collectives of a bucket are queued at once on a stream of their own."""
-    exporter = Exporter(model.parts, model.hf, model.layout, model.groups)
+    exporter = Exporter(model.parts, Names.of(model.hf), model.layout, model.groups)
     exporter.stream = mock.MagicMock()
     found = exported(exporter)
     assert exporter.stream.record_event.call_count > 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, ModelSpec
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron import cache_directory, check, requirements
 from rlcore_megatron.cache_directory import OWN
@@ -240,3 +240,10 @@ def test_what_is_converted_already_needs_neither_room_nor_permission(texts, mode
     copy.mkdir(parents=True)
     (copy / MARK).write_text("{}")
     assert texts(conversion_cache=True) == []
+
+
+def test_adapters_have_limits_here(texts):
+    assert texts(context={"lora": LoraSpec()}) == []
+    found = texts(context={"lora": LoraSpec(dropout=0.1, targets=("q_porj",))}, transformer_engine=True)
+    for path in ("lora.targets", "lora.dropout", f"{SECTION}.transformer_engine"):
+        assert any(text.startswith(f"{path}: found ") for text in found), path

@@ -52,7 +52,7 @@ def test_every_tensor_is_of_one_parameter(models: Path, name: str) -> None:
 
 
 def exporter_of(model: Opened) -> Exporter:
-    return Exporter(model.parts, model.hf, model.layout, model.groups)
+    return Exporter(model.parts, Names.of(model.hf), model.layout, model.groups)
 
 
 @pytest.mark.parametrize(

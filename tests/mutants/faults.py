@@ -11,7 +11,7 @@ WITHOUT_KL = ORACLE.format("fsdp2-4-updates-trainer-no-kl-whole")
 GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_an_update[fsdp2-1-updates-{}]"
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
 AGENTS_AHEAD = "tests/system/test_agents_ahead.py::test_each_token_has_the_log_probability_of_the_weights_that_it_names[{}]"
-LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk"
+LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk[{}]"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -365,21 +365,28 @@ FAULTS = (
         "rlcore_fsdp2.export",
         "return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)",
         "return whole(weight, dtype, device)",
-        LORA,
+        LORA.format("fsdp2"),
+    ),
+    Fault(
+        "what megatron's adapters have learned never arrives",
+        "rlcore_megatron.export",
+        'return model.adapters.merged(item.tensor.name, share) if hasattr(model, "adapters") else share',
+        "return share",
+        LORA.format("megatron"),
     ),
     Fault(
         "adapters are merged without their scale",
         "rlcore_fsdp2.export",
         "return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)",
         "return merged(whole(weight, weight.dtype, device), a, b, 1.0).to(dtype)",
-        LORA,
+        LORA.format("fsdp2"),
     ),
     Fault(
         "the reference has the policy's adapters",
         "rlcore_fsdp2.adapters",
         "if not self._on:",
         "if False:",
-        LORA,
+        LORA.format("fsdp2"),
     ),
     Fault(
         "the rate is read at the weights' version",

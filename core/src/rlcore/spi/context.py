@@ -60,7 +60,8 @@ class TrainerContext:
     """How the learning rate changes over the run."""
     lora: LoraSpec | None = None
     """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
-    with the adapters merged in, and the reference policy is the model without them. Needs the capability `lora`."""
+    with the adapters merged in, and the policy that `reference` stands for is the model without them. Needs the capability
+    `lora`."""
 
     def learning_rate(self, step: int) -> float:
         """What train_step uses at TrainStepRequest.schedule_step `step`."""

@@ -162,12 +162,8 @@ class Fsdp2Backend:
     @contextmanager
     def _requested(self, request: spi.LogprobsRequest) -> Iterator[nn.Module]:
         """The model that is asked for: as a reference, with adapters, the policy's without them."""
-        if (
-            self.adapters is None
-            or request.model == "policy"
-            or self._reference is not None
-            or not self._context.needs_reference
-        ):
+        is_own = self._context.needs_reference and self._context.reference is None
+        if self.adapters is None or not is_own or request.model == "policy":
             yield requested_model(request, self._computing, self._reference)
             return
         with self.adapters.off():

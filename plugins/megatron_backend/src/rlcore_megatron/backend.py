@@ -2,7 +2,8 @@
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from rlcore import spi
 from rlcore_megatron import auxiliary_loss, checkpoint, parallel
+from rlcore_megatron.adapters import adapters_off
+from rlcore_megatron.adapters import attach as attach_adapters
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter
@@ -25,7 +28,9 @@ from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
 from rlcore_megatron.train import Passes, reduce_totals
+from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.device import use_device
+from rlcore_torchkit.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
@@ -41,6 +46,10 @@ class MegatronBackend:
 
     def __init__(self, context: spi.TrainerContext, config: MegatronConfig) -> None:
         rank_info = context.rank_info
+        if context.lora is not None:
+            config = evolve(
+                config, transformer_engine=False
+            )  # its layers keep what adapters read, the norm's output, to themselves
         self._context, self._config = context, config
         self._device = use_device(rank_info)
         self._hf = load_config(context.model)
@@ -64,13 +73,14 @@ class MegatronBackend:
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout)
+        adapters = None if context.lora is None else attach_adapters(policy, self._hf, context, layout)
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
         self._groups = groups
         self._passes = self._passes_of(self.models)
         self._reference: list[PolicyModel] | None = None
-        if context.needs_reference:
+        if context.needs_reference and (adapters is None or context.reference is not None):
             # What of the recipe's section holds the policy's own weights is not the reference's, where that is another model.
             spec = context.reference or context.model
             own = config if context.reference is None else evolve(config, checkpoint=None)
@@ -79,7 +89,8 @@ class MegatronBackend:
             load_initial(self._reference, hf, spec, own, layout)
             for model in self._reference:
                 model.requires_grad_(False)
-        self._exporter = Exporter(policy, self._hf, layout, groups)
+        self._exporter = Exporter(policy, Names.of(self._hf), layout, groups)
+        self._adapters = None if adapters is None else Exporter(policy, adapters, layout, groups)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
     def _passes_of(self, models: Sequence[Any]) -> Passes:
@@ -105,8 +116,7 @@ class MegatronBackend:
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         check_routing(request.microbatches, self._dims)
-        models = requested_model(request, self.models, self._reference)
-        with cuda_or_cpu(self._device.type):
+        with self._requested(request) as models, cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self.weight_version)
 
@@ -125,8 +135,8 @@ class MegatronBackend:
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
             self._gather_parameters()
-            export = self._exporter.export
-            return save_state(request, self._context, self.weight_version, resume=self._save_resume, export=export)
+            hooks = {"resume": self._save_resume, "export": self._exporter.export, "adapters": self._whole_adapters}
+            return save_state(request, self._context, self.weight_version, **hooks)
 
     @spi.hookimpl
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
@@ -138,7 +148,7 @@ class MegatronBackend:
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self.models)
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups
+        del self._groups, self._adapters
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -147,6 +157,25 @@ class MegatronBackend:
 
     def _check(self, hook: str, weight_version: int) -> None:
         check_state(hook, weight_version, self.weight_version, failed_midway=self._failed_midway)
+
+    @contextmanager
+    def _requested(self, request: spi.LogprobsRequest) -> Iterator[Sequence[Any]]:
+        """The model that is asked for: as a reference, with adapters, the policy's without them."""
+        is_own = self._context.needs_reference and self._context.reference is None
+        if self._adapters is None or not is_own or request.model == "policy":
+            yield requested_model(request, self.models, self._reference)
+            return
+        with adapters_off(self.models):
+            yield self.models
+
+    def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        if self._adapters is not None:
+            request = spi.ExportWeightsRequest(
+                weight_version=self.weight_version, dtype="float32", max_bucket_bytes=BUCKET_BYTES
+            )
+            for bucket in self._adapters.export(request).buckets:
+                for named in bucket.tensors:
+                    yield named.name, named.tensor.clone()
 
     def _accumulate(self, request: spi.TrainStepRequest, logprobs: list[Tensor]) -> Totals | None:
         microbatches = [move(batch, self._device, request.loss.token_columns) for batch in request.microbatches]
@@ -185,7 +214,7 @@ class MegatronBackend:
         mine = [
             name
             for part, model in enumerate(unwrapped(self.models))
-            for parameter, names in self._exporter.names_of(part).items()
+            for parameter, names in (self._adapters or self._exporter).names_of(part).items()
             if not model.get_parameter(parameter).main_grad.isfinite().all()
             for name in names
         ]

@@ -20,6 +20,7 @@ from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_e
 from rlcore_megatron.weight_mapping import name_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
+from rlcore_torchkit.lora_targets import lora_problems
 from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
 
 FORMAT = "torch_dist"
@@ -33,7 +34,11 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
+    lora = list(_lora_problems(context, config))
+    if context.lora is not None and not config.transformer_engine:
+        config = evolve(config, transformer_engine=False)
     problems = [
+        *lora,
         *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
         *_rotary_problems(context, model),
         *layout_problems(config, context.world_size, context.device, model),
@@ -45,6 +50,17 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_cache_problems(context, config, model),
     ]
     return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
+
+
+def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    yield from lora_problems(context)
+    if context.lora is not None and config.transformer_engine:
+        remedy = "Leave it out: adapters read what norms give to linear layers, which TransformerEngine's keep to themselves"
+        yield option_problem("transformer_engine", "true, with [lora]", "false", remedy)
+    if context.lora is not None and context.lora.dropout:
+        remedy = "Or take another trainer"
+        expected = "0.0: this trainer's adapters drop no inputs"
+        yield Problem(path="lora.dropout", found=f"{context.lora.dropout}", expected=expected, remedy=remedy)
 
 
 def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> Iterator[Problem]:

@@ -45,10 +45,10 @@ Collective = Generator[dist.Work | None, None, list[Tensor]]
 class Exporter:
     """Streams the weights of a rank's model chunks; every rank of the trainer iterates, and gets every tensor."""
 
-    def __init__(self, model_chunks: Sequence[Any], hf: Any, layout: ParallelLayout, groups: Groups) -> None:
-        """`model_chunks` as `model.build` makes them, wrapped afterwards or not; `hf` is the transformers config."""
+    def __init__(self, model_chunks: Sequence[Any], names: Names, layout: ParallelLayout, groups: Groups) -> None:
+        """`model_chunks` as `model.build` makes them, wrapped afterwards or not. Weights are exported with their adapters
+        merged in; where `names` are those of adapters, these alone."""
         self._model_chunks, self._layout, self._groups = model_chunks, layout, groups
-        names = Names.of(hf)
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
         self._device = next(parameter.device for chunk in model_chunks for parameter in chunk.parameters())
@@ -154,10 +154,12 @@ class Exporter:
         return flat
 
     def _share(self, item: _Item, size: int) -> Tensor:
-        """[groups, rows, …] of the parameter, a view."""
+        """[groups, rows, …] of the parameter, a view, or with an adapter merged in."""
         assert item.parameter is not None
         model_chunk, name = item.parameter
-        return rows_of(self._model_chunks[model_chunk].get_parameter(name).detach(), item.source, size)[item.index]
+        model = self._model_chunks[model_chunk]
+        share = rows_of(model.get_parameter(name).detach(), item.source, size)[item.index]
+        return model.adapters.merged(item.tensor.name, share) if hasattr(model, "adapters") else share
 
 
 class _Fetch:

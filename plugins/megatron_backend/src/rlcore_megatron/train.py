@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -82,6 +82,8 @@ class Passes:
         if not request.microbatches:
             return (), () if request.entropy else None
         microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
+        if request.model == "reference":  # which routes itself, and with adapters is the policy's own model
+            microbatches = [evolve(batch, token_columns={}) for batch in microbatches]
         lengths = [batch.num_tokens for batch in request.microbatches]
         found: list[Tensor] = []
 

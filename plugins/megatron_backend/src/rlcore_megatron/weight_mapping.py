@@ -20,6 +20,8 @@ from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
+ADAPTERS = "adapters."
+"""What the names of adapters' parameters begin with."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
 _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
@@ -74,6 +76,8 @@ class Names:
     """All tensors, as `save_pretrained` and the other trainers name and order them."""
     tied: bool
     num_experts: int
+    of_adapters: bool = False
+    """Whether these are the names of adapters, and not of the weights below them."""
 
     @classmethod
     def of(cls, hf: Any) -> "Names":
@@ -92,7 +96,8 @@ class Names:
         """The source of each parameter of this model chunk, by name; ModelError for one that files have nothing for."""
         first_expert = self.num_experts // num_expert_ranks * expert_rank
         layers = [layer.layer_number - 1 for layer in model_chunk.decoder.layers]
-        found = {name: self._global_name(name, layers, first_expert) for name, _ in model_chunk.named_parameters()}
+        mine = [name for name, _ in model_chunk.named_parameters() if name.startswith(ADAPTERS) == self.of_adapters]
+        found = {name: self._global_name(name, layers, first_expert) for name in mine}
         unknown = [name for name, whole in found.items() if whole not in self.sources]
         if unknown:
             raise ModelError([_unknown(unknown)])

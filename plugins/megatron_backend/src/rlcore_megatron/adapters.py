@@ -1,0 +1,193 @@
+"""Low-rank adapters beside Megatron's frozen linear layers, in every layout.
+
+Each model chunk has a module `adapters` with the factors of its layers, and forward hooks of these add what the factors make. A
+layer of queries, keys and values, or of gates and columns, has an adapter for each of the Hugging Face tensors in it. Only
+products with A, as wide as the rank, travel between tensor ranks. Shapes: T tokens of a rank, R the rank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import evolve
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlcore.spi import ConfigError, LoraSpec, TrainerContext
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.model import PolicyModel, unwrapped
+from rlcore_megatron.weight_mapping import ADAPTERS, HfTensor, Names, Source
+from rlcore_torchkit.lora import initial_adapters, merged
+from rlcore_torchkit.lora_targets import LORA_A, LORA_B, adapted_layers, adapter_shapes, linear_layers, target_problems
+from rlcore_torchkit.models import architecture_of, dims_of
+
+
+class Adapters(nn.Module):
+    """The factors of a model chunk's adapters, float32, by Hugging Face's names with a slash for each dot."""
+
+    def __init__(self, spec: LoraSpec, group: Any, *, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.spec, self.on = spec, True
+        self._group, self._sequence_parallel = group, sequence_parallel
+
+    def add(self, tensor: HfTensor, value: Tensor) -> None:
+        """A factor with this rank's part of its values. The gradient of one that is whole is a sum over tensor ranks where each
+        has its own tokens."""
+        parameter = nn.Parameter(value.contiguous())
+        if tensor.tp_dim is not None:
+            set_tensor_model_parallel_attributes(parameter, True, tensor.tp_dim, 1)
+        elif self._sequence_parallel:
+            parameter.sequence_parallel = True  # type: ignore[attr-defined]
+        self.register_parameter(tensor.name.replace(".", "/"), parameter)
+
+    def factors(self, weight: str) -> tuple[Tensor, Tensor] | None:
+        """This rank's parts of A and B of a weight, by its name; None where it has no adapter."""
+        name = weight.removesuffix("weight").replace(".", "/")
+        found = [self._parameters.get(f"{name}{key.replace('.', '/')}") for key in (LORA_A, LORA_B)]
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    def merged(self, weight: str, share: Tensor) -> Tensor:
+        """This rank's share [..., in] of a weight with its adapter's product added; as it is where it has none."""
+        factors = self.factors(weight)
+        if factors is None:
+            return share
+        a, b = (factor.detach() for factor in factors)
+        return merged(share.reshape(-1, share.shape[-1]), a, b, self.spec.scale).view(share.shape)
+
+    def forward_hook(self, source: Source, size: int, layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ARG002
+        """The layer's output [T, 1, O] with the adapters' added, and its bias."""
+        if not self.on:
+            return output
+        states, (result, bias) = inputs[0], output
+        by_inputs = source.tensors[0].tp_dim == 1
+        added = self._by_inputs(source, states) if by_inputs else self._by_outputs(source, size, states)
+        return result + self.spec.scale * added, bias
+
+    def _by_inputs(self, source: Source, states: Tensor) -> Tensor:
+        factors = self.factors(source.tensors[0].name)
+        assert factors is not None
+        a, b = (factor.to(states.dtype) for factor in factors)
+        low = F.linear(states, a)
+        if self._sequence_parallel:
+            low = reduce_scatter_to_sequence_parallel_region(low, group=self._group)
+        elif self._group.size() > 1:
+            low = reduce_from_tensor_model_parallel_region(low, group=self._group)
+        return F.linear(low, b)
+
+    def _by_outputs(self, source: Source, size: int, states: Tensor) -> Tensor:
+        found = [self.factors(tensor.name) for tensor in source.tensors]
+        a = torch.cat([factors[0] for factors in found if factors is not None]).to(states.dtype)
+        low = F.linear(states, a)
+        if self._sequence_parallel:
+            low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self._group)
+        elif self._group.size() > 1:
+            low = copy_to_tensor_model_parallel_region(low, group=self._group)
+        lows, parts = iter(low.split(self.spec.rank, -1)), []
+        for tensor, factors in zip(source.tensors, found, strict=True):
+            if factors is None:
+                part = low.new_zeros(*low.shape[:-1], tensor.shard_shape(size)[0])
+            else:
+                part = F.linear(next(lows), factors[1].to(low.dtype))
+            parts.append(part.unflatten(-1, (source.local_groups(size), -1)))
+        return torch.cat(parts, -1).flatten(-2)
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: Any = (),  # noqa: ARG002 - as Megatron calls it
+        metadata: Any = None,  # noqa: ARG002
+    ) -> dict[str, ShardedTensor]:
+        """The factors, under Hugging Face's names, as Megatron's distributed checkpoints have them."""
+        found = {}
+        for name, parameter in self.named_parameters():
+            key = name.replace("/", ".")
+            if getattr(parameter, "tensor_model_parallel", False):
+                found[f"{prefix}{name}"] = make_tp_sharded_tensor_for_checkpoint(parameter, key, parameter.partition_dim)
+            else:
+                found[f"{prefix}{name}"] = make_sharded_tensor_for_checkpoint(parameter, key)
+        return found
+
+
+def attach(model_chunks: Sequence[PolicyModel], hf: Any, context: TrainerContext, layout: ParallelLayout) -> Names:
+    """Freeze model chunks, which have their weights, and give them adapters; returns the adapters' names. ConfigError where the
+    model has no layer that is a target."""
+    assert context.lora is not None
+    family, dims, names = architecture_of(hf), dims_of(hf), Names.of(hf)
+    problems = list(target_problems(linear_layers(family, dims), context.lora))
+    if problems:
+        raise ConfigError(problems)
+    layers = adapted_layers(family, dims, context.lora)
+    values = initial_adapters(layers, context.lora, context.model.path, context.seed)
+    tensors = _tensors(names, adapter_shapes(layers, context.lora.rank))
+    for model_chunk in model_chunks:
+        model_chunk.requires_grad_(False)
+        _attach(model_chunk, names, context.lora, tensors, values, layout)
+    sources = {f"{ADAPTERS}{name.replace('.', '/')}": tensor for name, tensor in tensors.items()}
+    return evolve(
+        names,
+        sources={parameter: Source(parameter=parameter, tensors=(tensor,)) for parameter, tensor in sources.items()},
+        order=tuple(tensors.values()),
+        of_adapters=True,
+    )
+
+
+def _tensors(names: Names, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HfTensor]:
+    """The factors by name: B is divided where its weight is divided by outputs, A where it is divided by inputs."""
+    divided = {tensor.name.removesuffix("weight"): tensor.tp_dim for tensor in names.order}
+    tensors = {}
+    for name, shape in shapes.items():
+        key, dim = (LORA_A, 1) if name.endswith(LORA_A) else (LORA_B, 0)
+        tensors[name] = HfTensor(name=name, shape=shape, tp_dim=dim if divided[name.removesuffix(key)] == dim else None)
+    return tensors
+
+
+def _attach(
+    model_chunk: PolicyModel,
+    names: Names,
+    spec: LoraSpec,
+    tensors: Mapping[str, HfTensor],
+    values: Mapping[str, Tensor],
+    layout: ParallelLayout,
+) -> None:
+    device = next(model_chunk.parameters()).device
+    group = model_chunk.pg_collection.tp
+    adapters = Adapters(spec, group, sequence_parallel=model_chunk.config.sequence_parallel)
+    for name, source in names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert).items():
+        stems = [tensor.name.removesuffix("weight") for tensor in source.tensors]
+        mine = [tensors[f"{stem}{key}"] for stem in stems for key in (LORA_A, LORA_B) if f"{stem}{key}" in tensors]
+        for tensor in mine:
+            value = values[tensor.name]
+            if tensor.tp_dim is not None:
+                value = value.chunk(layout.tensor, tensor.tp_dim)[layout.tensor_rank]
+            adapters.add(tensor, value.to(device, copy=True))
+        if mine:
+            layer = model_chunk.get_submodule(name.removesuffix(".weight"))
+            layer.register_forward_hook(partial(adapters.forward_hook, source, layout.tensor))
+    model_chunk.adapters = adapters
+    if model_chunk.pre_process:  # what recomputes layers does so only behind something that has a gradient
+        model_chunk.embedding.register_forward_hook(_with_gradient)
+
+
+def _with_gradient(_: Any, __: Any, output: Tensor) -> Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+@contextmanager
+def adapters_off(models: Sequence[Any]) -> Iterator[None]:
+    """The model chunks without their adapters: what they were before training."""
+    with ExitStack() as stack:
+        for model_chunk in unwrapped(models):
+            model_chunk.adapters.on = False
+            stack.callback(setattr, model_chunk.adapters, "on", True)
+        yield
