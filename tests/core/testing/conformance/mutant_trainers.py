@@ -152,6 +152,15 @@ class CountsOfTheRank(ChangedRequest):
         return evolve(request, counts=counts)
 
 
+@killed_by("test_the_loss_sees_the_sequences_of_a_microbatch_in_their_order")
+class SequencesByLength(ChangedRequest):
+    """As those do that pad them."""
+
+    def changed(self, request):
+        ordered = (batch.select(np.argsort(batch.lengths, kind="stable")) for batch in request.microbatches)
+        return evolve(request, microbatches=tuple(ordered))
+
+
 @killed_by("test_update_does_not_depend_on_the_microbatches")
 class CountsOfTheMicrobatch(FakeTrainer):
     def call_loss(self, request, batch, forward):

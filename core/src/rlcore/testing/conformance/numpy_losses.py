@@ -33,6 +33,9 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
     previous = arrays.previous_logprobs
     if previous is not None:
         grads = grads + PREVIOUS_COEFFICIENT * token_weights * previous
+    if config.neighbours:
+        signs = np.resize([1.0, -1.0], len(per_sequence))
+        grads = grads + np.repeat(signs, np.diff(offsets)) * mask / counts.num_loss_sequences
     value = float((grads * logprobs).sum())
     sums = {
         MEAN_LOGPROB: float((token_weights * logprobs).sum()),

@@ -1,9 +1,10 @@
 """The loss that the kit trains with: it reads everything that a loss is given, so that a wrong piece of it shows.
 
 Σ_t m_t · (−A_t · logprob_t − c · entropy_t + b · previous_t · logprob_t) / loss tokens
-+ Σ_n w_n · mean of the masked logprobs of n / loss sequences
++ Σ_n (w_n · mean of the masked logprobs of n ± their sum) / loss sequences
 
-where b is 0 without log-probabilities at the start of the step.
+where b is 0 without log-probabilities at the start of the step, and the last sum is there only where neighbours are compared:
+it is added for a microbatch's first sequence, subtracted for its second, and so on.
 """
 
 import numpy as np
@@ -34,6 +35,8 @@ class ProbeConfig:
 
     entropy_coefficient: float = 0.0
     """The c of the formula."""
+    neighbours: bool = False
+    """Compares each sequence with the next one."""
     poison_gradient: bool = False
     """Makes the gradient infinite while the loss stays finite."""
 
@@ -60,6 +63,9 @@ def expected_probe(
     per_sequence = np.add.reduceat(mask, batch.offsets[:-1])
     means = np.add.reduceat(mask * logprobs, batch.offsets[:-1]) / np.maximum(per_sequence, 1.0)
     loss += (batch.sequence_columns[PROBE_WEIGHT] * means).sum() / counts.num_loss_sequences
+    if config.neighbours:
+        sums = np.add.reduceat(mask * logprobs, batch.offsets[:-1])
+        loss += (sums[::2].sum() - sums[1::2].sum()) / counts.num_loss_sequences
     metrics = {
         MEAN_LOGPROB: float((mask * logprobs).sum() / num_tokens),
         TOKEN_SHARE: 1.0,

@@ -24,9 +24,12 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
     num_sequences = len(inputs.offsets) - 1
     owner = torch.repeat_interleave(torch.arange(num_sequences, device=mask.device), inputs.offsets.diff())
     per_sequence = mask.new_zeros(num_sequences).index_add(0, owner, mask)
-    means = logprobs.new_zeros(num_sequences).index_add(0, owner, mask * logprobs) / per_sequence.clamp(min=1)
+    totals = logprobs.new_zeros(num_sequences).index_add(0, owner, mask * logprobs)
+    means = totals / per_sequence.clamp(min=1)
     loss = -(mask * inputs.token_columns[ADVANTAGES] * logprobs).sum() / counts.num_loss_tokens
     loss = loss + (inputs.sequence_columns[PROBE_WEIGHT] * means).sum() / counts.num_loss_sequences
+    if config.neighbours:
+        loss = loss + (totals[::2].sum() - totals[1::2].sum()) / counts.num_loss_sequences
     sums = {
         MEAN_LOGPROB: (mask * logprobs).sum().detach() / counts.num_loss_tokens,
         TOKEN_SHARE: mask.sum() / counts.num_loss_tokens,

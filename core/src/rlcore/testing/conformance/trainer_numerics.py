@@ -110,6 +110,20 @@ class TrainerNumerics(TrainerFixtures):
         for name, expected in metrics.items():
             assert_close(name, result.metrics[name], expected, trainer.tolerance)
 
+    def test_the_loss_sees_the_sequences_of_a_microbatch_in_their_order(
+        self, trainer: TrainerUnderTest, reference: Reference, batch: TokenBatch, loss: LossSpec
+    ) -> None:
+        """And all of them at once: algorithms compare the sequences of a group (AlgorithmNeeds.whole_groups)."""
+        logprobs, entropy = reference_logprobs(reference.load(trainer.weights()), batch, 1.0)
+        assert isinstance(loss.config, ProbeConfig)
+        config = evolve(loss.config, neighbours=True)
+        value, _ = expected_probe(batch, logprobs, None if loss.entropy == "none" else entropy, config)
+        pairs = np.arange(batch.num_sequences).reshape(-1, 2)
+        result = trainer.step(
+            (batch.select(pairs[1]), batch.select(np.delete(pairs, 1, 0).reshape(-1))), loss=evolve(loss, config=config)
+        )
+        assert_close("loss", result.loss, value, trainer.tolerance)
+
     @pytest.mark.parametrize("entropy", ["none", "metric", "loss"])
     @pytest.mark.parametrize("temperature", TEMPERATURES)
     def test_grad_norm_equals_the_reference(
