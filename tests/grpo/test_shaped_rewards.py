@@ -96,6 +96,19 @@ def test_reinforce_pp_whitens_rewards_less_the_kl_divergence_to_go():
     assert training.metrics["advantage_max"] == pytest.approx(np.abs(expected).max(), rel=1e-4)
 
 
+def test_where_all_rewards_are_equal_the_divergence_alone_is_not_whitened():
+    """The policy is the reference at first, and what is left of their difference is roundings."""
+    rollouts = of_lengths([0.5] * 4, GROUPS, RESPONSES)
+    training = make_grpo(ReinforcePpConfig()).build_batch(rollouts)
+    assert training.no_signal is not None
+    assert not training.has_signal.any()
+    plain = GrpoConfig(kl_placement="reward_to_go", kl_coefficient=0.1, kl_estimator="k1", advantage_normalisation="none")
+    to_go = make_grpo(plain).build_batch(rollouts)
+    assert to_go.no_signal is None
+    last = [piece[-1] for piece in sequences(rollouts)]
+    np.testing.assert_allclose(to_go.batch.token_columns["advantages"][last], -0.1 * k1_of(rollouts)[last], rtol=1e-5)
+
+
 def test_a_divergence_in_rewards_is_asked_for_before_and_not_read_by_the_loss():
     grpo = make_grpo(ReinforcePpConfig())
     assert grpo.needs.reference_logprobs

@@ -12,6 +12,9 @@ GOING_ON = "tests/oracle/test_stale_samples.py::test_samples_that_go_on_behind_a
 STOPPED = "tests/oracle/test_stale_samples.py::test_a_generator_that_is_stopped_beside_the_trainer"
 AGENTS_AHEAD = "tests/system/test_agents_ahead.py::test_each_token_has_the_log_probability_of_the_weights_that_it_names[{}]"
 LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_disk[{}]"
+KL_IN_REWARDS = (
+    "tests/system/test_kl_in_rewards.py::test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go"
+)
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -415,6 +418,27 @@ FAULTS = (
         "std = np.sqrt(np.add.reduceat(centred**2, starts) / others)",
         "std = np.sqrt(np.add.reduceat(centred**2, starts) / sizes)",
         WITH_KL,
+    ),
+    Fault(
+        "the divergence that rewards lose is that of the reference from the policy",
+        "rlcore_grpo.shaped_rewards",
+        "policy, reference = batch.token_columns[spi.GENERATION_LOGPROBS], batch.token_columns[spi.REFERENCE_LOGPROBS]",
+        "reference, policy = batch.token_columns[spi.GENERATION_LOGPROBS], batch.token_columns[spi.REFERENCE_LOGPROBS]",
+        KL_IN_REWARDS,
+    ),
+    Fault(
+        "a token does not answer for its own divergence",
+        "rlcore_torchkit.rl.shaping",
+        "to_go: Float64Array = before[ends] - before[:-1]",
+        "to_go: Float64Array = before[ends] - before[1:]",
+        KL_IN_REWARDS,
+    ),
+    Fault(
+        "the reference that rewards are pulled to is the sampler",
+        "rlcore_grpo.shaped_rewards",
+        "return np.where(batch.loss_mask, kl_estimates(policy, reference, estimator=config.kl_estimator), 0.0)",
+        "return np.where(batch.loss_mask, kl_estimates(policy, policy, estimator=config.kl_estimator), 0.0)",
+        KL_IN_REWARDS,
     ),
     Fault(
         "the pull is away from the sampler instead of the reference",

@@ -28,6 +28,13 @@ def _kl_problems(config: GrpoConfig) -> Iterator[Problem]:
             expected='"loss", the default',
             remedy="Set a kl_coefficient, or leave the key out.",
         )
+    if config.kl_placement == "reward" and config.kl_coefficient and config.advantage_normalisation != "none":
+        yield Problem(
+            path="algorithm.grpo.kl_placement",
+            found=f'"reward", with advantage_normalisation = "{config.advantage_normalisation}", which would blow up the '
+            "divergences of samples of equal rewards, or their roundings, to the size of rewards",
+            expected='"loss" or "reward_to_go", or advantage_normalisation = "none"',
+        )
     of_sequence = config.objective == "gmpo" or config.ratio in ("sequence", "sequence_product")
     if config.kl_placement == "reward_to_go" and config.kl_coefficient and of_sequence:
         yield Problem(
@@ -68,17 +75,12 @@ def _normalisation_problems(config: GrpoConfig) -> Iterator[Problem]:
     if expected is not None:
         found = f'"{normalisation}", with advantage_baseline = "{baseline}"'
         yield Problem(path="algorithm.grpo.advantage_normalisation", found=found, expected=expected)
-    if normalisation == "mean":
-        for key, value, plain in (
-            ("length_penalty", config.length_penalty, "none"),
-            ("kl_placement", config.kl_placement, "loss"),
-        ):
-            if value != plain:
-                yield Problem(
-                    path=f"algorithm.grpo.{key}",
-                    found=f'"{value}", with advantage_normalisation = "mean", which needs rewards of at least 0',
-                    expected=f'"{plain}"',
-                )
+    if normalisation == "mean" and config.length_penalty != "none":
+        yield Problem(
+            path="algorithm.grpo.length_penalty",
+            found=f'"{config.length_penalty}", with advantage_normalisation = "mean", which needs rewards of at least 0',
+            expected='"none"',
+        )
 
 
 def _turn_problems(context: CheckContext, config: GrpoConfig) -> Iterator[Problem]:
@@ -115,10 +117,4 @@ def _component_problems(config: GrpoConfig) -> Iterator[Problem]:
             path="algorithm.grpo.advantage_normalisation",
             found=f'"{config.advantage_normalisation}", with reward_aggregation = "normalise_then_sum"',
             expected='"std" or "leave_one_out_std"',
-        )
-    if config.kl_placement == "reward":
-        yield Problem(
-            path="algorithm.grpo.kl_placement",
-            found='"reward", with reward_aggregation = "normalise_then_sum", where no single reward is compared',
-            expected='"loss" or "reward_to_go"',
         )

@@ -49,7 +49,8 @@ class AdvantageConfig:
     """The last part of rollout.max_response_tokens over which "soft_overlong" falls, as a share of it."""
     kl_placement: Literal["loss", "reward", "reward_to_go"] = "loss"
     """With a `kl_coefficient`: a term of the loss; or what is taken off rewards before they are compared, the sum of the
-    estimates over an episode's tokens; or off the advantage of each token, the sum from that token on."""
+    estimates over an episode's tokens, with `advantage_normalisation = "none"`; or off the advantage of each token, the sum
+    from that token to the end of its sequence."""
 
     @property
     def compares_groups(self) -> bool:

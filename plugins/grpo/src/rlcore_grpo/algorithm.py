@@ -10,7 +10,14 @@ from rlcore import spi
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE, high_covariance
 from rlcore_grpo.shaped_rewards import kl_of_tokens, length_penalties, require_not_negative, weighed_components
-from rlcore_torchkit.rl.advantages import AdvantageOptions, decoupled_advantages, group_advantages, turn_advantages, whitened
+from rlcore_torchkit.rl.advantages import (
+    AdvantageOptions,
+    are_equal,
+    decoupled_advantages,
+    group_advantages,
+    turn_advantages,
+    whitened,
+)
 from rlcore_torchkit.rl.shaping import sums_to_go
 
 
@@ -119,14 +126,18 @@ class Grpo:
     def _of_tokens(
         self, advantages: NDArray[np.float32], batch: spi.TokenBatch, kl: NDArray[np.float64] | None
     ) -> NDArray[np.float32]:
-        """float32 [T]: less the KL divergence from each token on, and whitened over the loss tokens; 0.0 elsewhere."""
-        values = advantages[batch.loss_mask].astype(np.float64)
+        """float32 [T]: less the KL divergence from each token on, and whitened over the loss tokens; 0.0 elsewhere.
+
+        Where all rewards of the step are equal, whitening has nothing to scale but the divergence, or in the first step its
+        roundings: then all are 0.
+        """
+        values, per_token = advantages[batch.loss_mask].astype(np.float64), np.zeros(batch.num_tokens, np.float32)
+        is_white = self.config.advantage_normalisation == "batch_whitening"
+        if is_white and are_equal(values):
+            return per_token
         if kl is not None and self.config.kl_placement == "reward_to_go":
             values -= self.config.kl_coefficient * sums_to_go(kl, batch.offsets)[batch.loss_mask]
-        if self.config.advantage_normalisation == "batch_whitening":
-            values = whitened(values, epsilon=self.config.advantage_epsilon)
-        per_token = np.zeros(batch.num_tokens, np.float32)
-        per_token[batch.loss_mask] = values
+        per_token[batch.loss_mask] = whitened(values, epsilon=self.config.advantage_epsilon) if is_white else values
         return per_token
 
     @property

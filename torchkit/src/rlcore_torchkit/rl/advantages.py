@@ -106,13 +106,16 @@ def decoupled_advantages(
 def whitened(values: NDArray[np.floating[Any]], *, epsilon: float) -> Float64Array:
     """float64 [K]: (v - mean) / (std + epsilon) over all K values, of samples or of loss tokens (REINFORCE++,
     arXiv:2501.03262, global advantage normalisation; ddof = 1). 0 where they are equal to rounding; within √K."""
-    if not len(values):
-        return np.zeros(0)
-    shifted = values.astype(np.float64) - np.min(values)
-    if shifted.max() <= RELATIVE_RESOLUTION * np.abs(values).max():
+    if are_equal(values):
         return np.zeros(len(values))
+    shifted = values.astype(np.float64) - np.min(values)
     white: Float64Array = (shifted - shifted.mean()) / (_std(shifted) + epsilon)
     return white
+
+
+def are_equal(values: NDArray[np.floating[Any]]) -> bool:
+    """Whether values differ by no more than roundings; so does none at all."""
+    return not len(values) or bool(np.ptp(values.astype(np.float64)) <= RELATIVE_RESOLUTION * np.abs(values).max())
 
 
 def turn_advantages(
