@@ -63,6 +63,30 @@ def test_dropped_groups_make_room_for_others() -> None:
     assert schedule.admit() == [6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_is_replaced_while_a_batch_is_trained_on_counts_for_the_next(is_killed: bool) -> None:
+    rules = policy(max_staleness=1, max_refills=9)
+    schedule = Schedule(rules)
+    assert schedule.admit() == [0, 1, 2, 3]
+    assert not schedule.end(0, has_signal=False)
+    assert schedule.admit() == [4]
+    end(schedule, 1, 2)
+    assert schedule.take() == [1, 2]
+    assert not schedule.end(3, has_signal=False)
+    assert schedule.metrics()["async/groups_refilled"] == 1.0
+    assert (schedule.refilled, schedule.position().refilled) == ([0], [0, 3])
+    schedule.train()
+    assert schedule.refilled == [3]
+    if is_killed:
+        schedule = Schedule(rules, schedule.position())
+    schedule.admit()
+    end(schedule, 4, 5)
+    schedule.take()
+    assert schedule.metrics()["async/groups_refilled"] == 1.0
+    schedule.train()
+    assert schedule.refilled == []
+
+
 def test_extra_groups_let_a_step_go_on_without_its_slowest() -> None:
     schedule = Schedule(policy(num_extra=1, on_stale="drop"))
     assert schedule.admit() == [0, 1, 2]

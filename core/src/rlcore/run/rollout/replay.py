@@ -25,9 +25,12 @@ class ReplaySchedule(Schedule):
     that of later batches too."""
 
     def __init__(self, policy: SchedulePolicy, recorded: RecordedSchedule, position: Position) -> None:
-        known = {name: getattr(position, name) for name in ("running", "complete")}
-        own = {name: {key: at for key, at in groups.items() if key in recorded.groups} for name, groups in known.items()}
-        super().__init__(policy, Position(next_number=position.next_number, trained=position.trained, **own))
+        running, complete = (
+            {number: began for number, began in groups.items() if number in recorded.groups}
+            for groups in (position.running, position.complete)
+        )
+        own = Position(next_number=position.next_number, trained=position.trained, running=running, complete=complete)
+        super().__init__(policy, own)
         self.recorded = recorded
         self._is_generated = False
 
@@ -40,6 +43,7 @@ class ReplaySchedule(Schedule):
         position.next_number = max([position.next_number, *(number + 1 for number in begun)])
         left = set(range(position.next_number)) - closed - begun
         position.running |= dict.fromkeys(sorted(left), self.trained)
+        position.dropped, position.refilled = [], []  # what the file had given up by its next step begins once more
         return position
 
     def admit(self) -> list[int]:
@@ -67,7 +71,7 @@ class ReplaySchedule(Schedule):
     def take(self) -> list[int]:
         """The groups of the next step, with what the file's run had given up by then."""
         step = self.recorded.steps[self.trained]
-        self.dropped, self.refilled = list(step.dropped), list(step.refilled)
+        self._at.dropped, self._at.refilled = list(step.dropped), list(step.refilled)
         return super().take()
 
     def train(self) -> list[int]:

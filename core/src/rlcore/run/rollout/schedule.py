@@ -47,6 +47,10 @@ class Position:
     """Groups that run, each with the number of steps that were trained when it began."""
     complete: dict[int, int] = field(factory=dict)
     """Groups that have ended and wait for a step, likewise."""
+    dropped: list[int] = field(factory=list)
+    """Groups that were given up since a batch was taken, being too old."""
+    refilled: list[int] = field(factory=list)
+    """Groups that were replaced since then, having no signal."""
 
 
 class Schedule:
@@ -65,10 +69,10 @@ class Schedule:
         self._at = Position() if position is None else position
         self._training: dict[int, int] = {}
         """Groups of the batch that was taken and is not yet trained on."""
-        self.dropped: list[int] = []
-        """Groups that were given up since the last step, being too old."""
-        self.refilled: list[int] = []
-        """Groups that were replaced since the last step, having no signal."""
+        self._dropped: list[int] = []
+        """Groups that were given up before that batch, and behind the one before it; empty where none was taken."""
+        self._refilled: list[int] = []
+        """Groups that were replaced then, likewise."""
         self._drop_stale()
 
     @property
@@ -106,6 +110,17 @@ class Schedule:
         """The groups of the batch that was taken and is not yet trained on."""
         return self._training.keys()
 
+    @property
+    def dropped(self) -> list[int]:
+        """Groups that were given up since the batch before, being too old: until the next batch, or until the one that was
+        taken."""
+        return self._dropped if self._training else self._at.dropped
+
+    @property
+    def refilled(self) -> list[int]:
+        """Groups that were replaced then, having no signal."""
+        return self._refilled if self._training else self._at.refilled
+
     def began(self, number: int) -> int:
         """How many steps were trained when a group of that batch began."""
         return self._training[number]
@@ -123,6 +138,8 @@ class Schedule:
             trained=at.trained,
             running=dict(at.running),
             complete=at.complete | self._training,
+            dropped=[*self._dropped, *at.dropped],
+            refilled=[*self._refilled, *at.refilled],
         )
 
     def admit(self) -> list[int]:
@@ -143,15 +160,16 @@ class Schedule:
     def end(self, number: int, *, has_signal: bool) -> bool:
         """A group has ended. False where it is given up and another takes its place, since nothing can be learned from it;
         RewardError where a step has given up too many."""
-        begun = self._at.running.pop(number)
+        at = self._at
+        begun = at.running.pop(number)
         if has_signal or self.policy.max_refills is None:
-            self._at.complete[number] = begun
+            at.complete[number] = begun
             return True
-        self.refilled.append(number)
-        if len(self.refilled) > self.policy.max_refills:
+        at.refilled.append(number)
+        if len(at.refilled) > self.policy.max_refills:
             raise RewardError(
-                f"step {self._at.trained + 1}: the rewards were all equal in each of {len(self.refilled)} groups that were "
-                f"replaced, and {len(self._at.complete)} of {self.policy.groups_per_step} groups have a signal; expected at "
+                f"step {at.trained + 1}: the rewards were all equal in each of {len(at.refilled)} groups that were "
+                f"replaced, and {len(at.complete)} of {self.policy.groups_per_step} groups have a signal; expected at "
                 f"most {self.policy.max_refills} replaced groups (rollout.max_refill_ratio). Make the tasks easier or harder, "
                 "raise rollout.samples_per_prompt or that ratio, or keep such groups (rollout.refill_equal_rewards)"
             )
@@ -163,9 +181,11 @@ class Schedule:
 
     def take(self) -> list[int]:
         """The groups of the next step, ascending; they stay open until `train`. Empty where the batch is not there yet."""
-        chosen = self._next()
+        at, chosen = self._at, self._next()
         for number in chosen:
-            self._training[number] = self._at.complete.pop(number)
+            self._training[number] = at.complete.pop(number)
+        if chosen:  # what is given up while it is trained on counts for the next
+            self._dropped, self._refilled, at.dropped, at.refilled = at.dropped, at.refilled, [], []
         return sorted(chosen)
 
     def metrics(self) -> dict[str, float]:
@@ -187,7 +207,7 @@ class Schedule:
         closed = list(self._training)
         self._training.clear()
         at.trained += 1
-        self.dropped, self.refilled = [], []  # those of the next batch are counted from here on
+        self._dropped, self._refilled = [], []
         return closed + self._drop_stale()
 
     def _drop_stale(self) -> list[int]:
@@ -200,7 +220,7 @@ class Schedule:
                 for number in stale:
                     del groups[number]
                 dropped += stale
-        self.dropped += dropped
+        at.dropped += dropped
         return dropped
 
     def _next(self) -> list[int]:
