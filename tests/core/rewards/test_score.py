@@ -37,12 +37,14 @@ def test_everything_else_is_no_reward(value: object, names: str) -> None:
 def test_a_mapping_brings_metrics_and_success() -> None:
     score = combine([read("f", {"reward": 0.5, "success": True, "length": 3})], {"f": 2.0}, 9.0)
     assert (score.reward, score.success, score.metrics) == (1.0, True, {"length": 3.0})
+    assert score.components == {}
 
 
 def test_parts_of_a_mapping_are_weighted_where_it_has_no_reward() -> None:
     score = combine([read("f", {"right": 1, "short": 0.5, "length": 7})], {"right": 1.0, "short": 0.2}, 1.0)
     assert score.reward == pytest.approx(1.1)
     assert score.metrics == {"right": 1.0, "short": 0.5, "length": 7.0}
+    assert score.components == {"right": 1.0, "short": 0.1}
 
 
 def test_functions_add_up_by_their_weights() -> None:
@@ -51,6 +53,8 @@ def test_functions_add_up_by_their_weights() -> None:
     assert score.reward == pytest.approx(1.0 + 0.2 * 0.5 - 0.1 * 4)
     assert score.success is False
     assert score.metrics == {"right": 1.0, "form": 0.5, "lines": 2.0, "words": 4.0}
+    assert score.components == pytest.approx({"right": 1.0, "form": 0.1, "words": -0.4})
+    assert score.reward == pytest.approx(sum(score.components.values()))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore.registry.discovery import Registry
@@ -11,7 +12,7 @@ from rlcore.spi import ResetResult, Row
 from rlcore.testing.fakes.environment import FakeEnvironment
 
 from .conftest import read_metrics  # type: ignore[import-not-found]
-from .test_asynchrony import SLOW, CountsSteps, Killed, Slow, Watched, ahead, prompts  # type: ignore[import-not-found]
+from .test_asynchrony import SLOW, CountsSteps, Killed, Slow, Watched, ahead, prompts, rollouts  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 SAVED = ("run.num_steps=5", "checkpoint.every_n_steps=1", "evaluation.at_start=false", "evaluation.every_n_steps=0")
@@ -58,6 +59,16 @@ def test_steps_of_another_number_of_prompts_train_on_what_is_open(run: Run, tmp_
     killed(run, *options)
     run(*options, f"training.prompts_per_step={number}", resume=True, allow_changes=True)
     assert prompts(tmp_path / "runs" / "run").total() == 8 + 4 * number
+
+
+def test_components_of_rewards_are_kept_with_the_turns_that_a_checkpoint_has(run: Run, tmp_path: Path) -> None:
+    """Of the fake environment the one component is the reward of each turn."""
+    options = ahead(2, *SAVED, *LONG, *TWO_TURNS)
+    killed(run, *options)
+    run(*options, resume=True)
+    table = rollouts(tmp_path / "runs" / "run")
+    assert table["reward"].nunique() > 2
+    np.testing.assert_allclose(table["reward/target"], table["reward"], rtol=1e-6)
 
 
 def test_steps_that_may_wait_longer_take_what_ran_on(run: Run, tmp_path: Path) -> None:

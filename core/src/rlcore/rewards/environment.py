@@ -72,7 +72,13 @@ class FunctionBackend:
                 raise outcome
             said += outcome
         score = combine(said, self._config.weights, self._config.success_reward)
-        return StepResult(reward=score.reward, done=True, success=score.success, metrics=score.metrics)
+        return StepResult(
+            reward=score.reward,
+            done=True,
+            success=score.success,
+            reward_components=score.components,
+            metrics=score.metrics,
+        )
 
     def close(self) -> None:
         """End the worker processes; the next call starts others."""

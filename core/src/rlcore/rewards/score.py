@@ -31,6 +31,8 @@ class Score:
     reward: float
     success: bool
     metrics: Mapping[str, float]
+    components: Mapping[str, float]
+    """What the reward is the sum of, weighted; empty where that is one thing."""
 
 
 def read(name: str, value: object) -> Said:
@@ -67,11 +69,17 @@ def combine(said: Sequence[Said], weights: Mapping[str, float], success_reward: 
         parts |= found
     if missing := [name for name in weights if name not in parts]:
         raise RewardError(f"weights name {_listed(missing)}, of which there is none; found {_listed(parts)}")
-    reward = float(sum(weights.get(name, 1.0) * figure for name, figure in parts.items()))
+    weighted = {name: weights.get(name, 1.0) * figure for name, figure in parts.items()}
+    reward = float(sum(weighted.values()))
     verdicts = [one.success for one in said if one.success is not None]
     if len(said) == 1:
         metrics = {name: figure for name, figure in metrics.items() if name != said[0].name}
-    return Score(reward=reward, success=all(verdicts) if verdicts else reward >= success_reward, metrics=metrics)
+    return Score(
+        reward=reward,
+        success=all(verdicts) if verdicts else reward >= success_reward,
+        metrics=metrics,
+        components=weighted if len(weighted) > 1 else {},
+    )
 
 
 def _wrong(name: str, found: str, expected: str) -> RewardError:
