@@ -231,3 +231,10 @@ def test_the_provider_names_what_exists():
     assert ARITHMETIC.check == "rlcore_math.checks:check_arithmetic"
     assert ARITHMETIC.config is ArithmeticConfig
     assert ARITHMETIC.unavailable() is None
+
+
+@pytest.mark.parametrize(("response", "parts"), [("12", (1.0, 1.0)), ("13", (0.5, 1.0)), ("a", (0.0, 0.0))])
+def test_a_reward_names_what_it_is_made_of(response, parts):
+    result = score("12", response, evolve(SMALL, partial_credit=1.0))
+    assert (result.reward_components["answer"], result.reward_components["well_formed"]) == parts
+    assert result.reward == parts[0]

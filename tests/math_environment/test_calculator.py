@@ -54,6 +54,7 @@ def test_a_call_and_the_right_answer_earn_1_in_two_turns():
     (message,) = first.observation.messages
     assert message == {"role": "tool", "name": "calculator", "tool_call_id": "call_0", "content": "144"}
     assert (first.reward, first.done, last.reward, last.done, last.success) == (0.25, False, 0.75, True, True)
+    assert (first.reward_components, last.reward_components) == ({"call": 0.25}, {"answer": 0.75})
 
 
 @pytest.mark.parametrize(

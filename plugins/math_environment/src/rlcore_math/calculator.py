@@ -68,12 +68,20 @@ class CalculatorEnvironment:
         if not turn.tool_calls:
             right = used and turn.content.strip() == answer
             reward = (1.0 - self._config.call_reward) if right else 0.0
-            return StepResult(reward=reward, done=True, success=right, metrics={"used_calculator": float(used)})
+            return StepResult(
+                reward=reward,
+                done=True,
+                success=right,
+                reward_components={"answer": reward},
+                metrics={"used_calculator": float(used)},
+            )
         results = [_result(call) for call in turn.tool_calls]
         works = any(is_value for _, is_value in results)
+        reward = self._config.call_reward if works and not used else 0.0
         return StepResult(
-            reward=self._config.call_reward if works and not used else 0.0,
+            reward=reward,
             done=False,
+            reward_components={"call": reward},
             observation=Observation(messages=[message for message, _ in results]),
             state=(answer, used or works),
             metrics={"readable_calls": sum(call.error is None for call in turn.tool_calls) / len(turn.tool_calls)},
