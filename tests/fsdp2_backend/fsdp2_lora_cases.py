@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp2_support import make_config
+from attrs import evolve
+from fsdp2_support import make_config, split, step_request
 from lora_cases import Layout, run_layouts
+from lora_support import BATCHES, NUM_STEPS, SPEC, lora_context
 
 from rlcore.spi import TrainerContext
 from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_fsdp2.config import Fsdp2Config
 
 DROPOUT = 0.25
+ONE_PROCESS = [[0], [1, 2, 3, 4, 5, 6, 7]]
 LAYOUTS = (
     Layout(name="dp2", num_ranks=2, architectures=("qwen3", "qwen3_moe")),
     Layout(
@@ -45,3 +49,20 @@ def make(context: TrainerContext, options: Mapping[str, Any]) -> Fsdp2Backend:
 
 def run_all(rank: int, num_ranks: int, root: Path) -> None:
     run_layouts(rank, num_ranks, root, LAYOUTS, make)
+
+
+def backend_of(root: Path, name: str, config: Fsdp2Config | None = None, **options: Any) -> Fsdp2Backend:
+    spec = evolve(SPEC, **{"init_from": str(root / f"{name}-adapter")} | options)
+    return Fsdp2Backend(lora_context(root / "models" / name, spec, needs_reference=True), config or make_config())
+
+
+def train(backend: Fsdp2Backend, first: int = 0, last: int = NUM_STEPS) -> None:
+    for version in range(first, last):
+        batch = BATCHES[version]
+        backend.train_step(step_request(split(batch, ONE_PROCESS), batch.counts(), version))
+
+
+def trained(root: Path, name: str, config: Fsdp2Config | None = None, **options: Any) -> Fsdp2Backend:
+    backend = backend_of(root, name, config, **options)
+    train(backend)
+    return backend

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import megatron_support  # noqa: F401 - which finds the modules of the other trainer's tests
+from fsdp2_lora_cases import DROPOUT
 from lora_cases import Layout, run_layouts
 
 from rlcore.spi import TrainerContext
@@ -22,6 +23,11 @@ LAYOUTS = (
     Layout(name="dp2", num_ranks=2, architectures=("qwen3",)),
     Layout(name="cp2", num_ranks=2, options={"context_parallel": 2}, architectures=("qwen3",)),
     Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, architectures=("qwen3_moe",)),
+    Layout(name="one+dropout", num_ranks=1, options={"recompute": "full"}, architectures=("qwen3",), dropout=DROPOUT),
+    Layout(
+        name="tp2+sp+dropout", num_ranks=2, options=TENSOR | {"recompute": "full"}, architectures=("qwen3",), dropout=DROPOUT
+    ),
+    Layout(name="pp2+dropout", num_ranks=2, options=PIPELINE, architectures=("qwen3",), dropout=DROPOUT),
     Layout(name="tp2xpp2", num_ranks=4, options=TENSOR | PIPELINE, architectures=("qwen3",)),
 )
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from fsdp2_lora_cases import DROPOUT, trained
 from lora_cases import SAVE_AFTER, cases, prepare, results_of
 from lora_support import BATCHES, SPEC, assert_adapters, lora_context, saved_adapters
 from megatron_lora_cases import LAYOUTS, make, run_all
 from megatron_support import split, step_request
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rlcore.spi import CheckpointError, CloseRequest, ConfigError, LoadStateRequest, SaveStateRequest
 from rlcore_megatron.distributed_weights import stored_shapes
@@ -19,6 +20,8 @@ from rlcore_megatron.distributed_weights import stored_shapes
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     prepare(root)
+    dropping = trained(root, "qwen3", dropout=DROPOUT)  # of the other trainer
+    save_file(saved_adapters(dropping, root / "dropping"), root / "qwen3-dropout.safetensors")
     return root
 
 

@@ -244,6 +244,9 @@ def test_what_is_converted_already_needs_neither_room_nor_permission(texts, mode
 
 def test_adapters_have_limits_here(texts):
     assert texts(context={"lora": LoraSpec()}) == []
-    found = texts(context={"lora": LoraSpec(dropout=0.1, targets=("q_porj",))}, transformer_engine=True)
+    assert texts(context={"lora": LoraSpec(dropout=0.1)}) == []
+    given = {"lora": LoraSpec(dropout=0.1, targets=("q_porj",))}
+    found = texts(context=given, transformer_engine=True, recompute="full")
     for path in ("lora.targets", "lora.dropout", f"{SECTION}.transformer_engine"):
         assert any(text.startswith(f"{path}: found ") for text in found), path
+    assert texts(context={"lora": LoraSpec(dropout=0.1)}, recompute="full", pipeline_parallel=1) == []

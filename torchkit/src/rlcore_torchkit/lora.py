@@ -5,7 +5,9 @@ import math
 from collections.abc import Mapping
 
 import torch
+from attrs import frozen
 from torch import Tensor
+from torch.nn import functional as F
 
 from rlcore.spi.lora import LoraSpec
 from rlcore_torchkit.lora_targets import LORA_A, Shape, adapter_shapes
@@ -36,6 +38,34 @@ def seeded(device: torch.device, *key: object) -> torch.Generator:
     """A generator of random numbers on `device` that the key decides."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@frozen(kw_only=True)
+class Dropout:
+    """What decides which inputs of the adapters a train step drops, in one microbatch."""
+
+    share: float
+    """Share of the inputs that is dropped; above 0."""
+    key: tuple[object, ...]
+    """The run's seed, the weights' version, the data-parallel and the context rank, and the microbatch's number."""
+    num_tokens: int
+    """Tokens of the whole microbatch."""
+
+    def kept(self, name: str, states: Tensor, num_inputs: int, *, num_rows: int, first_row: int, first_column: int) -> Tensor:
+        """Zeros and 1 / (1 - share), [T', I'], for the layer `name` with inputs `states` [T', I'].
+
+        They are rows and columns, from `first_row` and `first_column` on, of one draw for all I inputs and all `num_rows` that
+        ranks divide by tokens, so that a layout of tensor ranks drops what one rank would. Rows behind the microbatch's tokens
+        are padding, and kept.
+        """
+        num_drawn = min(num_rows, self.num_tokens)
+        random = seeded(states.device, *self.key, name)
+        drawn = torch.rand(num_drawn, num_inputs, generator=random, device=states.device) >= self.share
+        rows, columns = (
+            slice(first, first + size) for first, size in zip((first_row, first_column), states.shape, strict=True)
+        )
+        whole = F.pad(drawn.to(states.dtype), (0, 0, 0, num_rows - num_drawn), value=1.0)
+        return whole[rows, columns] / (1 - self.share)
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

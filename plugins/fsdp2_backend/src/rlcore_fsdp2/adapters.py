@@ -18,7 +18,7 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.lora import initial_adapters, seeded
+from rlcore_torchkit.lora import Dropout, initial_adapters
 from rlcore_torchkit.lora_targets import Shape, adapted_layers, linear_layers, target_problems
 from rlcore_torchkit.models import architecture_of, dims_of
 
@@ -36,9 +36,8 @@ class Adapters:
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
     _on: bool = True
-    _drop: tuple[object, ...] | None = field(default=None, init=False)
-    """What decides which inputs are dropped; None where none are."""
-    _num_tokens: int = field(default=0, init=False)
+    _dropout: Dropout | None = field(default=None, init=False)
+    """None where no inputs are dropped."""
 
     @classmethod
     def attach(cls, model: Any, context: TrainerContext, layout: ParallelLayout | None) -> "Adapters":
@@ -78,11 +77,12 @@ class Adapters:
     def train_on(self, num_tokens: int, *key: object) -> None:
         """From now on, until `train_off`, drop inputs of a microbatch of so many tokens, as the key decides: also where a layer
         is computed again in the backward pass."""
-        self._drop, self._num_tokens = (key if self.spec.dropout else None), num_tokens
+        if self.spec.dropout:
+            self._dropout = Dropout(share=self.spec.dropout, key=(self.seed, *key), num_tokens=num_tokens)
 
     def train_off(self) -> None:
         """Drop no inputs."""
-        self._drop = None
+        self._dropout = None
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -97,23 +97,16 @@ class Adapters:
         """The layer's output [..., T, O] with alpha / R · B A dropout(x) added, in its dtype."""
         if not self._on:
             return output
-        states = inputs[0] if self._drop is None else inputs[0] * self.kept(name, num_inputs, inputs[0])
+        states = inputs[0] if self._dropout is None else inputs[0] * self._kept(self._dropout, name, num_inputs, inputs[0])
         low = F.linear(states, layer.lora_A.weight.to(states.dtype))
         return output + F.linear(low, layer.lora_B.weight.to(states.dtype)) * self.spec.scale
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
-    def kept(self, name: str, num_inputs: int, states: Tensor) -> Tensor:
-        """Zeros and 1 / (1 - dropout), of the shape of the states [..., T, I']. Tensor ranks take the columns I' of their part
-        of one draw for all I; padding behind the microbatch's tokens is kept."""
-        assert self._drop is not None
+    def _kept(self, dropout: Dropout, name: str, num_inputs: int, states: Tensor) -> Tensor:
         num_rows, num_columns = states.shape[-2:]
-        num_drawn, rank = min(num_rows, self._num_tokens), 0 if self.layout is None else self.layout.tensor_rank
-        random = seeded(states.device, self.seed, *self._drop, name)
-        drawn = torch.rand(num_drawn, num_inputs, generator=random, device=states.device) >= self.spec.dropout
-        if num_columns < num_inputs:
-            drawn = drawn[:, rank * num_columns : (rank + 1) * num_columns]
-        kept = F.pad(drawn.to(states.dtype), (0, 0, 0, num_rows - num_drawn), value=1.0)
-        return kept / (1 - self.spec.dropout)
+        rank = 0 if self.layout is None or num_columns == num_inputs else self.layout.tensor_rank
+        rows = states.reshape(num_rows, num_columns)
+        return dropout.kept(name, rows, num_inputs, num_rows=num_rows, first_row=0, first_column=rank * num_columns)
 
 
 def is_adapter(name: str) -> bool:

@@ -28,7 +28,7 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import PolicyModel, unwrapped
 from rlcore_megatron.weight_mapping import ADAPTERS, HfTensor, Names, Source
-from rlcore_torchkit.lora import initial_adapters, merged
+from rlcore_torchkit.lora import Dropout, initial_adapters, merged
 from rlcore_torchkit.lora_targets import LORA_A, LORA_B, adapted_layers, adapter_shapes, linear_layers, target_problems
 from rlcore_torchkit.models import architecture_of, dims_of
 
@@ -39,6 +39,7 @@ class Adapters(nn.Module):
     def __init__(self, spec: LoraSpec, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.spec, self.on = spec, True
+        self.dropout: Dropout | None = None
         self._group, self._sequence_parallel = group, sequence_parallel
 
     def add(self, tensor: HfTensor, value: Tensor) -> None:
@@ -78,7 +79,8 @@ class Adapters(nn.Module):
         factors = self.factors(source.tensors[0].name)
         assert factors is not None
         a, b = (factor.to(states.dtype) for factor in factors)
-        low = F.linear(states, a)
+        weight = source.tensors[0]
+        low = F.linear(self._dropped(weight, states, self._group.rank() * states.shape[-1]), a)
         if self._sequence_parallel:
             low = reduce_scatter_to_sequence_parallel_region(low, group=self._group)
         elif self._group.size() > 1:
@@ -87,8 +89,12 @@ class Adapters(nn.Module):
 
     def _by_outputs(self, source: Source, size: int, states: Tensor) -> Tensor:
         found = [self.factors(tensor.name) for tensor in source.tensors]
-        a = torch.cat([factors[0] for factors in found if factors is not None]).to(states.dtype)
-        low = F.linear(states, a)
+        products = [
+            F.linear(self._dropped(tensor, states), factors[0].to(states.dtype))
+            for tensor, factors in zip(source.tensors, found, strict=True)
+            if factors is not None
+        ]
+        low = torch.cat(products, -1)
         if self._sequence_parallel:
             low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self._group)
         elif self._group.size() > 1:
@@ -101,6 +107,22 @@ class Adapters(nn.Module):
                 part = F.linear(next(lows), factors[1].to(low.dtype))
             parts.append(part.unflatten(-1, (source.local_groups(size), -1)))
         return torch.cat(parts, -1).flatten(-2)
+
+    def _dropped(self, weight: HfTensor, states: Tensor, first_column: int | None = None) -> Tensor:
+        """The layer's inputs [T, 1, I'] with those that are dropped set to zero. Where they are not divided by columns, from
+        `first_column` on, sequence parallelism divides them by tokens."""
+        if self.dropout is None:
+            return states
+        rows, by_tokens = states.squeeze(1), self._sequence_parallel and first_column is None
+        kept = self.dropout.kept(
+            weight.name.removesuffix(".weight"),
+            rows,
+            weight.shape[1],
+            num_rows=len(rows) * self._group.size() if by_tokens else len(rows),
+            first_row=len(rows) * self._group.rank() if by_tokens else 0,
+            first_column=first_column or 0,
+        )
+        return states * kept[:, None]
 
     def sharded_state_dict(
         self,

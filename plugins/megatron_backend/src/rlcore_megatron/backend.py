@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from rlcore_megatron.train import Passes, reduce_totals
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.hf_directory import BUCKET_BYTES
+from rlcore_torchkit.lora import Dropout
 from rlcore_torchkit.losses import Totals
-from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
@@ -184,10 +186,26 @@ class MegatronBackend:
         self.optimizer.zero_grad()
         try:
             kept = logprobs if request.logprobs else None
-            return self._passes.train(microbatches, request.loss, request.counts, request.temperature, kept)
+            prepare = partial(self._drop_inputs, request.weight_version)
+            return self._passes.train(microbatches, request.loss, request.counts, request.temperature, kept, prepare)
         except BaseException:
             self._failed_midway = self._parallel.world_size > 1  # the other ranks wait in a collective of this one
             raise
+        finally:
+            self._drop_nothing()
+
+    def _drop_inputs(self, version: int, model: Any, index: int, microbatch: Microbatch) -> None:
+        """Before a microbatch of a step: what adapters drop of it. Ranks that have the same tokens drop the same."""
+        share = self._context.lora.dropout if self._context.lora is not None else 0.0
+        if share:
+            place = self.layout.data_parallel_rank, self._parallel.context_rank
+            dropout = Dropout(share=share, key=(self._context.seed, version, *place, index), num_tokens=len(microbatch.tokens))
+            unwrapped([model])[0].adapters.dropout = dropout
+
+    def _drop_nothing(self) -> None:
+        if self._context.lora is not None:
+            for model in unwrapped(self.models):
+                model.adapters.dropout = None
 
     def _step_stats(self, totals: Totals | None, microbatches: Sequence[spi.TokenBatch]) -> StepStats:
         self.optimizer.prepare_grads()  # takes the processor a while: best before the first figure waits for the device

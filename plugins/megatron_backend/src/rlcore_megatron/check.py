@@ -57,10 +57,10 @@ def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Pr
     if context.lora is not None and config.transformer_engine:
         remedy = "Leave it out: adapters read what norms give to linear layers, which TransformerEngine's keep to themselves"
         yield option_problem("transformer_engine", "true, with [lora]", "false", remedy)
-    if context.lora is not None and context.lora.dropout:
-        remedy = "Or take another trainer"
-        expected = "0.0: this trainer's adapters drop no inputs"
-        yield Problem(path="lora.dropout", found=f"{context.lora.dropout}", expected=expected, remedy=remedy)
+    if context.lora is not None and context.lora.dropout and config.recompute != "none" and config.pipeline_parallel != 1:
+        found = f'{context.lora.dropout}, with recompute "{config.recompute}" and pipeline_parallel {config.pipeline_parallel}'
+        expected = "0.0, or pipeline_parallel = 1: a stage computes a microbatch again when others have come between"
+        yield Problem(path="lora.dropout", found=found, expected=expected, remedy='Or set recompute to "none"')
 
 
 def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> Iterator[Problem]:

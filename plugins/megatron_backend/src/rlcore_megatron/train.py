@@ -51,9 +51,11 @@ class Passes:
         counts: GlobalCounts,
         temperature: float,
         logprobs: list[Tensor] | None = None,
+        prepare: Callable[[Any, int, Microbatch], None] | None = None,
     ) -> Totals | None:
         """Add up the gradients of the microbatches' losses, over all ranks too; the sums of this data-parallel rank's losses on
-        the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`."""
+        the last stage, None before it. There each microbatch's log-probabilities [1, T] are added to `logprobs`. `prepare` is
+        told of each microbatch, with its number, before one of the models runs it."""
         wanted = Wanted(temperature=temperature, entropy=loss.entropy)
         outputs: list[LossOutput] = []
         self._auxiliary.begin(microbatches)
@@ -69,7 +71,7 @@ class Passes:
             outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
             return output.loss, _no_tokens(), None
 
-        self._run(microbatches, wanted, reduce, forward_only=False)
+        self._run(microbatches, wanted, reduce, forward_only=False, prepare=prepare)
         return total(outputs) if outputs else None
 
     def router_metrics(self, microbatches: Sequence[TokenBatch]) -> dict[str, float]:
@@ -106,7 +108,13 @@ class Passes:
         return [tuple(np.split(row, np.cumsum(lengths)[:-1])) for row in whole.cpu().numpy()]
 
     def _run(
-        self, microbatches: Sequence[Microbatch], wanted: Wanted, reduce: Callable[..., Any], *, forward_only: bool
+        self,
+        microbatches: Sequence[Microbatch],
+        wanted: Wanted,
+        reduce: Callable[..., Any],
+        *,
+        forward_only: bool,
+        prepare: Callable[[Any, int, Microbatch], None] | None = None,
     ) -> None:
         queued = [(batch, False) for batch in microbatches]
         if self.layout.virtual_pipeline > 1:
@@ -114,14 +122,16 @@ class Passes:
             missing = -len(queued) % self.layout.pipeline
             queued += [(empty_like(microbatches[0]), True)] * missing
 
-        def forward(batches: Iterator[tuple[Microbatch, bool]], model: Any) -> tuple[Tensor, Callable[..., Any]]:
-            batch, is_filler = next(batches)
+        def forward(batches: Iterator[tuple[int, tuple[Microbatch, bool]]], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            index, (batch, is_filler) = next(batches)
+            if prepare is not None:
+                prepare(model, index, batch)
             packed = self._pack(batch, wanted, is_filler)
             output = model(packed.tokens, None, None, packed_seq_params=packed)
             return output, partial(reduce, batch, is_filler)
 
         models = list(self.models)
-        iterators = [iter(queued) for _ in models]
+        iterators = [iter(enumerate(queued)) for _ in models]
         get_forward_backward_func()(
             forward_step_func=forward,
             data_iterator=iterators if len(models) > 1 else iterators[0],
