@@ -1,4 +1,4 @@
-"""Every preset of GRPO trains without further keys, on what the transformers generator samples."""
+"""Every preset of GRPO trains without further keys, and so do objectives without one, on what transformers samples."""
 
 import math
 from importlib.metadata import entry_points
@@ -88,3 +88,27 @@ def test_a_presets_name_is_a_whole_algorithm(name: str, model: Path, tmp_path: P
     if name == "reinforce_pp":  # the policy is the reference in the first step, and no longer in the second
         first, second = steps["reward_kl"]
         assert abs(first) < 1e-5 < abs(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "figure"),
+    [
+        ('objective = "clip_cov"\ncovariance_share = 0.1\ncovariance_minimum = 0.01', "high_covariance"),
+        ('objective = "kl_cov"\ncovariance_share = 0.1', "high_covariance"),
+        (
+            'objective = "policy_gradient"\nimportance_correction = "sequence"\nprevious_logprobs = "trainer"',
+            "importance_weight",
+        ),
+    ],
+)
+def test_an_objective_without_a_preset_trains(
+    options: str, figure: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "recipe.toml"
+    text = RECIPE.format(model=model, name="grpo").replace("[training]\n", "[training]\nupdates_per_step = 2\n")
+    recipe.write_text(f"{text}\n[algorithm.grpo]\n{options}\n")
+    train(prepare(recipe), resume=False, progress=Progress())
+    steps = pandas.read_json(tmp_path / "runs" / "run" / "metrics.jsonl", lines=True)
+    assert (steps["grad_norm"] > 0).all()
+    assert (steps[figure] > 0).all()
