@@ -128,7 +128,7 @@ def test_each_token_has_the_log_probability_of_the_weights_that_it_names(tmp_pat
     (run,) = tmp_path.glob("runs/*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(line["async/staleness_max"] for line in lines) == 1.0
-    table = pandas.concat([pandas.read_parquet(path) for path in sorted(run.glob("rollouts/*.parquet"))])
+    table = pandas.concat([pandas.read_parquet(path) for path in sorted(run.glob("rollouts/step-*.parquet"))])
     assert len(table) == NUM_STEPS * NUM_PROMPTS * NUM_SAMPLES * 2
     assert table.groupby(["step", "group"])["prompt"].first().value_counts().eq(1).all()
     policies = {version: policy_of(model, weights) for version, weights in WEIGHTS.items()}

@@ -113,7 +113,7 @@ def test_prompts_over_the_limit_end_the_run_or_are_dropped(workplace: Workplace,
         recipe, *source, "data.train.on_long_prompt=drop", "logging.rollouts_every_n_steps=1", "run.num_steps=4"
     )
     if recipe == "grpo.toml":
-        read = [pandas.read_parquet(path) for path in sorted((run / "rollouts").iterdir())]
+        read = [pandas.read_parquet(path) for path in sorted((run / "rollouts").glob("step-*"))]
         assert set(pandas.concat(read)["prompt"]) == {row["prompt"] for row in rows}
     limit = "rollout.max_prompt_tokens=3"
     expect_failure(

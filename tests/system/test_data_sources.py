@@ -76,7 +76,7 @@ def test_mathematics_from_a_file_with_a_chat_template(workplace: Workplace) -> N
     write_jsonl(workplace.folder / "gsm.jsonl", PROBLEMS)
     (workplace.folder / "math.toml").write_text(MATH.format(model=model))
     run = workplace.train("math.toml")
-    samples = pandas.concat(pandas.read_parquet(path) for path in sorted((run / "rollouts").iterdir()))
+    samples = pandas.concat(pandas.read_parquet(path) for path in sorted((run / "rollouts").glob("step-*")))
     questions = {row["question"]: row["answer"].split()[-1] for row in PROBLEMS}
     for prompt in samples["prompt"]:
         first, second, last = prompt.splitlines()

@@ -53,7 +53,7 @@ def ahead(steps: int, *options: str) -> tuple[str, ...]:
 
 
 def rollouts(directory: Path) -> pandas.DataFrame:
-    return pandas.concat([pandas.read_parquet(path) for path in sorted((directory / "rollouts").glob("*.parquet"))])
+    return pandas.concat([pandas.read_parquet(path) for path in sorted((directory / "rollouts").glob("step-*.parquet"))])
 
 
 def prompts(directory: Path) -> Counter[str]:

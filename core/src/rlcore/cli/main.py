@@ -11,6 +11,7 @@ from rlcore.cli.errors import ReportingGroup
 COMMANDS = {
     "train": "rlcore.cli.train:train_command",
     "eval": "rlcore.cli.evaluate:eval_command",
+    "show": "rlcore.cli.show:show_command",
     "serve": "rlcore.cli.serve:serve_command",
     "check": "rlcore.cli.check:check_command",
     "config": "rlcore.cli.config:config_command",

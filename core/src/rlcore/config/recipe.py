@@ -255,6 +255,8 @@ class LoggingConfig:
 
     rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
+    evaluation_answers: bool = True
+    """Write the answers of each evaluation to rollouts/evaluation-N.parquet."""
 
 
 @frozen(kw_only=True)

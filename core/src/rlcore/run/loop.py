@@ -152,7 +152,7 @@ class Loop:
         metrics |= {} if self.residency is None else self.residency.metrics
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:
-            self.saver.save_rollouts(step, collected)
+            self.saver.save_rollouts(step, collected, training.batch)
         return metrics | times
 
     def _train(self, training: spi.TrainingBatch, step: int) -> list[spi.TrainStepResult]:
@@ -293,13 +293,14 @@ class Loop:
         if self.evaluator is None:
             return {}
         evaluator, version = self.evaluator, self.position.weight_version
+        keep = partial(self.saver.save_answers, self.position.step) if self.recipe.logging.evaluation_answers else None
         self.source.pause()
         if self.source.has_failed and self.refitter is not None:
             self.refitter.version = -1
         with self.source.still():
             self._refit()
             start = time.perf_counter()
-            metrics = self._generating(lambda: evaluator.evaluate(version))
+            metrics = self._generating(lambda: evaluator.evaluate(version, keep))
         self.progress.phase("evaluation")
         self.clock.totals["evaluation"] += time.perf_counter() - start
         return metrics

@@ -21,7 +21,7 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
-from rlcore.run.storage.run_directory import rollout_table
+from rlcore.run.storage.rollout_table import rollout_table
 from rlcore.spi import (
     EPISODE_IDS,
     GENERATION_LOGPROBS,

@@ -51,6 +51,6 @@ def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     steps = found[Stream.ROLLOUTS]
     assert [sorted(rows) for rows in steps] == [sorted(steps[0])] * 3
     assert steps[0] != steps[1] != steps[2]
-    files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("*.parquet"))
+    files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("step-*.parquet"))
     responses = [pandas.read_parquet(file).groupby("prompt")["response"].apply(tuple).to_dict() for file in files]
     assert all(responses[0][prompt] != responses[1][prompt] for prompt in responses[0])

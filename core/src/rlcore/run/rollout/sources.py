@@ -365,8 +365,10 @@ class HeldOutEvaluator:
     """int64 [P]: the rows within the limits."""
     seed: int
 
-    def evaluate(self, weight_version: int) -> dict[str, float]:
-        """Return the metrics of an evaluation, named `evaluation/…`."""
+    def evaluate(self, weight_version: int, keep: Callable[[CollectedRollouts], None] | None = None) -> dict[str, float]:
+        """Return the metrics of an evaluation, named `evaluation/…`; `keep` is called with its answers."""
         rows = [self.rows[int(index)] for index in self.kept]
         collected = self.collector.collect(rows, weight_version, (self.seed, Stream.EVALUATION))
+        if keep is not None:
+            keep(collected)
         return evaluation_metrics(collected)

@@ -2,7 +2,8 @@
 
 recipe.toml        the resolved recipe          metrics.jsonl      one line a step
 environment.json   versions of everything       summary.json       the run's final figures
-rollouts/          step-000010.parquet          checkpoints/       step-000010/
+rollouts/          step-000010.parquet,         checkpoints/       step-000010/
+                   evaluation-000010.parquet
 recipe-001.toml    what it was before a resumption changed it
 schedule.jsonl     what a replay has to know of each step, where generation runs ahead of training
 reference_logprobs.sqlite  what was computed once for each row of a data set
@@ -24,7 +25,6 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from attrs import frozen
@@ -32,13 +32,11 @@ from attrs import frozen
 from rlcore import __version__
 from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
-from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.report.metrics_file import read_metrics_file
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
 from rlcore.run.storage.schedule_file import begin_schedule, rewind_schedule
-from rlcore.spi import GENERATION_LOGPROBS, WEIGHT_VERSIONS, CheckpointError, ConfigError, FinishReason, Problem
+from rlcore.spi import CheckpointError, ConfigError, Problem
 
 LAST_SAVED = ".last-saved"
 VERSIONS_OF = ("torch", "transformers", "numpy", "pyarrow", "pluggy", "cattrs")
@@ -174,61 +172,23 @@ class RunDirectory:
         for file in self.rollouts.glob("step-*.parquet"):
             if (step_of(file) or 0) > last_rollouts:
                 file.unlink()
+        for file in self.rollouts.glob("evaluation-*.parquet"):
+            if int(file.stem.rpartition("-")[2]) > step:
+                file.unlink()
 
-    def write_rollouts(self, step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> None:
-        """rollouts/step-N.parquet: one row a sample. `prompts` [N]."""
+    def write_rollouts(self, name: str, table: pa.Table) -> None:
+        """rollouts/NAME.parquet."""
         with storage_errors("rollouts", self.rollouts):
             self.rollouts.mkdir(exist_ok=True)
-            partial = self.rollouts / f".step-{step:06d}.partial"
+            partial = self.rollouts / f".{name}.partial"
             try:
-                pq.write_table(rollout_table(step, collected, prompts), partial)
-                partial.replace(self.rollouts / f"step-{step:06d}.parquet")
+                pq.write_table(table, partial)
+                partial.replace(self.rollouts / f"{name}.parquet")
             finally:
                 partial.unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_atomically(self.summary_file, json.dumps(summary, indent=2) + "\n")
-
-
-def rollout_table(step: int, collected: CollectedRollouts, prompts: Sequence[str]) -> pa.Table:
-    """A step's samples as a table, one row a sequence; `tokens` holds prompt and response."""
-    batch = collected.batch
-    offsets = pa.array(batch.offsets, pa.int64())
-    mask = batch.loss_mask
-
-    def ragged(values: "np.ndarray[tuple[int], np.dtype[np.generic]]") -> pa.Array:
-        return pa.LargeListArray.from_arrays(offsets, pa.array(values))
-
-    return pa.table(
-        {
-            "step": np.full(batch.num_sequences, step),
-            "group": collected.group_ids,
-            "episode": collected.episode_of,
-            "prompt": list(prompts),
-            "response": list(collected.responses),
-            "reward": collected.rewards,
-            **{f"reward/{name}": column for name, column in collected.reward_components.items()},
-            "success": collected.success,
-            "valid": collected.valid,
-            "finish_reason": [FinishReason(reason).name.lower() for reason in collected.finish_reasons.tolist()],
-            "num_generated": collected.num_generated,
-            "tokens": ragged(batch.tokens),
-            "loss_mask": ragged(mask),
-            "generation_logprobs": ragged(batch.token_columns[GENERATION_LOGPROBS]),
-            "weight_versions": ragged(batch.token_columns[WEIGHT_VERSIONS]),
-        }
-    )
-
-
-def prompt_texts(collected: CollectedRollouts, tokenizer: Tokenizer) -> list[str]:
-    """[N]: what each sample had read before its first generated token."""
-    batch = collected.batch
-    generated = batch.token_columns[WEIGHT_VERSIONS] >= 0
-    prompts = []
-    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
-        first = int(generated[start:end].argmax()) if generated[start:end].any() else end - start
-        prompts.append(batch.tokens[start : start + first])
-    return tokenizer.decode_batch(prompts)
 
 
 def describe_environment(distributions: Sequence[str]) -> dict[str, object]:

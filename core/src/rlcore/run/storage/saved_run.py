@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.spi import CheckpointError
 
 Float64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+Kind: TypeAlias = Literal["step", "evaluation"]
 
 
 @frozen
@@ -63,20 +64,24 @@ class SavedRun:
         model = self.path / "model"
         return model if model.is_dir() else None
 
-    def saved_steps(self) -> list[int]:
-        """The steps whose samples were kept, ascending."""
-        return sorted(
-            int(file.stem.rpartition("-")[2]) for file in RunDirectory(path=self.path).rollouts.glob("step-*.parquet")
-        )
+    def saved_steps(self, kind: Kind = "step") -> list[int]:
+        """The steps whose samples, or the answers of whose "evaluation", were kept, ascending."""
+        files = RunDirectory(path=self.path).rollouts.glob(f"{kind}-*.parquet")
+        return sorted(int(file.stem.rpartition("-")[2]) for file in files)
 
     def samples(self, step: int | None = None) -> pa.Table:
         """The samples of a step, by default of the last that were kept, one row each. CheckpointError where there are none."""
-        steps = self.saved_steps()
+        return self._table("step", step, "samples", "logging.rollouts_every_n_steps says which are kept")
+
+    def answers(self, step: int | None = None) -> pa.Table:
+        """The answers of the evaluation behind a step, as `samples`."""
+        return self._table("evaluation", step, "answers of an evaluation", "logging.evaluation_answers says whether they are")
+
+    def _table(self, kind: Kind, step: int | None, what: str, remedy: str) -> pa.Table:
+        steps = self.saved_steps(kind)
         if not steps or (step is not None and step not in steps):
             kept = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
             wanted = "any step" if step is None else f"step {step}"
-            raise CheckpointError(
-                f"{self.path} has no samples of {wanted}; found {kept}. logging.rollouts_every_n_steps says which are kept"
-            )
+            raise CheckpointError(f"{self.path} has no {what} of {wanted}; found {kept}. {remedy}")
         number = steps[-1] if step is None else step
-        return pq.read_table(RunDirectory(path=self.path).rollouts / f"step-{number:06d}.parquet")
+        return pq.read_table(RunDirectory(path=self.path).rollouts / f"{kind}-{number:06d}.parquet")

@@ -19,10 +19,11 @@ from rlcore.run.rollout.schedule_record import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
 from rlcore.run.storage.checkpoint import LoopState, save_checkpoint
 from rlcore.run.storage.mismatch_report import save_disagreement
-from rlcore.run.storage.run_directory import RunDirectory, prompt_texts
+from rlcore.run.storage.rollout_table import advantages_of, prompt_texts, rollout_table
+from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.schedule_file import append_step
 from rlcore.run.train_step.mismatch import WorstSamples
-from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest
+from rlcore.spi import CheckpointError, LoadStateRequest, SaveStateRequest, TokenBatch
 
 ROLLOUTS = "rollouts.pickle"
 """The file of a checkpoint that holds what was under way."""
@@ -115,9 +116,15 @@ class RunSaver:
         """What a replay has to know of a step, as a line of schedule.jsonl."""
         append_step(self.directory.schedule_file, record)
 
-    def save_rollouts(self, step: int, collected: CollectedRollouts) -> None:
-        """The samples of a step, as Parquet."""
-        self.directory.write_rollouts(step, collected, prompt_texts(collected, self.tokenizer))
+    def save_rollouts(self, step: int, collected: CollectedRollouts, trained: TokenBatch) -> None:
+        """The samples of a step, as Parquet, with the advantages that they were trained with."""
+        table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer), advantages_of(collected, trained))
+        self.directory.write_rollouts(f"step-{step:06d}", table)
+
+    def save_answers(self, step: int, collected: CollectedRollouts) -> None:
+        """The answers of the evaluation behind a step, as Parquet."""
+        table = rollout_table(step, collected, prompt_texts(collected, self.tokenizer))
+        self.directory.write_rollouts(f"evaluation-{step:06d}", table)
 
     def save_disagreement(self, step: int, heading: str, worst: WorstSamples) -> Path:
         """The samples on which generator and trainer disagree most, as Parquet, and the first of them as text."""

@@ -29,7 +29,7 @@ OVERLAPPING = (
 
 
 def rollouts(directory: Path) -> pandas.DataFrame:
-    return pandas.concat([pandas.read_parquet(path) for path in sorted((directory / "rollouts").glob("*.parquet"))])
+    return pandas.concat([pandas.read_parquet(path) for path in sorted((directory / "rollouts").glob("step-*.parquet"))])
 
 
 def assert_each_prompt_once(directory: Path) -> None:
