@@ -70,6 +70,9 @@ class DatasetConfig:
     """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
     completion_field: Text = "completion"
     """Field with the completion to learn; read by algorithms that train on demonstrations."""
+    messages_field: Text = "messages"
+    """Field with a whole chat, of which the assistant's messages are learned; read by algorithms that train on demonstrations,
+    in rows that have no completion. A field `tools` beside it lists what the assistant may call."""
     chosen_field: Text = "chosen"
     """Field with the better answer, text or chat messages; read by algorithms that train on preferences. Messages are the
     assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
@@ -123,8 +126,8 @@ class RolloutConfig:
     history: Literal["refuse", "as_seen", "segment"] = "refuse"
     """What becomes of a chat of several turns whose template would change what the policy has read or said, as some take out
     earlier thoughts. "refuse" is an error. "as_seen" keeps everything as the policy saw it, and takes from the template
-    only what it puts behind the turn. "segment", with agents alone, begins another sequence, with the chat as the template
-    writes it now."""
+    only what it puts behind the turn. "segment", with agents and with chats to learn alone, begins another sequence, with
+    the chat as the template writes it now."""
     max_turn_tokens: Positive | None = None
     """Most tokens of one turn of the policy; None is whatever `max_response_tokens` leaves. An episode goes on after a
     turn that this cut off."""

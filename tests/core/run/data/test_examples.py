@@ -14,9 +14,9 @@ def test_the_answers_of_a_row_are_a_group_in_their_order(answers: int, data: st.
     parts = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=answers, max_size=12))
     parts = parts[: len(parts) // answers * answers]
     offsets = offsets_of([prompt + answer for prompt, answer in parts])
-    examples = Examples(
-        tokens=RaggedTokens(tokens=np.arange(offsets[-1], dtype=np.int32), offsets=offsets),
-        prompt_lengths=np.asarray([prompt for prompt, _ in parts]),
+    examples = Examples.behind_prompts(
+        RaggedTokens(tokens=np.arange(offsets[-1], dtype=np.int32), offsets=offsets),
+        np.asarray([prompt for prompt, _ in parts]),
         answers=answers,
         rows=np.arange(len(parts) // answers),
         num_dropped=0,

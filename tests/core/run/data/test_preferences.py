@@ -43,8 +43,10 @@ def render(rows, tokenizer, config=None, prompt_limit=100, response_limit=100):
 def sides(examples, tokenizer):
     """Prompt and answer of each sequence as text, special tokens included."""
     found = []
-    for number, length in enumerate(examples.prompt_lengths.tolist()):
+    for number in range(examples.tokens.num_sequences):
         tokens = examples.tokens.sequence(number)
+        start, end = examples.tokens.offsets[number : number + 2]
+        length = int(examples.learned[start:end].argmax())
         found.append((tokenizer.show(tokens[:length]), tokenizer.show(tokens[length:])))
     return found
 
@@ -63,7 +65,7 @@ def test_texts_are_the_prompt_with_each_answer_and_its_end(tokenizer, data):
     expected = [(prompt, f"{side}<|end|>") for prompt, *both in data for side in both]
     assert sides(examples, tokenizer) == expected
     assert examples.rows.tolist() == list(range(len(data)))
-    assert (examples.answers, examples.num_dropped) == (2, 0)
+    assert (examples.chosen_first, examples.num_dropped) == (True, 0)
 
 
 @pytest.mark.parametrize(

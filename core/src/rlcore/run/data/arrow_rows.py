@@ -26,9 +26,12 @@ class ArrowRows(LazyRows):
             yield from batch.to_pylist()
 
 
-def arrow_rows(table: pa.Table, config: DatasetConfig, key: str, *, has_prompts: bool = True) -> ArrowRows:
+def arrow_rows(
+    table: pa.Table, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False
+) -> ArrowRows:
     """The rows of a table, whose fields and texts are checked. DataError where one is not what it has to be, or has no prompt
-    where each `has_prompts`."""
+    where each `has_prompts`, unless they `may_be_chats` and are."""
+    has_prompts = has_prompts and not (may_be_chats and config.messages_field in table.column_names)
     if has_prompts and config.prompt_field not in table.column_names:
         raise no_such_field(key, f"{config.path}", config.prompt_field, table.column_names)
     table = table if config.limit is None else table.slice(0, config.limit)

@@ -27,9 +27,11 @@ def load_rows(
     owner: str = "environment",
     *,
     has_prompts: bool = True,
+    may_be_chats: bool = False,
 ) -> Sequence[Row]:
     """The rows of `[data.<split>]`, at least one; DataError where there are none or one has no prompt, unless not each
-    `has_prompts` of its own, as where it is a conversation's beginning. `owner` is what messages call the environment.
+    `has_prompts` of its own, as where it is a conversation's beginning, or it `may_be_chats` with a field for them. `owner` is
+    what messages call the environment.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
@@ -38,10 +40,10 @@ def load_rows(
     if config.source == "environment":
         rows = _environment_rows(config, key, split, environment, owner)
     elif config.source == "jsonl":
-        rows = jsonl_rows(_existing_path(config, key), config, key, has_prompts=has_prompts)
+        rows = jsonl_rows(_existing_path(config, key), config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
     else:
         table = _parquet_table(config, key) if config.source == "parquet" else _hub_table(config, key)
-        rows = arrow_rows(table, config, key, has_prompts=has_prompts)
+        rows = arrow_rows(table, config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
     if len(rows) == 0:
         where = f"the environment's {split!r} split" if config.path is None else f"{config.path}"
         limited = "" if config.limit is None else f" ({key}.limit is {config.limit})"

@@ -1,46 +1,63 @@
-"""Answers of a data set to learn from, as batches: demonstrations, and pairs of a chosen and a rejected answer."""
+"""Answers of a data set to learn from, as batches: demonstrations, chats, and pairs of a chosen and a rejected answer."""
 
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.spi.arrays import Int64Array, gather_ragged
+from rlcore.spi.arrays import BoolArray, Int64Array, gather_ragged
 
 
 @frozen(kw_only=True, eq=False)
 class Examples:
-    """The answers of P rows behind their prompts, each one sequence that ends with the token that ends it."""
+    """What is learned of P rows: S sequences, of which each ends with the token that ends an answer."""
 
     tokens: spi.RaggedTokens
-    """P · answers sequences, those of a row one after another."""
-    prompt_lengths: Int64Array
-    """int64 [P · answers]: tokens of the prompt, at least 1."""
-    answers: int
-    """Answers of a row: 1 of a demonstration; 2 of a preference, the chosen one first."""
+    """S sequences, those of a row one after another."""
+    learned: BoolArray
+    """bool [T]: the answers and their ends; the rest is what they answer."""
+    row_offsets: Int64Array
+    """int64 [P+1]: row p has the sequences row_offsets[p] to row_offsets[p+1] - 1."""
     rows: Int64Array
     """int64 [P]: the row of the data set that each came from, ascending."""
     num_dropped: int
     """Rows left out since they are over a limit."""
+    chosen_first: bool = False
+    """Whether a row's first sequence is the better one of two."""
+
+    @classmethod
+    def behind_prompts(
+        cls, tokens: spi.RaggedTokens, prompt_lengths: Int64Array, *, answers: int, rows: Int64Array, num_dropped: int
+    ) -> "Examples":
+        """So many answers of each row, each behind its prompt in a sequence of its own; of two, the chosen one first.
+        `prompt_lengths` is int64 [S], each at least 1."""
+        first_of_answer = tokens.offsets[:-1] + prompt_lengths
+        return cls(
+            tokens=tokens,
+            learned=np.arange(len(tokens.tokens)) >= np.repeat(first_of_answer, tokens.lengths),
+            row_offsets=np.arange(len(rows) + 1) * answers,
+            rows=rows,
+            num_dropped=num_dropped,
+            chosen_first=answers > 1,
+        )
 
 
 def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
-    """The examples of the rows `indices` int64 [M] among P, each row a group; loss_mask is True on an answer and its end. The
-    reward is 1.0 for a chosen answer, and 0.0 for any other."""
-    sequences = (indices[:, None] * examples.answers + np.arange(examples.answers)).reshape(-1)
+    """The examples of the rows `indices` int64 [M] among P, each row a group; loss_mask is True on what is learned. The reward
+    is 1.0 for a chosen answer, and 0.0 for any other."""
+    sequences, group_offsets = gather_ragged(examples.row_offsets, indices)
     gather, offsets = gather_ragged(examples.tokens.offsets, sequences)
-    first_of_answer = examples.tokens.offsets[:-1][sequences] + examples.prompt_lengths[sequences]
     batch = spi.TokenBatch(
         tokens=examples.tokens.tokens[gather],
         offsets=offsets,
-        loss_mask=gather >= np.repeat(first_of_answer, np.diff(offsets)),
-        sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(indices), dtype=np.int32), examples.answers)},
+        loss_mask=examples.learned[gather],
+        sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(indices), dtype=np.int32), np.diff(group_offsets))},
     )
-    rewards = np.zeros((len(indices), examples.answers), np.float32)
-    if examples.answers > 1:
-        rewards[:, 0] = 1.0
+    rewards = np.zeros(len(sequences), np.float32)
+    if examples.chosen_first:
+        rewards[group_offsets[:-1]] = 1.0
     return spi.RolloutBatch(
         batch=batch,
-        rewards=rewards.reshape(-1),
+        rewards=rewards,
         valid=np.ones(len(sequences), np.bool_),
         finish_reasons=np.full(len(sequences), spi.FinishReason.STOP, np.uint8),
     )

@@ -8,9 +8,16 @@ from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt
 from rlcore.spi import DataError, LazyRows, Row
 
 
-def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, *, has_prompts: bool = True) -> LazyRows:
+def given_rows(
+    rows: Sequence[Any] | None,
+    config: DatasetConfig,
+    key: str,
+    *,
+    has_prompts: bool = True,
+    may_be_chats: bool = False,
+) -> LazyRows:
     """The rows of `[data.<split>]`, at least one and each checked. DataError where there are none, or one has no prompt where
-    each `has_prompts`."""
+    each `has_prompts`, unless it `may_be_chats` and is one."""
     if rows is None:
         found = f'{key}.source: found "python", and no rows'
         raise DataError(f"{found}; expected those of a program: rlcore.train(recipe, dataset=…), also where a run is resumed")
@@ -19,13 +26,15 @@ def given_rows(rows: Sequence[Any] | None, config: DatasetConfig, key: str, *, h
     num_rows = len(rows) if config.limit is None else min(config.limit, len(rows))
     made = LazyRows(num_rows, lambda number: _named(rows[number], config))
     for number in range(num_rows):
-        _check_row(rows, number, config, key, has_prompts)
+        _check_row(rows, number, config, key, has_prompts, may_be_chats)
     if num_rows == 0:
         raise DataError(f"{key}: found no rows; expected at least one")
     return made
 
 
-def _check_row(rows: Sequence[Any], number: int, config: DatasetConfig, key: str, has_prompts: bool) -> None:
+def _check_row(
+    rows: Sequence[Any], number: int, config: DatasetConfig, key: str, has_prompts: bool, may_be_chats: bool
+) -> None:
     where = f"row {number} (the first is 0)"
     try:
         row = rows[number]
@@ -35,7 +44,7 @@ def _check_row(rows: Sequence[Any], number: int, config: DatasetConfig, key: str
         ) from error
     if not isinstance(row, Mapping):
         raise DataError(f"{key}: {where} is a {type(row).__name__}; expected a mapping of fields")
-    if not has_prompts:
+    if not has_prompts or (may_be_chats and config.messages_field in row):
         return
     if config.prompt_field not in row:
         raise no_such_field(key, where, config.prompt_field, [str(name) for name in row])

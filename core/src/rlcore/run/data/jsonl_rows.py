@@ -28,9 +28,11 @@ class JsonlRows(LazyRows):
         return self._lines.count(b"\n", 0, int(self._bounds[self.numbers[index], 0])) + 1
 
 
-def jsonl_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool = True) -> JsonlRows:
+def jsonl_rows(
+    path: Path, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False
+) -> JsonlRows:
     """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt where each
-    `has_prompts`."""
+    `has_prompts`, unless it `may_be_chats` and is one."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -41,18 +43,18 @@ def jsonl_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool
         if config.limit is not None and len(bounds) >= config.limit:
             break
         if line.strip():
-            _check_line(line, f"{path}, line {number}", config, key, has_prompts)
+            _check_line(line, f"{path}, line {number}", config, key, has_prompts, may_be_chats)
             bounds.append((start, start + len(line)))
         start += len(line)
     return JsonlRows(content, np.asarray(bounds, np.int64).reshape(-1, 2), config)
 
 
-def _check_line(line: bytes, where: str, config: DatasetConfig, key: str, has_prompts: bool) -> None:
+def _check_line(line: bytes, where: str, config: DatasetConfig, key: str, has_prompts: bool, may_be_chats: bool) -> None:
     try:
         row = parse_line(line)
     except ValueError as error:
         raise DataError(f"{key}.path: {where} {error}") from error
-    if not has_prompts:
+    if not has_prompts or (may_be_chats and config.messages_field in row):
         return
     if config.prompt_field not in row:
         raise no_such_field(key, where, config.prompt_field, list(row))

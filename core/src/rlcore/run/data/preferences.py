@@ -12,14 +12,13 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.datasets import Split, row_name
+from rlcore.run.data.datasets import Split
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.rendering import Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token
+from rlcore.run.data.rendering import Faults, Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.data.tokenizer import Tokenizer
 
-MAX_SHOWN = 8
-"""Rows that an error names."""
+EXPECTED = "be learned from as preferences; expected a prompt with a chosen and a rejected answer"
 
 
 def render_preferences(
@@ -34,7 +33,7 @@ def render_preferences(
     """Each row's prompt with its chosen answer, and with its rejected one; an answer ends with the token that ends it, which
     counts as part of it. DataError names the rows that are no such pair, and one over a limit where that is an error."""
     eos, key = end_token(tokenizer), f"data.{split}"
-    limits, faults = Limits(key, config, rows), _Faults(key, config, rows)
+    limits, faults = Limits(key, config, rows), Faults(key, config, rows, EXPECTED)
     pieces, lengths = [], []
     for start, chunk in chunks_of(rows):
         pairs: dict[int, _Pair] = {}
@@ -49,7 +48,7 @@ def render_preferences(
         answers = tokenizer.encode_behind([text for pair in pairs.values() for text in (pair.chosen, pair.rejected)])
         kept, numbers = [], []
         for index, (number, pair) in enumerate(pairs.items()):
-            both = [_ended(tokens, pair, tokenizer, eos) for tokens in answers[2 * index : 2 * index + 2]]
+            both = [ended(tokens, tokenizer, eos, is_chat=pair.is_chat) for tokens in answers[2 * index : 2 * index + 2]]
             if both[0] == both[1]:
                 faults.add(number, "both answers are the same tokens; expected two that differ")
             elif limits.admits(
@@ -64,9 +63,9 @@ def render_preferences(
     faults.finish(len(rows))
     limits.finish(len(rows))
     joined = TokenPiece.join(pieces)
-    return Examples(
-        tokens=joined.ragged(),
-        prompt_lengths=np.asarray(lengths, np.int64),
+    return Examples.behind_prompts(
+        joined.ragged(),
+        np.asarray(lengths, np.int64),
         answers=2,
         rows=joined.rows,
         num_dropped=limits.num_over,
@@ -83,29 +82,6 @@ class _Pair:
     """What stands behind the prompt."""
     is_chat: bool
     """Whether a chat template wrote it."""
-
-
-class _Faults:
-    """The rows that are no pairs, told all at once."""
-
-    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row]) -> None:
-        self.key, self.config, self.rows = key, config, rows
-        self.number = 0
-        self.shown: list[str] = []
-
-    def add(self, row: int, fault: str) -> None:
-        self.number += 1
-        if len(self.shown) < MAX_SHOWN:
-            self.shown.append(f"\n  {row_name(self.rows, row)}: {fault}")
-
-    def finish(self, num_rows: int) -> None:
-        if self.number:
-            where = "the environment's rows" if self.config.path is None else f"{self.config.path}"
-            others = f"\n  and {self.number - len(self.shown)} more" if self.number > len(self.shown) else ""
-            raise spi.DataError(
-                f"{self.key}: {self.number} of {num_rows} rows of {where} cannot be learned from as preferences; expected a "
-                f"prompt with a chosen and a rejected answer:{''.join(self.shown)}{others}"
-            )
 
 
 def _pair_of(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig) -> _Pair:
@@ -188,9 +164,3 @@ def _require_two(chosen: str, rejected: str) -> None:
             raise spi.DataError(f"the {side} answer is empty; expected one with text")
     if chosen == rejected:
         raise spi.DataError("both answers are equal; expected two that differ")
-
-
-def _ended(tokens: Sequence[int], pair: _Pair, tokenizer: Tokenizer, eos: int) -> list[int]:
-    """An answer's tokens with the one that ends it: the template's own, where it has one."""
-    ends = tokenizer.stop_token_ids if pair.is_chat else (eos,)
-    return list(tokens) if tokens[-1] in ends else [*tokens, eos]

@@ -100,9 +100,9 @@ def render_demonstrations(
         pieces.append(TokenPiece.of(kept, numbers))
     limits.finish(len(rows))
     joined = TokenPiece.join(pieces)
-    return Examples(
-        tokens=joined.ragged(),
-        prompt_lengths=np.asarray(lengths, np.int64),
+    return Examples.behind_prompts(
+        joined.ragged(),
+        np.asarray(lengths, np.int64),
         answers=1,
         rows=joined.rows,
         num_dropped=limits.num_over,

@@ -13,6 +13,8 @@ from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
 
 CHUNK_ROWS = 2048
+MAX_SHOWN = 8
+"""Rows that an error names."""
 
 
 def chunks_of(rows: Sequence[spi.Row]) -> Iterator[tuple[int, list[spi.Row]]]:
@@ -45,6 +47,12 @@ def end_token(tokenizer: Tokenizer) -> int:
         )
         raise spi.ModelError([problem])
     return tokenizer.eos_token_id
+
+
+def ended(answer: Sequence[int], tokenizer: Tokenizer, eos: int, *, is_chat: bool) -> list[int]:
+    """An answer's tokens with the one that ends it: in a chat the template's own, where it has one, and else `eos`."""
+    ends = tokenizer.stop_token_ids if is_chat else (eos,)
+    return list(answer) if answer[-1] in ends else [*answer, eos]
 
 
 @frozen(eq=False)
@@ -106,3 +114,28 @@ class Limits:
             raise spi.DataError(f"{self.key}: {self.first}{others}. {self.remedy}")
         if self.num_over == num_rows:
             raise spi.DataError(f"{self.key}: all {num_rows} rows are over the limit, so none is left: {self.first}")
+
+
+class Faults:
+    """The rows that cannot be learned from, told all at once."""
+
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row], expected: str) -> None:
+        """`key` is the data set's section of the recipe, `expected` goes on from "... rows of FILE cannot"."""
+        self.key, self.config, self.rows, self.expected = key, config, rows, expected
+        self.number = 0
+        self.shown: list[str] = []
+
+    def add(self, row: int, fault: str) -> None:
+        """Note what is wrong with a row."""
+        self.number += 1
+        if len(self.shown) < MAX_SHOWN:
+            self.shown.append(f"\n  {row_name(self.rows, row)}: {fault}")
+
+    def finish(self, num_rows: int) -> None:
+        """DataError where there are any."""
+        if self.number:
+            where = "the environment's rows" if self.config.path is None else f"{self.config.path}"
+            others = f"\n  and {self.number - len(self.shown)} more" if self.number > len(self.shown) else ""
+            raise spi.DataError(
+                f"{self.key}: {self.number} of {num_rows} rows of {where} cannot {self.expected}:{''.join(self.shown)}{others}"
+            )

@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none, or it
         leaves out what it is given."""
 
-    def render_answered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_answered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Messages of which the last is the assistant's answer through the chat template, with what that puts behind it."""
 
 
@@ -136,8 +136,8 @@ class PretrainedTokenizer:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         return self._chat.render(messages, tools)
 
-    def render_answered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._chat.render(messages, (), answered=True)
+    def render_answered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        return self._chat.render(messages, tools, answered=True)
 
 
 def is_here(model: ModelConfig) -> bool:

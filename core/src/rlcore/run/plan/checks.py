@@ -175,7 +175,7 @@ def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
     """Keys that do nothing where agents run the episodes, and those that do something there alone."""
     rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
     if not plan.runs_agents:
-        if rollout.history == "segment":
+        if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
             expected = '"refuse" or "as_seen" where no agent runs the episodes'
             yield Problem(path="rollout.history", found=f'"{rollout.history}", with environment {name!r}', expected=expected)
         return

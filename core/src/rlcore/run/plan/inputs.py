@@ -14,6 +14,7 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfig
 from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
+from rlcore.run.data.chats import are_chats, render_chats
 from rlcore.run.data.datasets import Split, load_rows
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.given_rows import given_rows
@@ -192,11 +193,12 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
 def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
     """The rows of a data set that the recipe has."""
     config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
-    pairs = split == "train" and prepared.algorithm.needs.source == "preferences"
+    source = prepared.algorithm.needs.source if split == "train" else "rollouts"
+    form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
     if config.source == "python":
-        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", has_prompts=not pairs)
+        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
     owner = "environment" if entry is None else entry.label
-    return load_rows(config, split, prepared.environment, owner, has_prompts=not pairs)
+    return load_rows(config, split, prepared.environment, owner, **form)
 
 
 def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:
@@ -247,12 +249,15 @@ def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | No
 
 
 def _examples(prepared: RunPlan, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
-    rollout = prepared.recipe.rollout
+    rollout, config = prepared.recipe.rollout, prepared.recipe.data.train
+    if prepared.algorithm.needs.source == "demonstrations" and are_chats(rows, config):
+        most = rollout.max_sequence_length
+        return render_chats(rows, tokenizer, config, split="train", max_tokens=most, history=rollout.history)
     render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
     return render(
         rows,
         tokenizer,
-        prepared.recipe.data.train,
+        config,
         split="train",
         max_prompt_tokens=rollout.max_prompt_tokens,
         max_response_tokens=rollout.max_response_tokens,

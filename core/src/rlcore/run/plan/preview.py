@@ -78,7 +78,7 @@ def _described(prepared: RunPlan, split: Split, inputs: Inputs) -> str:
 def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     """The prompt of the first row that is trained on. An environment makes it only where it promises that this is cheap."""
     if inputs.examples is not None:
-        return inputs.tokenizer.show(inputs.examples.tokens.sequence(0)[: inputs.examples.prompt_lengths[0]])
+        return inputs.tokenizer.show(inputs.examples.tokens.sequence(0)[: int(inputs.examples.learned.argmax())])
     provider = prepared.chosen["environment"].provider
     if inputs.episodes is None or provider is None or capabilities.CHEAP_RESET not in provider.capabilities:
         return None

@@ -56,6 +56,6 @@ class FakeTokenizer:
         """A line for each message, and the beginning of the assistant's; tools are not shown."""
         return f"{self.render_answered(messages)}assistant: "
 
-    def render_answered(self, messages: Sequence[Message]) -> str:
+    def render_answered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
         """A line for each message."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)

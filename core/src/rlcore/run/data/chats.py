@@ -1,0 +1,165 @@
+"""Whole chats to learn from: the tokens that the policy would have read and said in them, of which it learns what it said.
+
+What the template writes for a chat up to the generation prompt of a turn, then the turn up to the token that ends it, and then
+what stands between that and the next turn are tokenized apart, as they are where the policy generates. So no token reaches from
+what it reads into what it says.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+import numpy as np
+from attrs import field, frozen
+
+from rlcore import spi
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.datasets import Split
+from rlcore.run.data.examples import Examples
+from rlcore.run.data.rendering import Faults, Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token, ended
+from rlcore.run.data.row_fields import COMPLETION
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.spi.arrays import BoolArray
+
+ASSISTANT = "assistant"
+EXPECTED = "be learned from as chats; expected messages with role and content, and an answer of the assistant's"
+LIMITS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
+
+
+def are_chats(rows: Sequence[spi.Row], config: DatasetConfig) -> bool:
+    """Whether rows to learn from are whole chats, by the first of them."""
+    return rows[0].get(COMPLETION) is None and config.messages_field in rows[0]
+
+
+def render_chats(
+    rows: Sequence[spi.Row],
+    tokenizer: Tokenizer,
+    config: DatasetConfig,
+    *,
+    split: Split,
+    max_tokens: int,
+    history: Literal["refuse", "as_seen", "segment"],
+) -> Examples:
+    """Each row's chat up to its last answer, in one sequence, or with "segment" in several where the template rewrites what it
+    had shown: each then has the answers that the policy would give with what it shows there. DataError names the rows that are
+    no chats, or cannot be shown, and one over `max_tokens` where that is an error."""
+    eos, key = end_token(tokenizer), f"data.{split}"
+    limits, faults = Limits(key, config, rows), Faults(key, config, rows, EXPECTED)
+    pieces, learned, counts = [], [np.zeros(0, np.bool_)], []
+    for start, chunk in chunks_of(rows):
+        kept: list[list[int]] = []
+        numbers = []
+        for number, row in enumerate(chunk, start=start):
+            try:
+                segments = _segments(row, tokenizer, config, history)
+            except spi.DataError as error:
+                faults.add(number, str(error))
+                continue
+            encoded = [_tokens(segment, tokenizer, eos) for segment in segments]
+            if limits.admits(number, "chat", max(len(tokens) for tokens, _ in encoded), LIMITS, max_tokens):
+                kept += [tokens for tokens, _ in encoded]
+                learned += [mask for _, mask in encoded]
+                counts.append(len(encoded))
+                numbers.append(number)
+        pieces.append(TokenPiece.of(kept, numbers))
+    faults.finish(len(rows))
+    limits.finish(len(rows))
+    joined = TokenPiece.join(pieces)
+    return Examples(
+        tokens=joined.ragged(),
+        learned=np.concatenate(learned),
+        row_offsets=np.fromiter(accumulate(counts, initial=0), np.int64),
+        rows=joined.rows,
+        num_dropped=limits.num_over,
+    )
+
+
+@frozen(kw_only=True, eq=False)
+class _Segment:
+    """A part of a chat in which the template only ever adds."""
+
+    opening: str
+    """What the policy reads before its first turn there."""
+    said: list[str] = field(factory=list)
+    between: list[str] = field(factory=list)
+    """What it reads between one turn and the next, one fewer than turns."""
+    shown: str
+    """All of it."""
+
+
+def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history: str) -> list[_Segment]:
+    """A row's chat as the policy would see it, in text; DataError says why it is none."""
+    messages, tools = _messages(row, config), row.get("tools") or ()
+    segments: list[_Segment] = []
+    for number, message in enumerate(messages):
+        if message["role"] != ASSISTANT:
+            continue
+        opened = tokenizer.render_chat(messages[:number], tools)
+        whole = tokenizer.render_answered(messages[: number + 1], tools)
+        if not whole.startswith(opened) or not whole[len(opened) :].strip():
+            raise spi.DataError(
+                f"the chat template does not write message {number} behind what comes before it: found {whole[-60:]!r}; "
+                f"expected it to go on from {opened[-60:]!r}"
+            )
+        answer = whole[len(opened) :].rstrip()  # white space behind an answer belongs to what follows it
+        before = segments[-1] if segments else None
+        if before is not None and opened.startswith(before.shown):
+            added = opened[len(before.shown) :]
+            segments[-1] = _Segment(
+                opening=before.opening,
+                said=[*before.said, answer],
+                between=[*before.between, added],
+                shown=f"{before.shown}{added}{answer}",
+            )
+        elif before is None or history == "segment":
+            segments.append(_Segment(opening=opened, said=[answer], shown=opened + answer))
+        else:
+            raise spi.DataError(
+                f"the chat template rewrites what it had shown once message {number} is to be answered; expected it to add "
+                'only. Learn such chats in several sequences, each as the policy sees it, with rollout.history = "segment"'
+            )
+    return segments
+
+
+def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
+    """A row's messages; DataError where they are no chat with an answer."""
+    name = config.messages_field
+    found = row.get(name)
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes) or not found:
+        what = f"no field {name!r}" if name not in row else f"{type(found).__name__} {found!r:.60} as {name!r}"
+        raise spi.DataError(f"found {what}; expected a list of chat messages (data.*.messages_field)")
+    messages: list[Mapping[str, Any]] = []
+    for number, message in enumerate(found):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise spi.DataError(f"message {number} is {message!r:.60}; expected one with role and content")
+        content = message.get("content")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if not isinstance(content, str):
+            raise spi.DataError(f"message {number} has {type(content).__name__} as its content; expected text")
+        if message["role"] == ASSISTANT and not content.strip() and not message.get("tool_calls"):
+            raise spi.DataError(f"message {number}, the assistant's, is empty; expected an answer")
+        # Arrow gives every message all fields that any of them has.
+        messages.append({key: value for key, value in message.items() if value is not None} | {"content": content})
+    roles = [message["role"] for message in messages]
+    if ASSISTANT not in roles:
+        raise spi.DataError(f"none of its {len(roles)} messages is the assistant's, but of {', '.join(sorted({*roles}))}")
+    if roles[0] == ASSISTANT:
+        raise spi.DataError("its first message is the assistant's; expected one before it, which it answers")
+    return messages
+
+
+def _tokens(segment: _Segment, tokenizer: Tokenizer, eos: int) -> tuple[list[int], BoolArray]:
+    """A segment's tokens, and which of them are the policy's."""
+    (opening,) = encode_prompt_texts([segment.opening], [True], tokenizer)
+    behind = tokenizer.encode_behind([*segment.said, *segment.between])
+    tokens, mask = list(opening), [np.zeros(len(opening), np.bool_)]
+    for number, said in enumerate(behind[: len(segment.said)]):
+        if number:
+            read = behind[len(segment.said) + number - 1]
+            tokens += read
+            mask.append(np.zeros(len(read), np.bool_))
+        answer = ended(said, tokenizer, eos, is_chat=True)
+        tokens += answer
+        mask.append(np.ones(len(answer), np.bool_))
+    return tokens, np.concatenate(mask)

@@ -1,0 +1,172 @@
+"""Whole chats to learn from: the template's own text, of which the assistant's turns and their ends are learned."""
+
+import itertools
+import json
+
+import pytest
+
+from rlcore.config.model import ModelConfig
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.chats import are_chats, render_chats
+from rlcore.run.data.datasets import load_rows
+from rlcore.run.data.examples import example_batch
+from rlcore.run.data.given_rows import given_rows
+from rlcore.run.data.tokenizer import load_tokenizer
+from rlcore.spi import DataError
+from rlcore.testing.models import make_tokenizer
+
+from ...chat.chat_templates import FAMILIES, set_chat_template  # type: ignore[import-not-found]
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "And 3+3?"},
+    {"role": "assistant", "content": "6, I think."},
+]
+THOUGHTFUL = [
+    CHAT[1],
+    {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4"},
+    CHAT[3],
+    {"role": "assistant", "content": "<think>\nthree and three\n</think>\n\n6"},
+]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """The tokenizer of a family."""
+    directories = {}
+    for name, family in FAMILIES.items():
+        directories[name] = tmp_path_factory.mktemp("family")
+        make_tokenizer(directories[name])
+        set_chat_template(directories[name], family.template, family.end)
+    return lambda family: load_tokenizer(ModelConfig(path=str(directories[family])))
+
+
+def render(rows, tokenizer, *, max_tokens=10_000, history="refuse", **config):
+    return render_chats(rows, tokenizer, DatasetConfig(**config), split="train", max_tokens=max_tokens, history=history)
+
+
+def learned_of(examples, tokenizer, sequence):
+    """The texts that a sequence has to learn, each with its end."""
+    start, end = examples.tokens.offsets[sequence : sequence + 2]
+    tokens, mask = examples.tokens.tokens[start:end], examples.learned[start:end]
+    runs = itertools.groupby(zip(tokens.tolist(), mask.tolist(), strict=True), key=lambda pair: pair[1])
+    return [tokenizer.show([token for token, _ in run]) for is_learned, run in runs if is_learned]
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_thoughts])
+def test_a_familys_chat_is_its_templates_text_and_its_answers_are_learned(load, name):
+    family, tokenizer = FAMILIES[name], load(name)
+    chat = CHAT if family.system else CHAT[1:]
+    examples = render([{"messages": chat}], tokenizer)
+    whole = tokenizer.backend.apply_chat_template(chat, tokenize=False).rstrip()
+    assert tokenizer.show(examples.tokens.sequence(0)) == whole
+    assert learned_of(examples, tokenizer, 0) == [f"4{family.end}", f"6, I think.{family.end}"]
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.keeps_thoughts])
+def test_a_template_that_takes_thoughts_out_is_refused_or_gives_a_sequence_for_each_view(load, name):
+    family, tokenizer = FAMILIES[name], load(name)
+    rows = [{"messages": CHAT[:3]}, {"messages": THOUGHTFUL}]
+    with pytest.raises(DataError) as raised:
+        render(rows, tokenizer)
+    assert "row 1" in str(raised.value)
+    assert 'rollout.history = "segment"' in str(raised.value)
+    examples = render(rows, tokenizer, history="segment")
+    assert examples.row_offsets.tolist() == [0, 1, 3]
+    first, second = (learned_of(examples, tokenizer, sequence) for sequence in (1, 2))
+    assert first == [f"{THOUGHTFUL[1]['content']}{family.end}"]
+    assert second == [f"{THOUGHTFUL[3]['content']}{family.end}"]
+    read = tokenizer.show(examples.tokens.sequence(2)).removesuffix(second[0])
+    assert read == tokenizer.render_chat(THOUGHTFUL[:3])
+    assert "two and two" not in read
+    batch = example_batch(examples, examples.rows)
+    assert batch.group_ids.tolist() == [0, 1, 1]
+
+
+def test_a_template_without_an_end_of_turn_gets_the_end_of_sequence(tokenizer):
+    examples = render([{"messages": CHAT[1:]}], tokenizer)
+    shown = "user: 2+2?\nassistant: 4<|end|>\nuser: And 3+3?\nassistant: 6, I think.<|end|>"
+    assert tokenizer.show(examples.tokens.sequence(0)) == shown
+    assert learned_of(examples, tokenizer, 0) == ["4<|end|>", "6, I think.<|end|>"]
+
+
+def test_calls_of_tools_are_learned_and_their_results_are_not(load):
+    tokenizer = load("qwen2.5")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+    chat = [
+        CHAT[1],
+        {"role": "assistant", "content": said},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    examples = render([{"messages": chat, "tools": tools}], tokenizer)
+    assert learned_of(examples, tokenizer, 0) == [f"{said}<|im_end|>", "It is 4.<|im_end|>"]
+    assert '"name": "add"' in tokenizer.show(examples.tokens.sequence(0)).split("<|im_end|>")[0]
+    unseen = [CHAT[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(DataError, match="tool_calls"):
+        render([{"messages": unseen}], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"messages": []}, "found list [] as 'messages'"),
+        ({"text": "2+2=4"}, "no field 'messages'"),
+        ({"messages": [CHAT[0], CHAT[1]]}, "none of its 2 messages is the assistant's"),
+        ({"messages": [CHAT[2]]}, "its first message is the assistant's"),
+        ({"messages": [CHAT[1], "4"]}, "message 1 is '4'"),
+        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 has int as its content"),
+        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 has NoneType as its content"),
+        ({"messages": [CHAT[1], {"role": "assistant", "content": " "}]}, "message 1, the assistant's, is empty"),
+    ],
+)
+def test_rows_that_are_no_chats_are_told_at_once(load, row, fault):
+    tokenizer = load("chatml")
+    with pytest.raises(DataError) as raised:
+        render([{"messages": CHAT}, row, {"messages": 4}], tokenizer)
+    message = str(raised.value)
+    assert "2 of 3 rows" in message
+    assert fault in message
+    assert "row 2" in message
+
+
+def test_what_stands_behind_the_last_answer_is_left_out(load):
+    tokenizer = load("chatml")
+    longer, shorter = (render([{"messages": chat}], tokenizer).tokens.tokens.tolist() for chat in (CHAT[:4], CHAT[:3]))
+    assert longer == shorter
+
+
+@pytest.mark.parametrize("on_long", ["error", "drop"])
+def test_long_chats_are_an_error_or_left_out(load, on_long):
+    tokenizer = load("chatml")
+    rows = [{"messages": CHAT}, {"messages": CHAT[:3]}]
+    limit = render(rows[1:], tokenizer).tokens.lengths[0]
+    if on_long == "error":
+        with pytest.raises(DataError, match="rollout.max_response_tokens"):
+            render(rows, tokenizer, max_tokens=limit)
+    else:
+        examples = render(rows, tokenizer, max_tokens=limit, on_long_prompt="drop")
+        assert (examples.rows.tolist(), examples.num_dropped) == ([1], 1)
+
+
+def test_files_of_chats_need_no_prompts(load, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"conversation": CHAT}) + "\n")
+    config = DatasetConfig(source="jsonl", path=str(path), messages_field="conversation")
+    rows = load_rows(config, "train", None, may_be_chats=True)
+    assert are_chats(rows, config)
+    assert render(rows, load("chatml"), messages_field="conversation").tokens.num_sequences == 1
+    with pytest.raises(DataError, match="lacks the field 'prompt'"):
+        load_rows(config, "train", None)
+    assert not are_chats([{"prompt": "2+2=", "completion": "4", "conversation": CHAT}], config)
+
+
+def test_a_programs_rows_may_be_chats_too(load):
+    rows = given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train", may_be_chats=True)
+    assert render(rows, load("chatml")).tokens.num_sequences == 1
+    with pytest.raises(DataError, match="lacks the field 'prompt'"):
+        given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train")
