@@ -16,7 +16,6 @@ from attrs import evolve
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcore.agents.provider import AGENT
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
@@ -85,7 +84,6 @@ REGISTRY = Registry.from_providers(
         "trainer": [FSDP2],
         "generator": [evolve(TRANSFORMERS, backend=f"{__name__}:Keeping")],
         "algorithm": [GRPO],
-        "environment": [AGENT],
     }
 )
 

@@ -60,6 +60,7 @@ def test_a_function_gets_the_task_and_a_client(agent: Any) -> None:
     function = agent(
         "async def run(task, client):\n"
         "    assert str(client.openai.base_url) == client.base_url + '/'\n"
+        "    assert client.openai.timeout is None\n"
         "    parts = {'answer': 1}\n"
         "    reward = int(task['answer']) / 4\n"
         "    return {'reward': reward, 'model': len(client.model), 'success': True, 'reward_components': parts}\n"

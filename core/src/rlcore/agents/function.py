@@ -25,14 +25,16 @@ class AgentClient:
 
     @property
     def openai(self) -> Any:
-        """An openai.AsyncOpenAI of the policy, made where it is first used. PluginError where the package is missing."""
+        """An openai.AsyncOpenAI of the policy without a time-out, made where it is first used. PluginError where the package is
+        missing."""
         if self._openai is None:
             try:
                 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
             except ImportError as error:
                 raise PluginError("no package `openai`, whose client the agent uses. Install it: pip install openai") from error
             direct = DefaultAsyncHttpxClient(trust_env=False)  # past proxies: the session is on this machine
-            self._openai = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=direct)
+            # The episode has its own time, of which the seconds that the generator is stopped are no part.
+            self._openai = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=direct, timeout=None)
         return self._openai
 
     async def close(self) -> None:

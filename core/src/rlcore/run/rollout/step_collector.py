@@ -79,7 +79,8 @@ class StepCollector(ABC, Generic[GroupT]):
         with only_young_collections():
             with self.clock.phase("generation"):
                 groups = run.collect(self.generator, weight_version, may_go_on)
-            self.clock.move("generation", "rewards", run.work.count.idle_s())
+                idle_s = run.work.count.idle_s()  # within the phase, of which it is a part
+            self.clock.move("generation", "rewards", idle_s)
             if not groups:
                 return None
             self.note(run, groups)
