@@ -1,4 +1,4 @@
-"""Generators and trainers that are each wrong about routing in one known way; run by test_routing_mutants in one process.
+"""Generators and trainers that are each wrong about routing in one known way; run by test_mutant_suites.
 
 The fakes, of which the other mutants are made, have no experts.
 """

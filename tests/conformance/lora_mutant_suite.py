@@ -1,0 +1,95 @@
+"""Trainers of adapters that are each wrong in one known way; run by test_mutant_suites."""
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.torch import load_file, save_file
+
+from rlcore.spi import hookimpl
+from rlcore.testing import TrainerConformance
+from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_fsdp2.provider import PROVIDER
+from rlcore_torchkit.buckets import make_buckets
+
+BEGINNING = "test_adapters_begin_without_effect"
+PRODUCTS = "test_weights_change_by_low_rank_products"
+RESUMED = "test_resumed_adapters_take_the_step_that_would_have_followed"
+
+
+class WrongTrainer(Fsdp2Backend):
+    check: str
+    """The kit's check that has to fail."""
+
+
+class ExportsTheModelAlone(WrongTrainer):
+    check = BEGINNING
+    first = None
+
+    @hookimpl
+    def export_weights(self, request):
+        export = super().export_weights(request)
+        if self.first is None:
+            self.first = {named.name: named.tensor.clone() for bucket in export.buckets for named in bucket.tensors}
+        return evolve(export, buckets=make_buckets(self.first.items(), request.max_bucket_bytes))
+
+
+class TakesThePolicyForTheReference(WrongTrainer):
+    check = BEGINNING
+
+    @hookimpl
+    def get_logprobs(self, request):
+        return super().get_logprobs(evolve(request, model="policy"))
+
+
+class TrainsTheLastNormToo(WrongTrainer):
+    check = PRODUCTS
+
+    @hookimpl
+    def train_step(self, request):
+        result = super().train_step(request)
+        with torch.no_grad():
+            self.policy.get_parameter("model.norm.weight").add_(1e-6)
+        return result
+
+
+class WritesOlderAdapters(WrongTrainer):
+    check = PRODUCTS
+
+    @hookimpl
+    def save_state(self, request):
+        result = super().save_state(request)
+        if request.kind == "peft":
+            file = request.directory / "adapter_model.safetensors"
+            save_file({name: 0.9 * tensor for name, tensor in load_file(file).items()}, file)
+        return result
+
+
+class ForgetsAdapters(WrongTrainer):
+    check = RESUMED
+
+    @hookimpl
+    def load_state(self, request):
+        result = super().load_state(request)
+        self.adapters.initialise(self.policy)
+        return result
+
+
+class ForgetsMoments(WrongTrainer):
+    check = RESUMED
+
+    @hookimpl
+    def load_state(self, request):
+        result = super().load_state(request)
+        optimizer = next(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
+        optimizer.state.clear()
+        return result
+
+
+def make_class(mutant):
+    others = dict.fromkeys(name for name in dir(TrainerConformance) if name.startswith("test_") and name != mutant.check)
+    mutated = evolve(PROVIDER, backend=f"{mutant.__module__}:{mutant.__name__}")
+    return type(mutant.__name__, (TrainerConformance,), {"provider": pytest.fixture(lambda self: mutated), **others})
+
+
+for mutant_class in WrongTrainer.__subclasses__():
+    globals()[f"Test{mutant_class.__name__}"] = make_class(mutant_class)
