@@ -20,6 +20,7 @@ FOLDERS = {
 THROUGH = {
     "core/registry/test_generator_handle.py": "core/registry/sample_checks",
     "core/rewards/test_environment.py": "core/rewards/prompts core/rewards/python core/rewards/worker",
+    "core/rewards/test_judge.py": "core/rewards/judge_template",
     "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
     "core/run/data/test_prompts.py": "core/run/data/rendering",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",

@@ -17,6 +17,7 @@ GROUPS = (*ENTRY_POINT_GROUPS.values(), OBSERVER_GROUP, GLOBAL_OBSERVER_GROUP, A
 CORE_ENTRY_POINTS = (
     EntryPoint("agent", "rlcore.agents.provider:AGENT", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("function", "rlcore.rewards.provider:FUNCTION", ENTRY_POINT_GROUPS["environment"]),
+    EntryPoint("judge", "rlcore.rewards.provider:JUDGE", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("python", "rlcore.rewards.provider:PYTHON", ENTRY_POINT_GROUPS["environment"]),
     EntryPoint("curve", "rlcore.run.report.plots:CURVE", ENTRY_POINT_GROUPS["sink"]),
     EntryPoint("tensorboard", "rlcore.run.report.tensorboard:TENSORBOARD", ENTRY_POINT_GROUPS["sink"]),

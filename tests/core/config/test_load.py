@@ -181,12 +181,16 @@ def test_files_with_functions_start_from_the_recipe_or_else_from_here(tmp_path: 
         write(tmp_path / file, "")
     monkeypatch.chdir(tmp_path / "here")
     functions = '[environment.function]\npath = ["rewards.py:f", "gone.py:f", "os.path:join"]\n'
-    path = write(tmp_path / "recipes" / "r.toml", f'{functions}[environment.agent]\nfunction = "agent.py:run"')
+    path = write(
+        tmp_path / "recipes" / "r.toml",
+        f'{functions}[environment.agent]\nfunction = "agent.py:run"\n[environment.judge]\nprompt_file = "judge.txt"',
+    )
     sections = read_raw(path, ()).values["environment"]
     assert sections["function"]["path"] == [
         *(f"{tmp_path}/recipes/rewards.py:f", f"{tmp_path}/recipes/gone.py:f", "os.path:join")
     ]
     assert sections["agent"]["function"] == "agent.py:run"
+    assert sections["judge"]["prompt_file"] == f"{tmp_path}/recipes/judge.txt"
     sections = read_raw(path, ["environment.function.path=rewards.py:g"]).values["environment"]
     assert sections["function"]["path"] == f"{tmp_path}/here/rewards.py:g"
 

@@ -16,6 +16,7 @@ ANY_NUMBER = {
     "CalculatorConfig.problem_seed",
     "AgentConfig.success_reward",
     "FunctionConfig.success_reward",
+    "JudgeConfig.success_reward",
 }
 """Every whole number seeds something; a reward may be any."""
 SECTIONS = sorted(

@@ -21,6 +21,8 @@ DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation",
 FILE_SOURCES = ("jsonl", "parquet")
 FUNCTIONS: tuple[Key, ...] = (("environment", "agent", "function"), ("environment", "function", "path"))
 """Where "file.py:function" may stand, or an array of such."""
+FILES: tuple[Key, ...] = (("environment", "judge", "prompt_file"),)
+"""Paths of files, whether they are there or not."""
 
 
 @frozen(kw_only=True)
@@ -239,6 +241,10 @@ def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> 
         is_model = key in MODEL_PATHS and "/" in value and candidate.parent.is_dir()
         if is_file or is_model or candidate.exists():
             section[key[-1]] = os.path.normpath(candidate)
+    for key in FILES:
+        section = _table_at(tables, key[:-1])
+        if key in origins and isinstance(section.get(key[-1]), str):
+            section[key[-1]] = os.path.normpath(origins[key].directory / Path(section[key[-1]]).expanduser())
     for key in FUNCTIONS:
         section = _table_at(tables, key[:-1])
         if key in origins:

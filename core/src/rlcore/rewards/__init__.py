@@ -1,1 +1,1 @@
-"""The environment `function`: prompts from data, and rewards from functions of the user's."""
+"""The environments `function` and `judge`: prompts from data, rewards from functions of the user's or from a model."""

@@ -1,6 +1,7 @@
 """What the core's entry points name."""
 
 from rlcore.rewards.config import FunctionConfig
+from rlcore.rewards.judge_config import JudgeConfig
 from rlcore.rewards.python import PythonConfig
 from rlcore.spi import Provider, capabilities
 
@@ -22,3 +23,13 @@ FUNCTION = Provider(
 )
 
 PYTHON = Provider(name="python", spi=(2, 0), config=PythonConfig, backend="rlcore.rewards.python:NotGiven")
+
+JUDGE = Provider(
+    name="judge",
+    spi=(2, 0),
+    config=JudgeConfig,
+    backend="rlcore.rewards.judge:JudgeBackend",
+    capabilities={capabilities.CHEAP_RESET},
+    max_concurrent=lambda config: config.max_concurrent,
+    check="rlcore.rewards.judge:check",
+)

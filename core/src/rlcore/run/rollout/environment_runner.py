@@ -166,13 +166,15 @@ class EpisodeRunner:
     def close(self) -> None:
         """End the background thread, and what the environment has started. The runner can be used again and then starts another
         thread."""
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
         close = getattr(self._environment, "close", None)
-        if close is not None:
-            with attributed("raised in close of", self._owner):
-                close()
+        try:
+            if close is not None:  # while the event loop turns, which has its connections
+                with attributed("raised in close of", self._owner):
+                    close()
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+                self._thread = None
 
     def _where(self, call: Call[Any]) -> str:
         return f"{self._owner}.{call.function}, {call.describe()}"

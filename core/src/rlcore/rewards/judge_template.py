@@ -1,0 +1,62 @@
+"""What a judge is asked about an answer, and the score in what it says."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.functions import brief, is_number
+from rlcore.rewards.judge_config import JudgeConfig
+from rlcore.spi import Message, RewardError
+
+FIELD = re.compile(r"\{(?:(prompt|completion)|row\[([^\]{}]+)\])\}")
+
+
+def row_fields(template: str) -> list[str]:
+    """The fields of a row that a template names."""
+    return [match[2] for match in FIELD.finditer(template) if match[2] is not None]
+
+
+def filled(template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any]) -> str:
+    """The template with what it names; all else in braces stays as it is. Of a chat the messages are shown, each behind its
+    role."""
+    shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {one['content']}" for one in prompt)
+    parts = {"prompt": shown, "completion": completion}
+    return FIELD.sub(lambda match: parts[match[1]] if match[1] else str(row[match[2]]), template)
+
+
+def score_of(answer: str, config: JudgeConfig) -> float:
+    """The score that a judge gives. RewardError where there is none, or one out of range."""
+    found = _field(answer, config.score_field) if config.score_field is not None else _last_match(answer, config.score_pattern)
+    low, high = config.score_range
+    if found is None or not low <= found <= high:
+        what = "no score" if found is None else f"the score {found:g}"
+        where = f"the field {config.score_field!r}" if config.score_field is not None else f"{config.score_pattern!r}"
+        raise RewardError(f"the judge gave {what} in {answer!r:.300}; expected one from {low:g} to {high:g} by {where}")
+    return found
+
+
+def _last_match(answer: str, pattern: str) -> float | None:
+    found = re.findall(pattern, answer)
+    try:
+        return float(found[-1]) if found else None
+    except ValueError:
+        return None
+
+
+def _field(answer: str, name: str) -> float | None:
+    """A number in the JSON object between the first and the last brace: judges like to write around it."""
+    try:
+        value = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])[name]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return float(value) if is_number(value) else None
+
+
+def pattern_fault(pattern: str) -> str | None:
+    """What is wrong with a pattern for scores, or None."""
+    try:
+        num_groups = re.compile(pattern).groups
+    except re.error as error:
+        return f"{brief(pattern)}, which is no regular expression: {error}"
+    return None if num_groups == 1 else f"{brief(pattern)}, with {num_groups} groups"
