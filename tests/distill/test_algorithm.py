@@ -45,6 +45,8 @@ def test_texts_come_from_whom_the_recipe_says(samples, source, columns):
     assert training.batch is batch
     assert training.no_signal is None, "equal rewards are no lack of a signal here"
     assert training.loss.token_columns == columns
+    mine, theirs = np.array([0, -3, -1], np.float32), np.array([0, -1, -2], np.float32)
+    assert distill.measure(rollouts, mine, theirs) == {"forward_kl": pytest.approx(0.5)}
 
 
 def test_what_is_named_exists():

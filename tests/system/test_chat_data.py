@@ -1,6 +1,7 @@
 """Supervised fine-tuning on whole chats: what the loss counts, checked by transformers on the template's own text."""
 
 import contextlib
+import math
 from pathlib import Path
 
 import pandas
@@ -98,3 +99,17 @@ def test_chats_that_cannot_be_learned_are_told_at_once(folder: Path) -> None:
     with contextlib.chdir(folder):
         result = Workplace(folder).rlcore("check", "chats.toml", "data.train.path=wrong.jsonl")
     expect_failure(result, 4, "2 of 3 rows", "line 2 of the file", "line 3 of the file", "the assistant's")
+
+
+def test_held_out_chats_have_a_loss(folder: Path) -> None:
+    """Before the first step and after the last, with no environment and nothing generated."""
+    options = ("data.evaluation.source=jsonl", "data.evaluation.path=chats.jsonl", "run.num_steps=2", "run.name=measured")
+    with contextlib.chdir(folder):
+        run = Workplace(folder).train("chats.toml", *options)
+        records = read_metrics(run)
+        assert [record["step"] for record in records] == [0, 1, 2]
+        expected = expected_loss(folder / "model")
+        assert records[0]["evaluation/loss"] == pytest.approx(expected, rel=1e-5)
+        assert records[0]["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+        assert records[2]["evaluation/loss"] < records[1]["loss"]
+        assert "evaluation/loss" not in records[1]

@@ -120,6 +120,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
             "generator",
             "algorithm",
             "environment",
+            "reference",
             "lora",
             "cluster",
             "sinks",

@@ -112,7 +112,7 @@ def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
 
 def _evaluation(prepared: "RunPlan") -> str:
     options = prepared.recipe.evaluation
-    if not prepared.recipe.evaluates:
+    if not (prepared.recipe.evaluates or prepared.measures_examples):
         return "off"
     every = f"every {options.every_n_steps} steps" if options.every_n_steps > 0 else ""
     return ", ".join(filter(None, ("at the start" if options.at_start else "", every, "at the end" if options.at_end else "")))

@@ -208,12 +208,12 @@ def _environment_needed(recipe: Recipe) -> Iterator[Problem]:
             expected="an environment, or a data set with demonstrations",
             remedy="Set environment.name, or data.train.source and data.train.path.",
         )
-    if recipe.data.evaluation is not None:
+    if recipe.data.evaluation is not None and recipe.data.evaluation.source == "environment":
         yield Problem(
             path="data.evaluation",
-            found="a held-out set, without an [environment]",
-            expected="an environment, which judges the answers",
-            remedy="Set environment.name, or leave out [data.evaluation].",
+            found="a held-out set of the environment's rows, without an [environment]",
+            expected="an environment, which judges the answers, or a data set to be measured on",
+            remedy="Set environment.name, or data.evaluation.source and data.evaluation.path, or leave out [data.evaluation].",
         )
 
 

@@ -11,8 +11,15 @@ from rlcore.registry.checks import check_int, check_loss_path, check_metrics, ch
 from rlcore.registry.discovery import Entry
 from rlcore.registry.plugin_errors import attributed
 from rlcore.schema.types import is_choice
-from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, RolloutBatch, StatefulAlgorithm, TrainingBatch
-from rlcore.spi.arrays import AnyArray, check_array, check_range
+from rlcore.spi.algorithm import (
+    Algorithm,
+    AlgorithmNeeds,
+    MeasuringAlgorithm,
+    RolloutBatch,
+    StatefulAlgorithm,
+    TrainingBatch,
+)
+from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range
 from rlcore.spi.batch import GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, DataError, RlcoreError
 from rlcore.spi.loss import LossSpec
@@ -37,6 +44,22 @@ class AlgorithmHandle:
     def is_stateful(self) -> bool:
         """Whether it keeps something between steps."""
         return isinstance(self._algorithm, StatefulAlgorithm)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it learns from rows of a data set, and tells how well held-out ones are known."""
+        return self.needs.source != "rollouts" and isinstance(self._algorithm, MeasuringAlgorithm)
+
+    def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> dict[str, float]:
+        """Its figures of held-out examples. ContractError or NonFiniteError where they are none."""
+        assert isinstance(self._algorithm, MeasuringAlgorithm)
+        with attributed("raised in measure of", self.entry.label):
+            figures = self._algorithm.measure(_protected(examples), logprobs, reference)
+        try:
+            check_metrics("figures", figures)
+        except RlcoreError as error:
+            raise type(error)(f"{self.entry.label}: measure returned what it must not: {error}") from error
+        return dict(figures)
 
     def save_state(self) -> AlgorithmState | None:
         """A copy of what it keeps between steps; None where it keeps nothing. ContractError where that is no state."""

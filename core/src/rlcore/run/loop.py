@@ -27,6 +27,7 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.reference_store import ReferenceStore
 from rlcore.run.storage.saver import RunSaver
+from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
@@ -49,12 +50,15 @@ class Loop:
     residency: Residency | None
     """None where trainer and generator share no device's memory."""
     evaluator: HeldOutEvaluator | None
+    """None where no held-out answers are generated and judged."""
     saver: RunSaver
     sinks: Sinks
     progress: Progress
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
+    held_out: HeldOutExamples | None = None
+    """None where no held-out examples are measured."""
     reference_store: ReferenceStore | None = None
     """Where the reference's log-probabilities are kept; None where each step has samples of its own."""
     mismatch_monitor: MismatchMonitor = field(init=False)
@@ -74,7 +78,8 @@ class Loop:
         """Run the steps from the present position to the last one."""
         recipe, position = self.recipe, self.position
         position.algorithm_state = self.algorithm.save_state()
-        if position.step == 0 and recipe.evaluation.at_start and self.evaluator is not None:
+        is_measured = self.evaluator is not None or self.held_out is not None
+        if position.step == 0 and recipe.evaluation.at_start and is_measured:
             self._log(0, self._evaluate())
         if position.unlogged is not None:  # saved after the step's updates, before its end
             with self.guard.deferred():
@@ -290,6 +295,10 @@ class Loop:
         return self.refitter.generating(generate, self._refit)
 
     def _evaluate(self) -> dict[str, float]:
+        if self.held_out is not None:
+            self._to_training()
+            with self.clock.phase("evaluation"):
+                return self.held_out.evaluate(self.position.weight_version)
         if self.evaluator is None:
             return {}
         evaluator, version = self.evaluator, self.position.weight_version

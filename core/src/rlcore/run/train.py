@@ -31,6 +31,7 @@ from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, read_rollouts
 from rlcore.run.storage.schedule_file import read_replay
+from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.spi import ConfigError, SinkContext, WorkerError
 
 
@@ -168,6 +169,9 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             clock=run.clock,
             guard=run.guard,
             position=position,
+            held_out=None
+            if inputs.held_out is None
+            else HeldOutExamples.of(inputs.held_out, recipe.evaluation.max_prompts, algorithm, backends.trainer),
             reference_store=reference_store,
         )
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)

@@ -6,6 +6,7 @@ Every name that is imported here is public: `name as name` says so to type check
 from rlcore.spi import capabilities as capabilities
 from rlcore.spi.algorithm import Algorithm as Algorithm
 from rlcore.spi.algorithm import AlgorithmNeeds as AlgorithmNeeds
+from rlcore.spi.algorithm import MeasuringAlgorithm as MeasuringAlgorithm
 from rlcore.spi.algorithm import RolloutBatch as RolloutBatch
 from rlcore.spi.algorithm import StatefulAlgorithm as StatefulAlgorithm
 from rlcore.spi.algorithm import TrainingBatch as TrainingBatch

@@ -181,3 +181,12 @@ class StatefulAlgorithm(Algorithm, Protocol):
 
     def load_state(self, state: Mapping[str, AnyArray | float]) -> None:
         """Go back to what save_state returned, maybe in an earlier process. Its arrays are the algorithm's own from then on."""
+
+
+@runtime_checkable
+class MeasuringAlgorithm(Algorithm, Protocol):
+    """An algorithm on rows of a data set that can tell how well held-out ones are known, and so has this method."""
+
+    def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> Mapping[str, float]:
+        """Figures of held-out examples, which are logged as `evaluation/<name>`. `logprobs` float32 [T] are the trainer's at
+        its present weights, 0.0 at first tokens; `reference` the reference's, where the algorithm needs them."""

@@ -22,7 +22,7 @@ def check_plan(plan: RunPlan) -> None:
     plugins = (*plan.chosen.values(), *plan.sinks)
     problems = [
         *_missing_ray(recipe),
-        *_impossible(recipe, needs),
+        *_impossible(recipe, needs, measures=plan.algorithm.measures),
         *_agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
     ]
@@ -69,8 +69,8 @@ def _missing_ray(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
-    """Combinations that cannot work with this algorithm."""
+def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Iterator[Problem]:
+    """Combinations that cannot work with this algorithm, which `measures` held-out examples itself or does not."""
     if needs.source == "rollouts" and recipe.environment is None:
         yield Problem(
             path="environment",
@@ -91,6 +91,13 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
                 "that it kept, the trainer's are of all, so ratios and importance weights are biased",
                 remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
             )
+    if recipe.environment is None and recipe.data.evaluation is not None and not measures:
+        yield Problem(
+            path="data.evaluation",
+            found=f"a held-out set, without an [environment], and algorithm {recipe.algorithm.name!r} measures none itself",
+            expected="an environment, which judges the answers",
+            remedy="Set environment.name, or leave out [data.evaluation].",
+        )
     if needs.reference_model and recipe.reference is None:
         yield Problem(
             path="reference",

@@ -64,6 +64,8 @@ class Inputs:
     """int64: those of them that evaluation.max_prompts lets pass."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
+    held_out: Examples | None = None
+    """Held-out rows that the algorithm measures, within the limits; None where there are none."""
 
     def source(
         self,
@@ -122,12 +124,17 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
         train_rows = rows_of(prepared, "train")
         examples = None
         if prepared.algorithm.needs.source != "rollouts":
-            examples = _examples(prepared, train_rows, tokenizer)
+            examples = _examples(prepared, "train", train_rows, tokenizer)
             train_kept = examples.rows
         else:
             train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
         evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
-        if prepared.environment is not None and recipe.data.evaluation is not None:
+        held_out = None
+        if prepared.measures_examples:
+            evaluation_rows = rows_of(prepared, "evaluation")
+            held_out = _examples(prepared, "evaluation", evaluation_rows, tokenizer)
+            evaluation_kept = held_out.rows
+        elif prepared.environment is not None and recipe.data.evaluation is not None:
             evaluation_rows = rows_of(prepared, "evaluation")
             evaluation_kept = _within_limits(
                 prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
@@ -135,7 +142,11 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
         measured = evaluation_kept[: recipe.evaluation.max_prompts]
         notes: tuple[str, ...] = ()
         given = prepared.given_rows
-        if evaluation_rows is not None and not ("train" in given and given["train"] is given.get("evaluation")):
+        if (
+            evaluation_rows is not None
+            and held_out is None
+            and not ("train" in given and given["train"] is given.get("evaluation"))
+        ):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
@@ -154,6 +165,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             evaluation_kept=evaluation_kept,
             measured=measured,
             notes=notes,
+            held_out=held_out,
         )
     finally:
         if episodes is not None:
@@ -193,7 +205,8 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
 def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
     """The rows of a data set that the recipe has."""
     config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
-    source = prepared.algorithm.needs.source if split == "train" else "rollouts"
+    is_learned = split == "train" or prepared.measures_examples
+    source = prepared.algorithm.needs.source if is_learned else "rollouts"
     form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
     if config.source == "python":
         return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
@@ -248,17 +261,17 @@ def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | No
     return observe
 
 
-def _examples(prepared: RunPlan, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
-    rollout, config = prepared.recipe.rollout, prepared.recipe.data.train
+def _examples(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
+    rollout, config = prepared.recipe.rollout, getattr(prepared.recipe.data, split)
     if prepared.algorithm.needs.source == "demonstrations" and are_chats(rows, config):
         most = rollout.max_sequence_length
-        return render_chats(rows, tokenizer, config, split="train", max_tokens=most, history=rollout.history)
+        return render_chats(rows, tokenizer, config, split=split, max_tokens=most, history=rollout.history)
     render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
     return render(
         rows,
         tokenizer,
         config,
-        split="train",
+        split=split,
         max_prompt_tokens=rollout.max_prompt_tokens,
         max_response_tokens=rollout.max_response_tokens,
     )

@@ -50,7 +50,7 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
 def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
     data = prepared.recipe.data
     sets: dict[Split, DatasetConfig] = {"train": data.train}
-    if data.evaluation is not None and prepared.environment is not None:
+    if data.evaluation is not None and (prepared.environment is not None or prepared.measures_examples):
         sets["evaluation"] = data.evaluation
     return sets
 

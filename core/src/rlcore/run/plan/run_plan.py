@@ -52,6 +52,13 @@ class RunPlan:
         return model_spec(self.recipe, self.device)
 
     @property
+    def measures_examples(self) -> bool:
+        """Whether held-out rows are measured by the algorithm itself, and not by answers that an environment judges."""
+        recipe, wanted = self.recipe, self.recipe.evaluation
+        times = wanted.every_n_steps > 0 or wanted.at_start or wanted.at_end
+        return self.algorithm.measures and recipe.environment is None and recipe.data.evaluation is not None and times
+
+    @property
     def reference(self) -> spi.ModelSpec | None:
         """What the trainer learns of the reference, where it is not the policy's beginning."""
         named = self.recipe.reference

@@ -1,0 +1,39 @@
+"""Held-out rows that the algorithm measures: which, when, and by whose log-probabilities."""
+
+import numpy as np
+
+from rlcore.run.data.examples import Examples
+from rlcore.run.train_step.held_out import HeldOutExamples
+from rlcore.spi import RaggedTokens
+
+
+class Algorithm:
+    """Notes what it is given."""
+
+    class needs:  # noqa: N801
+        reference_logprobs = True
+
+    def measure(self, examples, logprobs, reference):
+        return {"rows": float(len(examples.rewards)), "gap": float((logprobs - reference).sum())}
+
+
+class Trainer:
+    """Each token of the policy has minus its version, each of the reference minus 10."""
+
+    def __init__(self):
+        self.asked = []
+
+    def logprobs(self, batch, sequences, model, weight_version):
+        self.asked.append(model)
+        assert sequences.tolist() == list(range(batch.num_sequences))
+        return np.full(batch.num_tokens, -10.0 if model == "reference" else -float(weight_version), np.float32)
+
+
+def test_the_present_weights_are_asked_each_time_and_the_reference_once():
+    tokens = RaggedTokens(tokens=np.zeros(9, np.int32), offsets=np.array([0, 3, 6, 9], np.int64))
+    examples = Examples.behind_prompts(tokens, np.ones(3, np.int64), answers=1, rows=np.arange(3), num_dropped=0)
+    trainer = Trainer()
+    held_out = HeldOutExamples.of(examples, 2, Algorithm(), trainer)
+    assert held_out.evaluate(1) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 9.0}
+    assert held_out.evaluate(4) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 6.0}
+    assert trainer.asked == ["policy", "reference", "policy"]
