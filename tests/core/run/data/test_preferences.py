@@ -90,6 +90,13 @@ def test_a_template_that_ends_no_answer_leaves_that_to_the_end_token(tokenizer):
     assert sides(render([row], tokenizer), tokenizer) == [(prompt, "2<|end|>"), (prompt, "3<|end|>")]
 
 
+def test_what_ends_the_conversation_behind_the_end_of_an_answer_is_left_out(tokenizer_directory):
+    template = CHATML.replace("{% endif %}", "{% else %}<|end|>{% endif %}")
+    tokenizer = load_tokenizer(ModelConfig(path=str(tokenizer_directory), chat_template=template))
+    row = {"chosen": [QUESTION, answer("a<|end|>b")], "rejected": [QUESTION, answer("3")]}
+    assert [text for _, text in sides(render([row], tokenizer), tokenizer)] == ["a<|end|>b<|end|>", "3<|end|>"]
+
+
 def test_an_earlier_answer_belongs_to_the_prompt(chatml):
     begun = [QUESTION, answer("2"), {"role": "user", "content": "+1="}]
     row = {"chosen": [*begun, answer("3")], "rejected": [*begun, answer("4")]}

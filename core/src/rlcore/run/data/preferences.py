@@ -137,7 +137,8 @@ def _chat_pair(prompt: Any, chosen: Any, rejected: Any, tokenizer: Tokenizer) ->
         if not whole.startswith(opened) or not whole[len(opened) :].strip():
             raise spi.DataError(
                 "the chat template does not write the answer behind the prompt: found "
-                f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}"
+                f"{whole[-60:]!r}; expected it to go on from {opened[-60:]!r}. Set model.chat_template to one that does, or "
+                "model.chat_template_kwargs, as where it opens a thought that the answers lack"
             )
         answers.append(whole[len(opened) :].rstrip())  # white space behind an answer belongs to what follows it
     return _Pair(prompt=opened, chosen=answers[0], rejected=answers[1], is_chat=True)

@@ -50,9 +50,15 @@ def end_token(tokenizer: Tokenizer) -> int:
 
 
 def ended(answer: Sequence[int], tokenizer: Tokenizer, eos: int, *, is_chat: bool) -> list[int]:
-    """An answer's tokens with the one that ends it: in a chat the template's own, where it has one, and else `eos`."""
-    ends = tokenizer.stop_token_ids if is_chat else (eos,)
-    return list(answer) if answer[-1] in ends else [*answer, eos]
+    """An answer's tokens with the one that ends it: in a chat the template's own, where it has one, and else `eos`. Templates
+    such as Phi's end a conversation with a second such token, which the policy would never come to: it is left out."""
+    ends, end = tokenizer.stop_token_ids if is_chat else (eos,), len(answer)
+    for index, token in reversed([*enumerate(answer)] if is_chat else []):
+        if token in ends:
+            end = index + 1
+        elif tokenizer.decode([token]).strip():
+            break
+    return list(answer[:end]) if answer[end - 1] in ends else [*answer, eos]
 
 
 @frozen(eq=False)
