@@ -57,9 +57,9 @@ class LossConfig:
     covariance_share: Annotated[float, above_at_most(0, 1)] = 2e-4
     """With "clip_cov" and "kl_cov": the share of the step's loss tokens that is chosen by (log π - its mean)(A - its mean), π
     the sampler's probability and the means those of the step: at random between the two bounds, or the greatest."""
-    covariance_minimum: float = 1.0
+    covariance_minimum: Annotated[float, at_least(0)] = 1.0
     """With "clip_cov": the least such product of a token that may be chosen."""
-    covariance_maximum: float = 5.0
+    covariance_maximum: Annotated[float, at_least(0)] = 5.0
     """With "clip_cov": the greatest."""
     covariance_penalty: Annotated[float, above(0)] = 1.0
     """With "kl_cov": weight of |log ρ| at the chosen tokens."""
