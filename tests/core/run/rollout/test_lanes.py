@@ -33,6 +33,22 @@ def test_work_is_done_in_the_order_of_coming_and_so_many_at_once() -> None:
     assert max(together) == 3
 
 
+def test_lanes_of_an_event_loop_that_was_given_up_leave_the_work_to_those_of_the_next() -> None:
+    lanes, done = Lanes(), []
+
+    async def work(item: int) -> None:
+        done.append(item)
+        lanes.close()
+
+    given_up = EnvironmentCalls(timeout_s=60.0)
+    given_up.state.over = True
+    lanes.add(work, 1)
+    asyncio.run(asyncio.wait_for(lanes.run(given_up, 2), 10))
+    assert done == []
+    run(lanes, 2)
+    assert done == [1]
+
+
 def test_work_that_comes_later_wakes_a_lane() -> None:
     lanes, done = Lanes(), []
 

@@ -79,7 +79,7 @@ class Lanes:
             raise raised
 
     async def _lane(self, calls: EnvironmentCalls) -> None:
-        while not self._is_closed:
+        while not (self._is_closed or calls.state.over):  # what is to do then is for another event loop's lanes
             if self._error is not None:
                 raise self._error
             if self._todo and not self._is_held:
