@@ -30,7 +30,7 @@ from rlcore.spi import Observation, Provider, ResetResult, StepResult, capabilit
 
 @frozen(kw_only=True)
 class JudgeConfig:
-    """`[environment.judge]`"""
+    """`[environment.verdict]`"""
     failure: Literal["none", "raises", "hangs", "nan"] = "none"
     """What happens to the prompt in `on`."""
     on: str = "6="
@@ -56,7 +56,7 @@ class Judge:
         return StepResult(reward=reward, done=True, success=reward > 1)
 
 CAPABILITIES = {capabilities.CHEAP_RESET}
-PROVIDER = Provider(name="judge", spi=(2, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities=CAPABILITIES)
+PROVIDER = Provider(name="verdict", spi=(2, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities=CAPABILITIES)
 '''
 """An environment that rewards odd digits and fails on one prompt."""
 
@@ -97,7 +97,7 @@ PROVIDER = Provider(name="poison", spi=(2, 0), config=PoisonConfig, backend="acm
 """Maximum likelihood whose loss is not finite on batches with a certain token."""
 
 RUN = (
-    "environment.name=judge",
+    "environment.name=verdict",
     "rollout.max_prompt_tokens=4",
     "run.num_steps=4",
     "evaluation.every_n_steps=2",
@@ -113,7 +113,7 @@ def toml(text: str) -> str:
 
 @pytest.fixture
 def judge(site: Site) -> None:
-    site.install("acme-judge", JUDGE, {"rlcore.environments": {"judge": "PROVIDER"}})
+    site.install("acme-judge", JUDGE, {"rlcore.environments": {"verdict": "PROVIDER"}})
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def poison(site: Site) -> None:
 def test_a_reward_that_fails_ends_the_run_and_costs_no_step(workplace: Workplace, failure: str, parts: tuple[str, ...]) -> None:
     arguments = ("grpo.toml", *RUN, "checkpoint.every_n_steps=0")
     whole = workplace.train(*arguments, "run.name=whole")
-    broken = ("run.name=broken", "rollout.environment_timeout_s=0.2", f"environment.judge.failure={toml(failure)}")
+    broken = ("run.name=broken", "rollout.environment_timeout_s=0.2", f"environment.verdict.failure={toml(failure)}")
     result = workplace.rlcore("train", *arguments, *broken)
     expect_failure(result, 8, *parts, 'rollout.on_environment_error = "mask"', "The state after step 1 is in", "--resume")
     assert checkpoints(workplace.run("broken")) == ["step-000001"]
@@ -150,7 +150,7 @@ def test_a_reward_that_fails_is_masked_and_counted(workplace: Workplace, failure
     options = (
         "rollout.on_environment_error=mask",
         "rollout.environment_timeout_s=0.2",
-        f"environment.judge.failure={toml(failure)}",
+        f"environment.verdict.failure={toml(failure)}",
     )
     run = workplace.train("grpo.toml", *RUN, *options)
     records = read_metrics(run)
@@ -168,7 +168,7 @@ def test_a_reward_that_fails_is_masked_and_counted(workplace: Workplace, failure
 def test_an_evaluation_that_fails_costs_neither_the_step_before_it_nor_itself(workplace: Workplace) -> None:
     arguments = ("grpo.toml", *RUN, "evaluation.at_start=false", "checkpoint.every_n_steps=0")
     whole = workplace.train(*arguments, "run.name=whole")
-    broken = ("run.name=broken", "environment.judge.on=9=", "environment.judge.failure=raises")
+    broken = ("run.name=broken", "environment.verdict.on=9=", "environment.verdict.failure=raises")
     for _ in range(2):
         result = workplace.rlcore("train", *arguments, *broken)
         expect_failure(result, 8, "the judge does not answer", "state '9='", "The state after step 2 is in")

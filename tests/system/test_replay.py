@@ -18,7 +18,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class JudgeConfig:
-    """`[environment.judge]`"""
+    """`[environment.verdict]`"""
     num_turns: int = 1
     """Turns of an episode."""
 
@@ -43,12 +43,12 @@ class Judge:
 
 
 ENVIRONMENT = Provider(
-    name="judge", spi=(2, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities={capabilities.CHEAP_RESET}
+    name="verdict", spi=(2, 0), config=JudgeConfig, backend="acme_judge:Judge", capabilities={capabilities.CHEAP_RESET}
 )
 '''
 AHEAD = (
     "async.max_staleness=2",
-    "environment.name=judge",
+    "environment.name=verdict",
     "evaluation.at_end=false",
     "evaluation.at_start=false",
     "logging.rollouts_every_n_steps=0",
@@ -69,7 +69,7 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def train(workplace: Workplace, site: Site, talkative: Path) -> Callable[..., Path]:
     """A run of this name, ahead of training."""
-    site.install("acme-judge", JUDGE, {"rlcore.environments": {"judge": "ENVIRONMENT"}})
+    site.install("acme-judge", JUDGE, {"rlcore.environments": {"verdict": "ENVIRONMENT"}})
 
     def run(name: str, *options: str) -> Path:
         return workplace.train("grpo.toml", *AHEAD, f"model.path={talkative}", f"run.name={name}", *options)
@@ -102,7 +102,7 @@ def test_of_one_turn_it_has_the_weights_of_the_run(train: Callable[..., Path], g
 
 def test_of_several_turns_replays_have_the_same_weights(train: Callable[..., Path]) -> None:
     """Turns begin in rounds there, and in the run whenever they were ready: its log-probabilities have other last digits."""
-    turns = ("rollout.max_turns=2", "environment.judge.num_turns=2")
+    turns = ("rollout.max_turns=2", "environment.verdict.num_turns=2")
     first = train("first", *turns)
     again, third = (train(name, *turns, "--replay-schedule", str(first / "schedule.jsonl")) for name in ("again", "third"))
     assert read_metrics(again) == read_metrics(third)
