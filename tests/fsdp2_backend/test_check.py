@@ -6,7 +6,7 @@ import shutil
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, ModelSpec
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
 
@@ -28,6 +28,14 @@ def test_compiling_needs_a_compiler(context, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert [problem.path for problem in check(context, config)] == ["trainer.fsdp2.compile_layers"]
     assert list(check(context, Fsdp2Config())) == []
+
+
+def test_adapters_are_not_beside_layers_of_float8(context, monkeypatch):
+    monkeypatch.setattr("rlcore_fsdp2.layout_check.find_spec", lambda name: object())
+    adapted = evolve(context, lora=LoraSpec())
+    assert list(check(adapted, Fsdp2Config())) == []
+    paths = [problem.path for problem in check(adapted, Fsdp2Config(fp8=True)) if "[lora]" in problem.found]
+    assert paths == ["trainer.fsdp2.fp8"]
 
 
 def test_model_problems(context, model_directory, tmp_path):

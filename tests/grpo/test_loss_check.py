@@ -43,6 +43,7 @@ def test_constant_length_belongs_to_constant_normalisation_alone():
         ("covariance_penalty", {"objective": "clip_cov", "covariance_penalty": 2.0}, {"objective": "kl_cov"}),
         ("kl_importance", {"kl_importance": "previous"}, {"kl_coefficient": 0.1}),
         ("importance_bound", {"importance_correction": "none", "importance_bound": "mask"}, {"importance_correction": "token"}),
+        ("importance_bound", {"objective": "vespo", "importance_bound": "mask"}, {"importance_bound": "truncate"}),
         ("importance_minimum", {"importance_correction": "none", "importance_minimum": 0.5}, {"importance_minimum": 0.0}),
         ("entropy_metric", {"entropy_minimum": 0.5, "entropy_metric": "estimate"}, {"entropy_metric": "exact"}),
     ],

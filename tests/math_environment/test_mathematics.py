@@ -137,8 +137,7 @@ def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them()
     config = evolve(ONE_PROCESS, num_processes=2, verification_timeout_s=0.1)
     made = MathEnvironment(EnvironmentContext(seed=0), config)
     starts = EpisodeRunner(made, 60.0, max_concurrent=MATH.max_concurrent(config))
-    starts.step_all(["1"] * 2, [turn("1")] * 2)  # the processes
-    starts.close()
+    starts.step_all(["1"] * 2, [turn("1")] * 2)  # the processes, which last until it is closed
     runner = EpisodeRunner(made, 3.0, max_concurrent=MATH.max_concurrent(config))
     slow = [index % 5 != 4 for index in range(80)]
     results = runner.step_all(
@@ -147,6 +146,7 @@ def test_rewards_do_not_depend_on_how_many_slow_answers_are_judged_beside_them()
     assert [result.success for result in results] == [not late for late in slow]
     assert [bool(result.metrics["verification_timed_out"]) for result in results] == slow
     runner.close()
+    starts.close()
 
 
 def test_as_many_processes_as_cores_unless_the_recipe_says(monkeypatch):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT, trained
 from lora_cases import SAVE_AFTER, cases, prepare, results_of
@@ -81,3 +82,4 @@ def test_target_that_is_no_layer_is_refused(root):
     """As `check` does where it can see the model."""
     with pytest.raises(ConfigError, match='"gate_proj"'):
         make(lora_context(root / "models" / "qwen3_moe", evolve(SPEC, targets=("q_proj", "gate_proj"))), {})
+    assert not dist.is_initialized(), "what is not built leaves nothing behind"

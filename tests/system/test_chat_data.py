@@ -113,3 +113,10 @@ def test_held_out_chats_have_a_loss(folder: Path) -> None:
         assert records[0]["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
         assert records[2]["evaluation/loss"] < records[1]["loss"]
         assert "evaluation/loss" not in records[1]
+
+
+def test_chats_that_are_learned_and_measured_are_told(folder: Path) -> None:
+    options = ("data.evaluation.source=jsonl", "data.evaluation.path=chats.jsonl", "data.on_overlap=error")
+    with contextlib.chdir(folder):
+        result = Workplace(folder).rlcore("check", "chats.toml", *options)
+    expect_failure(result, 4, "3 of 3 held-out prompts are in data.train too")

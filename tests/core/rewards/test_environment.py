@@ -98,6 +98,11 @@ def test_given_functions_are_called_in_a_thread_of_this_process(backend: Callabl
     assert threads != [threading.main_thread()]
 
 
+def test_given_functions_of_one_name_are_refused_before_anything_runs(backend: Callable[..., FunctionBackend]) -> None:
+    with pytest.raises(ConfigError, match="more than once"):
+        FunctionBackend(EnvironmentContext(seed=0), FunctionConfig(), [lambda completion: 1.0, lambda completion: 2.0])
+
+
 @pytest.mark.parametrize("kind", ["where", "later"])
 def test_one_that_hangs_costs_its_sample_alone(backend: Callable[..., FunctionBackend], kind: str) -> None:
     environment = backend(kind, weights={"short": 1.0} if kind == "later" else {}, max_concurrent=2)

@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.functions import FORM, Function
 from rlcore.rewards.config import FunctionConfig
 from rlcore.rewards.prompts import PROMPT, observation_of, prompt_problems
-from rlcore.rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all
+from rlcore.rewards.reward_function import KEY, PARTS, RewardFunction, Sample, load_all, name_problems
 from rlcore.rewards.score import Said, combine
 from rlcore.rewards.worker import pool_of, say_all
 from rlcore.spi import (
@@ -44,6 +44,8 @@ class FunctionBackend:
         else:
             self._pooled, self._pool = [], None
             self._here = [RewardFunction.of(function, getattr(function, "__name__", repr(function))) for function in given]
+            if problems := name_problems(self._here):
+                raise ConfigError(problems)
 
     def rows(self, split: str) -> Sequence[Row] | None:  # noqa: ARG002
         """Return None: prompts come from the recipe's data."""

@@ -110,9 +110,14 @@ def load_all(paths: Sequence[str]) -> list[RewardFunction]:
             functions.append(RewardFunction.load(path))
         except ConfigError as error:
             problems += error.problems
-    names = [function.name for function in functions]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        problems.append(Problem(path=KEY, found=f"{twice[0]!r} more than once", expected="functions of different names"))
+    problems += name_problems(functions)
     if problems:
         raise ConfigError(problems)
     return functions
+
+
+def name_problems(functions: Sequence[RewardFunction]) -> list[Problem]:
+    """A problem where two functions have one name, by which metrics and weights tell them apart."""
+    names = [function.name for function in functions]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    return [Problem(path=KEY, found=f"{twice[0]!r} more than once", expected="functions of different names")] if twice else []

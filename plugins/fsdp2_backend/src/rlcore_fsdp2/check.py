@@ -21,9 +21,16 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *lora_problems(context),
         *layout_problems(config, context.world_size, context.device, model_config(context)),
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
+        *_adapter_problems(context, config),
         *_replay_problems(context, config),
         *_compiler_problems(config),
     ]
+
+
+def _adapter_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
+    """Adapters beside layers that torchao puts others in the place of."""
+    if context.lora is not None and config.fp8:
+        yield option_problem("fp8", "true, with [lora]", "false", "Adapters are beside layers that float8 replaces")
 
 
 def _replay_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:

@@ -65,6 +65,13 @@ def _of_importance(config: GrpoConfig) -> Iterator[Problem]:
             expected='"token" or "none"',
             remedy='Set it to "token".',
         )
+    if config.objective == "vespo" and config.importance_bound == "mask":
+        yield Problem(
+            path="algorithm.grpo.importance_bound",
+            found='"mask" with objective = "vespo", which multiplies a sequence\'s weights: one of 0 masks all of its tokens',
+            expected='"truncate"',
+            remedy="Leave it out.",
+        )
     if config.masks_by_geometric_mean and config.previous_logprobs == "generation":
         yield Problem(
             path="algorithm.grpo.previous_logprobs",

@@ -63,7 +63,11 @@ class MegatronBackend:
         self.layout = self._parallel.data_layout
         with cuda_or_cpu(self._device.type):
             parallel.join(rank_info, self._parallel, config.collective_timeout_s)
-            self._build()
+            try:
+                self._build()
+            except BaseException:
+                parallel.leave()
+                raise
         self.weight_version = 0
         self._failed_midway = False
 

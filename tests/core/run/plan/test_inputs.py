@@ -42,7 +42,7 @@ def test_only_rows_that_are_used_are_held_out_or_trained_on(
         sources += [f"data.{split}.source=jsonl", f"data.{split}.path={path}"]
     with load_inputs(prepared(*sources, *overrides), FakeTokenizer()) as inputs:
         assert inputs.notes == (
-            f"data.evaluation: {found} held-out prompts are in data.train too, so that pass@1 measures what was trained on",
+            f"data.evaluation: {found} held-out prompts are in data.train too, so that evaluations measure what was trained on",
         )
 
 

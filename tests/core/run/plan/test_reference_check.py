@@ -51,3 +51,18 @@ def test_one_beside_the_recipe_is_found_from_anywhere(prepared: Prepare, tmp_pat
     plan = prepared(COMPARES)
     assert plan.reference is not None
     assert plan.reference.path == str(tmp_path / "teacher")
+
+
+def test_adapters_that_a_run_begins_with_are_no_reference(prepared: Prepare) -> None:
+    """Without them the model is not what the run begins with; a model that is named is."""
+    entries = []
+    for entry in fake_registry().entries:
+        assert entry.provider is not None
+        entries.append(evolve(entry, provider=evolve(entry.provider, capabilities=entry.provider.capabilities | {"lora"})))
+    adapted = evolve(fake_registry(), entries=tuple(entries))
+    begins = "lora.init_from=first/adapter"
+    with pytest.raises(ConfigError) as raised:
+        prepared(COMPARES, begins, registry=adapted)
+    assert [problem.path for problem in raised.value.problems] == ["lora.init_from"]
+    prepared(begins, registry=adapted)
+    prepared(COMPARES, begins, "reference.path=merged", registry=adapted)

@@ -57,6 +57,13 @@ def test_a_section_that_is_new_or_gone_is_one_change() -> None:
     assert change.makes_another_run, "it has a key that does"
 
 
+def test_a_key_that_a_data_set_did_not_have_yet_is_no_change_where_it_has_its_default() -> None:
+    before, after = "[data.train]\nsource = 'jsonl'\n", "[data.train]\nsource = 'jsonl'\nmessages_field = 'messages'\n"
+    assert recipe_changes(before, after) == recipe_changes(after, before) == []
+    (change,) = recipe_changes(before, after.replace("'messages'", "'chat'"))
+    assert (change.key, change.makes_another_run) == ("data.train.messages_field", True)
+
+
 def test_long_texts_and_numbers_of_another_kind_differ() -> None:
     long = "x" * 80
     assert len(recipe_changes(f'a = "{long}1"\nb = true\nc = 1', f'a = "{long}2"\nb = 1\nc = 1.0')) == 3

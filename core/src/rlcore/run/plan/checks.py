@@ -98,20 +98,7 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             expected="an environment, which judges the answers",
             remedy="Set environment.name, or leave out [data.evaluation].",
         )
-    if needs.reference_model and recipe.reference is None:
-        yield Problem(
-            path="reference",
-            found="no such section",
-            expected=f"the model that algorithm {recipe.algorithm.name!r} compares the policy with, such as its teacher",
-            remedy="Add a section [reference] with the path of a model that has the policy's tokenizer.",
-        )
-    if recipe.reference is not None and not needs.reference_logprobs:
-        yield Problem(
-            path="reference",
-            found=f"the section, with algorithm {recipe.algorithm.name!r} as configured, which compares with no reference",
-            expected="no such section",
-            remedy="Leave it out, or give the algorithm's term that compares a weight.",
-        )
+    yield from _reference_problems(recipe, needs)
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(
             path="rollout.samples_per_prompt",
@@ -147,6 +134,31 @@ def _refills(rollout: RolloutConfig, algorithm: str, needs: AlgorithmNeeds) -> I
             found=f"{rollout.max_refill_ratio:g}, without refill_equal_rewards",
             expected="the default: no group is replaced",
             remedy="Set rollout.refill_equal_rewards = true, or leave the key out.",
+        )
+
+
+def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """A reference that is missing, is no such model, or that nothing compares with."""
+    if needs.reference_model and recipe.reference is None:
+        yield Problem(
+            path="reference",
+            found="no such section",
+            expected=f"the model that algorithm {recipe.algorithm.name!r} compares the policy with, such as its teacher",
+            remedy="Add a section [reference] with the path of a model that has the policy's tokenizer.",
+        )
+    if recipe.lora is not None and recipe.lora.init_from is not None and needs.reference_logprobs and recipe.reference is None:
+        yield Problem(
+            path="lora.init_from",
+            found=f"{recipe.lora.init_from!r}, with algorithm {recipe.algorithm.name!r}, which compares with the beginning",
+            expected="a [reference]: without adapters the model is not what this run begins with",
+            remedy='Export that run with checkpoint.export = "hf", and name its directory `model` in reference.path.',
+        )
+    if recipe.reference is not None and not needs.reference_logprobs:
+        yield Problem(
+            path="reference",
+            found=f"the section, with algorithm {recipe.algorithm.name!r} as configured, which compares with no reference",
+            expected="no such section",
+            remedy="Leave it out, or give the algorithm's term that compares a weight.",
         )
 
 

@@ -40,7 +40,7 @@ from rlcore.run.rollout.sources import (
     policy_of,
 )
 from rlcore.spi import DataError, Observation, Row, capabilities
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import Int32Array, Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -142,11 +142,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
         measured = evaluation_kept[: recipe.evaluation.max_prompts]
         notes: tuple[str, ...] = ()
         given = prepared.given_rows
-        if (
-            evaluation_rows is not None
-            and held_out is None
-            and not ("train" in given and given["train"] is given.get("evaluation"))
-        ):
+        if evaluation_rows is not None and not ("train" in given and given["train"] is given.get("evaluation")):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
@@ -230,7 +226,7 @@ def _overlap(data: DataConfig, train: Iterable[Row], evaluation: Iterable[Row]) 
     found = f"data.evaluation: {number} of {held_out.total()} held-out prompts are in data.train too"
     if data.on_overlap == "error":
         raise DataError(f"{found}; expected none (data.on_overlap). Take them out of one of the two")
-    yield f"{found}, so that pass@1 measures what was trained on"
+    yield f"{found}, so that evaluations measure what was trained on"
 
 
 def _prompt_key(row: Row) -> str:
@@ -262,6 +258,13 @@ def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | No
 
 
 def _examples(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
+    """A data set's rows as they are learned, or measured."""
+    examples = _rendered(prepared, split, rows, tokenizer)
+    _require_known(prepared, split, "a row", examples.tokens.tokens)
+    return examples
+
+
+def _rendered(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
     rollout, config = prepared.recipe.rollout, getattr(prepared.recipe.data, split)
     if prepared.algorithm.needs.source == "demonstrations" and are_chats(rows, config):
         most = rollout.max_sequence_length
@@ -277,6 +280,14 @@ def _examples(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: T
     )
 
 
+def _require_known(prepared: RunPlan, split: Split, where: str, tokens: Int32Array) -> None:
+    """DataError where there are tokens that the model has no rows for."""
+    vocab_size, greatest = prepared.algorithm.vocab_size, int(tokens.max(initial=0))
+    if vocab_size is not None and greatest >= vocab_size:
+        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
+        raise DataError(f"data.{split}: found the token {greatest} in {where}; expected {expected} that it has no rows for")
+
+
 def _within_limits(
     prepared: RunPlan, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
 ) -> Int64Array:
@@ -286,8 +297,5 @@ def _within_limits(
         return np.arange(len(rows), dtype=np.int64)
     limit = prepared.recipe.rollout.max_prompt_tokens
     prompts = render_prompts(rows, tokenizer, config, split=split, max_prompt_tokens=limit, observe=observe)
-    vocab_size, greatest = prepared.algorithm.vocab_size, int(prompts.tokens.tokens.max(initial=0))
-    if vocab_size is not None and greatest >= vocab_size:
-        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
-        raise DataError(f"data.{split}: found the token {greatest} in a prompt; expected {expected} that it has no rows for")
+    _require_known(prepared, split, "a prompt", prompts.tokens.tokens)
     return prompts.rows

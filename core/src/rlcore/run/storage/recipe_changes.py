@@ -5,8 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import tomli
 from attrs import frozen
+
+from rlcore.config.recipe import DatasetConfig
 
 ANOTHER_RUN = (
     "run.seed",
@@ -63,11 +66,18 @@ def earlier_recipes(directory: Path) -> Mapping[int, Path]:
     return {int(match[1]): path for path in directory.iterdir() if (match := re.fullmatch(r"recipe-([0-9]+)\.toml", path.name))}
 
 
+_DEFAULTS = {
+    f"data.{split}.{key.name}": key.default for split in ("train", "evaluation") for key in attrs.fields(DatasetConfig)
+}
+"""Values of keys of data sets that a recipe does not write."""
+
+
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> Iterator[Change]:
     """What two tables differ in. What `dump_toml` writes as a comment, being None, is in neither; an empty table, such as that
-    of a plugin without options, says no more than none."""
+    of a plugin without options, says no more than none. A recipe of before a data set had some key has that key's default."""
     for name in [*new, *(name for name in old if name not in new)]:
-        before, after = old.get(name), new.get(name)
+        usual = _DEFAULTS.get(f"{prefix}{name}")
+        before, after = old.get(name, usual), new.get(name, usual)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after, f"{prefix}{name}.")
         elif (was := _text(before)) != (now := _text(after)):
