@@ -170,3 +170,17 @@ def test_a_programs_rows_may_be_chats_too(load):
     assert render(rows, load("chatml")).tokens.num_sequences == 1
     with pytest.raises(DataError, match="lacks the field 'prompt'"):
         given_rows([{"messages": CHAT}], DatasetConfig(source="python"), "data.train")
+
+
+def test_what_a_template_puts_behind_a_finished_conversation_is_no_part_of_the_next_turn(tmp_path):
+    """As Phi's templates end one with the end of the text, behind the end of the turn."""
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|begin_of_text|>{% endif %}"
+    )
+    make_tokenizer(tmp_path)
+    set_chat_template(tmp_path, template, "<|im_end|>")
+    tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    examples = render([{"messages": CHAT}], tokenizer)
+    assert learned_of(examples, tokenizer, 0) == ["4<|im_end|>", "6, I think.<|im_end|>"]
+    assert "<|begin_of_text|>" not in tokenizer.show(examples.tokens.sequence(0))

@@ -91,6 +91,7 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
     """A row's chat as the policy would see it, in text; DataError says why it is none."""
     messages, tools = _messages(row, config), row.get("tools") or ()
     segments: list[_Segment] = []
+    ends = [tokenizer.show([token]) for token in tokenizer.stop_token_ids]
     for number, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
@@ -101,7 +102,7 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 f"the chat template does not write message {number} behind what comes before it: found {whole[-60:]!r}; "
                 f"expected it to go on from {opened[-60:]!r}"
             )
-        answer = whole[len(opened) :].rstrip()  # white space behind an answer belongs to what follows it
+        answer = _until_end(whole[len(opened) :].rstrip(), ends)  # white space behind it belongs to what follows
         before = segments[-1] if segments else None
         if before is not None and opened.startswith(before.shown):
             added = opened[len(before.shown) :]
@@ -119,6 +120,12 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 'only. Learn such chats in several sequences, each as the policy sees it, with rollout.history = "segment"'
             )
     return segments
+
+
+def _until_end(answer: str, ends: Sequence[str]) -> str:
+    """An answer up to its first end: some templates put another token behind a conversation that is over."""
+    found = [place + len(end) for end in ends if end and (place := answer.find(end)) >= 0]
+    return answer[: min(found)] if found else answer
 
 
 def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
