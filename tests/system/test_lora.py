@@ -42,13 +42,14 @@ def test_adapters_reach_the_generator_and_the_disk(workplace: Workplace, model: 
     assert any(tensor.any() for name, tensor in trained.items() if name.endswith("lora_B.weight"))
 
 
-def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace) -> None:
+def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: Path) -> None:
     workplace.train("grpo.toml", *OPTIONS, "checkpoint.export=peft", "run.name=first")
     begin = f"lora.init_from={workplace.run('first') / 'adapter'}"
+    alone = f"reference.path={model}"  # so that `kl` is the distance of the adapters
     second = ("checkpoint.export=hf", "checkpoint.at_end=true", "run.name=second", "run.num_steps=1")
-    workplace.train("grpo.toml", *OPTIONS, begin, *second)
+    workplace.train("grpo.toml", *OPTIONS, begin, alone, *second)
     assert read_metrics(workplace.run("second"))[0]["kl"] > 1e-4, "it began with the model alone"
-    other = workplace.rlcore("check", "grpo.toml", *OPTIONS, begin, "lora.rank=8")
+    other = workplace.rlcore("check", "grpo.toml", *OPTIONS, begin, alone, "lora.rank=8")
     expect_failure(other, 2, "adapter_config.json: found r = 4", "lora.rank = 8")
     shutil.rmtree(workplace.run("first"))
     merged = load_file(workplace.run("second") / "model" / "model.safetensors")
