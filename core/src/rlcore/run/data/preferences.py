@@ -7,14 +7,13 @@ assistant's, or a prompt of messages with the answers' messages alone.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.rendering import Faults, Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token, ended
+from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.data.tokenizer import Tokenizer
 
@@ -33,43 +32,25 @@ def render_preferences(
     """Each row's prompt with its chosen answer, and with its rejected one; an answer ends with the token that ends it, which
     counts as part of it. DataError names the rows that are no such pair, and one over a limit where that is an error."""
     eos, key = end_token(tokenizer), f"data.{split}"
-    limits, faults = Limits(key, config, rows), Faults(key, config, rows, EXPECTED)
-    pieces, lengths = [], []
-    for start, chunk in chunks_of(rows):
+    kept = KeptRows(key, config, rows, EXPECTED)
+    for start, chunk in kept.chunks():
         pairs: dict[int, _Pair] = {}
         for number, row in enumerate(chunk, start=start):
             try:
                 pairs[number] = _pair_of(row, tokenizer, config)
             except spi.DataError as error:
-                faults.add(number, str(error))
+                kept.faults.add(number, str(error))
         prompts = encode_prompt_texts(
             [pair.prompt for pair in pairs.values()], [pair.is_chat for pair in pairs.values()], tokenizer
         )
         answers = tokenizer.encode_behind([text for pair in pairs.values() for text in (pair.chosen, pair.rejected)])
-        kept, numbers = [], []
         for index, (number, pair) in enumerate(pairs.items()):
             both = [ended(tokens, tokenizer, eos, is_chat=pair.is_chat) for tokens in answers[2 * index : 2 * index + 2]]
             if both[0] == both[1]:
-                faults.add(number, "both answers are the same tokens; expected two that differ")
-            elif limits.admits(
-                number, "prompt", len(prompts[index]), "rollout.max_prompt_tokens", max_prompt_tokens
-            ) and limits.admits(
-                number, "longer answer", max(map(len, both)), "rollout.max_response_tokens", max_response_tokens
-            ):
-                kept += [[*prompts[index], *answer] for answer in both]
-                lengths += [len(prompts[index])] * 2
-                numbers.append(number)
-        pieces.append(TokenPiece.of(kept, numbers))
-    faults.finish(len(rows))
-    limits.finish(len(rows))
-    joined = TokenPiece.join(pieces)
-    return Examples.behind_prompts(
-        joined.ragged(),
-        np.asarray(lengths, np.int64),
-        answers=2,
-        rows=joined.rows,
-        num_dropped=limits.num_over,
-    )
+                kept.faults.add(number, "both answers are the same tokens; expected two that differ")
+            else:
+                kept.keep_answers(number, prompts[index], both, "longer answer", (max_prompt_tokens, max_response_tokens))
+    return kept.examples(answers=2)
 
 
 @frozen(kw_only=True)

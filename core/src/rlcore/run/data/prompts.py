@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import Split, row_name
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.rendering import Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token
+from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi.arrays import Int64Array
@@ -56,18 +55,13 @@ def render_prompts(
     """The prompts of all rows as tokens, read in chunks. `observe` gives the prompts that an environment makes of the rows;
     without it they are the rows' own. DataError names a row without a prompt, or over the limit where that is an error."""
     key = f"data.{split}"
-    limits = Limits(key, config, rows)
-    pieces = []
-    for start, chunk in chunks_of(rows):
-        kept, numbers = [], []
+    kept = KeptRows(key, config, rows)
+    for start, chunk in kept.chunks():
         for number, tokens in enumerate(_prompt_tokens(rows, chunk, start, key, tokenizer, observe), start=start):
-            if limits.admits(number, "prompt", len(tokens), "rollout.max_prompt_tokens", max_prompt_tokens):
-                kept.append(tokens)
-                numbers.append(number)
-        pieces.append(TokenPiece.of(kept, numbers))
-    limits.finish(len(rows))
-    joined = TokenPiece.join(pieces)
-    return Prompts(tokens=joined.ragged(), rows=joined.rows, num_dropped=limits.num_over)
+            if kept.limits.admits(number, "prompt", len(tokens), "rollout.max_prompt_tokens", max_prompt_tokens):
+                kept.keep(number, [tokens])
+    joined = kept.joined()
+    return Prompts(tokens=joined.ragged(), rows=joined.rows, num_dropped=kept.limits.num_over)
 
 
 def render_demonstrations(
@@ -83,30 +77,14 @@ def render_demonstrations(
     a limit where that is an error (the end-of-sequence token counts as part of the completion)."""
     eos = end_token(tokenizer)
     key = f"data.{split}"
-    limits = Limits(key, config, rows)
-    pieces, lengths = [], []
-    for start, chunk in chunks_of(rows):
-        kept, numbers = [], []
+    kept = KeptRows(key, config, rows)
+    for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
         completions = tokenizer.encode_behind([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), start=start):
             response = completion if completion[-1:] == [eos] else [*completion, eos]
-            if limits.admits(number, "prompt", len(prompt), "rollout.max_prompt_tokens", max_prompt_tokens) and limits.admits(
-                number, "completion", len(response), "rollout.max_response_tokens", max_response_tokens
-            ):
-                kept.append([*prompt, *response])
-                numbers.append(number)
-                lengths.append(len(prompt))
-        pieces.append(TokenPiece.of(kept, numbers))
-    limits.finish(len(rows))
-    joined = TokenPiece.join(pieces)
-    return Examples.behind_prompts(
-        joined.ragged(),
-        np.asarray(lengths, np.int64),
-        answers=1,
-        rows=joined.rows,
-        num_dropped=limits.num_over,
-    )
+            kept.keep_answers(number, prompt, [response], "completion", (max_prompt_tokens, max_response_tokens))
+    return kept.examples(answers=1)
 
 
 def _prompt_tokens(

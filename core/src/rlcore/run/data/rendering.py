@@ -9,6 +9,7 @@ from attrs import frozen
 from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import row_name
+from rlcore.run.data.examples import Examples
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi.arrays import Int32Array, Int64Array, offsets_of
 
@@ -145,3 +146,58 @@ class Faults:
             raise spi.DataError(
                 f"{self.key}: {self.number} of {num_rows} rows of {where} cannot {self.expected}:{''.join(self.shown)}{others}"
             )
+
+
+class KeptRows:
+    """Gathers what is kept of a data set's rows, a chunk at a time, and says at the end what is wrong with the others."""
+
+    def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row], expected: str = "") -> None:
+        """`key` is the data set's section of the recipe; `expected` as in Faults."""
+        self.limits, self.faults = Limits(key, config, rows), Faults(key, config, rows, expected)
+        self._rows = rows
+        self._pieces: list[TokenPiece] = []
+        self._sequences: list[Sequence[int]] = []
+        self._numbers: list[int] = []
+        self._prompt_lengths: list[int] = []
+
+    def chunks(self) -> Iterator[tuple[int, list[spi.Row]]]:
+        """The rows as by `chunks_of`. DataError at their end, where there are faults, or rows over a limit that the recipe
+        makes an error."""
+        for start, chunk in chunks_of(self._rows):
+            yield start, chunk
+            self._pieces.append(TokenPiece.of(self._sequences, self._numbers))
+            self._sequences, self._numbers = [], []
+        self.faults.finish(len(self._rows))
+        self.limits.finish(len(self._rows))
+
+    def keep(self, number: int, sequences: Sequence[Sequence[int]]) -> None:
+        """Keep a row's token sequences."""
+        self._sequences += sequences
+        self._numbers.append(number)
+
+    def keep_answers(
+        self, number: int, prompt: Sequence[int], answers: Sequence[Sequence[int]], part: str, most: tuple[int, int]
+    ) -> None:
+        """Keep a row's answers, each behind its prompt, unless prompt or longest answer, which errors call `part`, have more
+        tokens than `most` says of the two."""
+        longest = max(map(len, answers))
+        if self.limits.admits(number, "prompt", len(prompt), "rollout.max_prompt_tokens", most[0]) and self.limits.admits(
+            number, part, longest, "rollout.max_response_tokens", most[1]
+        ):
+            self.keep(number, [[*prompt, *answer] for answer in answers])
+            self._prompt_lengths += [len(prompt)] * len(answers)
+
+    def joined(self) -> TokenPiece:
+        """All that was kept."""
+        return TokenPiece.join(self._pieces)
+
+    def examples(self, *, answers: int) -> Examples:
+        """What was kept by `keep_answers`, so many of each row."""
+        joined = self.joined()
+        return Examples.behind_prompts(
+            joined.ragged(),
+            np.asarray(self._prompt_lengths, np.int64),
+            answers=answers,
+            rows=joined.rows,
+            num_dropped=self.limits.num_over,
+        )

@@ -14,10 +14,10 @@ from rlcore.chat.tool_calls import ToolParser
 from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfig
 from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
-from rlcore.run.data.chats import are_chats, render_chats
 from rlcore.run.data.datasets import Split, load_rows
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.given_rows import given_rows
+from rlcore.run.data.learned_chats import are_chats, render_chats
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompt_stream import PromptStream
 from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts

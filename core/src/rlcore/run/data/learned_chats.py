@@ -16,7 +16,7 @@ from rlcore import spi
 from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.rendering import Faults, Limits, TokenPiece, chunks_of, encode_prompt_texts, end_token, ended
+from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.spi.arrays import BoolArray
@@ -44,33 +44,27 @@ def render_chats(
     had shown: each then has the answers that the policy would give with what it shows there. DataError names the rows that are
     no chats, or cannot be shown, and one over `max_tokens` where that is an error."""
     eos, key = end_token(tokenizer), f"data.{split}"
-    limits, faults = Limits(key, config, rows), Faults(key, config, rows, EXPECTED)
-    pieces, learned, counts = [], [np.zeros(0, np.bool_)], []
-    for start, chunk in chunks_of(rows):
-        kept: list[list[int]] = []
-        numbers = []
+    chats = KeptRows(key, config, rows, EXPECTED)
+    learned, counts = [np.zeros(0, np.bool_)], []
+    for start, chunk in chats.chunks():
         for number, row in enumerate(chunk, start=start):
             try:
                 segments = _segments(row, tokenizer, config, history)
             except spi.DataError as error:
-                faults.add(number, str(error))
+                chats.faults.add(number, str(error))
                 continue
             encoded = [_tokens(segment, tokenizer, eos) for segment in segments]
-            if limits.admits(number, "chat", max(len(tokens) for tokens, _ in encoded), LIMITS, max_tokens):
-                kept += [tokens for tokens, _ in encoded]
+            if chats.limits.admits(number, "chat", max(len(tokens) for tokens, _ in encoded), LIMITS, max_tokens):
+                chats.keep(number, [tokens for tokens, _ in encoded])
                 learned += [mask for _, mask in encoded]
                 counts.append(len(encoded))
-                numbers.append(number)
-        pieces.append(TokenPiece.of(kept, numbers))
-    faults.finish(len(rows))
-    limits.finish(len(rows))
-    joined = TokenPiece.join(pieces)
+    joined = chats.joined()
     return Examples(
         tokens=joined.ragged(),
         learned=np.concatenate(learned),
         row_offsets=np.fromiter(accumulate(counts, initial=0), np.int64),
         rows=joined.rows,
-        num_dropped=limits.num_over,
+        num_dropped=chats.limits.num_over,
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from rlcore.config.model import ModelConfig
 from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.chats import are_chats, render_chats
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.examples import example_batch
 from rlcore.run.data.given_rows import given_rows
+from rlcore.run.data.learned_chats import are_chats, render_chats
 from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.spi import DataError
 from rlcore.testing.models import make_tokenizer
