@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlcore.spi import EPISODE_IDS, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, RewardError
+from rlcore.spi import EPISODE_IDS, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, RewardError, TokenBatch
 from rlcore_grpo.config import GrpoConfig
 from rlcore_grpo.presets import GdpoConfig, MaxRlConfig, ReinforcePpConfig
+from rlcore_grpo.shaped_rewards import longest_answers
 
 from .grpo_rollouts import advantages_of, make_grpo, make_rollouts, of_lengths
 
@@ -27,6 +30,12 @@ def k1_of(rollouts):
     """log policy - log reference of every token, in float64."""
     columns = rollouts.batch.token_columns
     return np.float64(columns[GENERATION_LOGPROBS]) - np.float64(columns[REFERENCE_LOGPROBS])
+
+
+def with_episodes(rollouts, ids):
+    """The rollouts as episodes of agents, each sequence of the episode in `ids`."""
+    columns = {**rollouts.batch.sequence_columns, EPISODE_IDS: np.array(ids, np.int32)}
+    return evolve(rollouts, batch=evolve(rollouts.batch, sequence_columns=columns))
 
 
 def of_samples(advantages, rollouts):
@@ -55,12 +64,49 @@ def test_penalties_are_added_to_rewards_before_these_are_compared(kind, penaltie
     assert metrics["length_penalty"] == pytest.approx(0.1 * np.mean(penalties))
 
 
-def test_an_episode_of_several_sequences_is_as_long_as_all_of_them():
-    rollouts = of_lengths([1, 1, 1], [0, 0, 0], [2, 3, 9])
-    columns = {**rollouts.batch.sequence_columns, EPISODE_IDS: np.array([0, 0, 1], np.int32)}
-    rollouts = evolve(rollouts, batch=evolve(rollouts.batch, sequence_columns=columns))
-    found = of_samples(advantages_of(GrpoConfig(length_penalty="linear", **PLAIN), rollouts), rollouts)
-    assert found == pytest.approx([0.2, 0.2, -0.2])
+@pytest.mark.parametrize(
+    ("kind", "penalties"),
+    [
+        ("soft_overlong", (0.0, -0.5)),  # the longest answers have 3 and 9 tokens, of at most 10 the last 2
+        ("linear", (-0.3, -0.9)),
+        ("group", (0.5, -0.5)),  # all answers have 5 and 9
+    ],
+)
+def test_an_agents_answers_are_bounded_one_by_one_and_compared_together(kind, penalties):
+    rollouts = with_episodes(of_lengths([1, 1, 1], [0, 0, 0], [2, 3, 9]), [0, 0, 1])
+    found = of_samples(advantages_of(GrpoConfig(length_penalty=kind, **PLAIN), rollouts), rollouts)
+    half = (penalties[0] - penalties[1]) / 2
+    assert found == pytest.approx([half, half, -half])
+
+
+MASK = st.lists(st.booleans(), max_size=6).map(lambda said: [False, *said])
+
+
+@given(st.lists(st.lists(MASK, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_the_longest_answer_of_an_episode_is_what_counting_finds(episodes):
+    masks = [mask for episode in episodes for mask in episode]
+    ids = [number for number, episode in enumerate(episodes) for _ in episode]
+    made = make_rollouts([0.0] * len(masks), [0] * len(masks))
+    batch = TokenBatch(
+        tokens=np.zeros(sum(map(len, masks)), np.int32),
+        offsets=np.cumsum([0, *map(len, masks)]),
+        loss_mask=np.concatenate(masks),
+        sequence_columns=made.batch.sequence_columns,
+    )
+    longest = [
+        max((len(list(run)) for mask in episode for said, run in itertools.groupby(mask) if said), default=0)
+        for episode in episodes
+    ]
+    assert longest_answers(with_episodes(evolve(made, batch=batch), ids)).tolist() == longest
+
+
+def test_two_turns_of_an_environment_share_one_limit():
+    rollouts = of_lengths([1, 1], [0, 0], [5, 9])
+    mask = rollouts.batch.loss_mask.copy()
+    mask[3] = False
+    rollouts = evolve(rollouts, batch=evolve(rollouts.batch, loss_mask=mask))
+    found = advantages_of(GrpoConfig(length_penalty="linear", **PLAIN), rollouts)[mask]
+    assert (found[0], found[-1]) == pytest.approx((0.25, -0.25))  # 4 and 9 of 10
 
 
 def test_the_kl_divergence_of_an_episode_is_taken_off_its_reward():

@@ -1,6 +1,7 @@
 """Supervised fine-tuning on whole chats: what the loss counts, checked by transformers on the template's own text."""
 
 import contextlib
+import json
 import math
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def test_held_out_chats_have_a_loss(folder: Path) -> None:
         assert records[0]["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
         assert records[2]["evaluation/loss"] < records[1]["loss"]
         assert "evaluation/loss" not in records[1]
+        assert json.loads((run / "summary.json").read_text())["held_out_loss_after"] == records[2]["evaluation/loss"]
+
+
+def test_a_model_and_its_checkpoint_are_measured_without_a_run(folder: Path) -> None:
+    options = ("data.evaluation.source=jsonl", "data.evaluation.path=chats.jsonl", "run.name=kept", "checkpoint.at_end=true")
+    with contextlib.chdir(folder):
+        place = Workplace(folder)
+        run = place.train("chats.toml", *options)
+        before, after = (
+            {name: value for name, value in record.items() if name.startswith("evaluation/")} for record in read_metrics(run)
+        )
+        assert json.loads(place.rlcore("eval", "chats.toml", *options, "--json").output) == before
+        checkpoint = ("--checkpoint", run / "checkpoints" / "step-000001")
+        assert json.loads(place.rlcore("eval", "chats.toml", *options, *checkpoint, "--json").output) == after
+        assert after["evaluation/loss"] < before["evaluation/loss"]
+        expect_failure(place.rlcore("eval", "chats.toml"), 2, "nothing that measures it")
 
 
 def test_chats_that_are_learned_and_measured_are_told(folder: Path) -> None:

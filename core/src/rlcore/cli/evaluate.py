@@ -26,7 +26,8 @@ def eval_command(
 ) -> None:
     """Measure a model on held-out problems.
 
-    The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation].
+    The recipe's model, a checkpoint of it, or another model, on the recipe's [data.evaluation]: by answers that the
+    environment judges, or without one by the algorithm's figures of the rows, such as their loss.
     """
     from rlcore.cli.display import open_display
     from rlcore.run.evaluate import evaluate

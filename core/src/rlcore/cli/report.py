@@ -26,6 +26,9 @@ def run_report(
     if isinstance(before, float) and isinstance(after, float):
         gain = f" ({100 * (after - before):+.1f} points)"
         parts += [Text.assemble("held-out accuracy (pass@1): ", (f"{before:.3f} -> {after:.3f}", "bold"), gain), Text()]
+    before, after = summary.get("held_out_loss_before"), summary.get("held_out_loss_after")
+    if isinstance(before, float) and isinstance(after, float):
+        parts += [Text.assemble("held-out loss: ", (f"{before:.4f} -> {after:.4f}", "bold")), Text()]
     medians, sums = summary.get("step_time_median_s"), summary.get("seconds_by_phase")
     if isinstance(medians, Mapping) and isinstance(sums, Mapping):
         parts += [_times(medians, sums), Text(), *_speed(summary, records), Text()]

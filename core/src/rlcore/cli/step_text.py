@@ -7,6 +7,7 @@ from rlcore.run.report.timing import STEP_PHASES
 STEP_METRICS = {
     "evaluation/pass@1": ("pass@1", "{:.3f}"),
     "reward_mean": ("reward", "{:.3f}"),
+    "evaluation/loss": ("held-out loss", "{:.4f}"),
     "loss": ("loss", "{:.4f}"),
     "response_length_mean": ("length", "{:.1f}"),
     "entropy": ("entropy", "{:.3f}"),

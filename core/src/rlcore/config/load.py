@@ -18,7 +18,7 @@ EXTENDS = "extends"
 MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
-FILE_SOURCES = ("jsonl", "parquet")
+FILE_SOURCES = ("jsonl", "csv", "parquet")
 FUNCTIONS: tuple[Key, ...] = (("environment", "agent", "function"), ("environment", "function", "path"))
 """Where "file.py:function" may stand, or an array of such."""
 FILES: tuple[Key, ...] = (("environment", "judge", "prompt_file"),)

@@ -56,9 +56,9 @@ class RunConfig:
 class DatasetConfig:
     """`[data.train]`, `[data.evaluation]`: where prompts come from."""
 
-    source: Literal["environment", "jsonl", "parquet", "huggingface", "python"] = "environment"
+    source: Literal["environment", "jsonl", "csv", "parquet", "huggingface", "python"] = "environment"
     """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
-    (rlcore.train(…, dataset=rows))."""
+    (rlcore.train(…, dataset=rows)). The first line of a "csv" names its columns, whose fields are all text."""
     path: str | None = None
     """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
     "python"."""

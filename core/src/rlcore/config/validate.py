@@ -8,11 +8,19 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from rlcore.config.asynchrony import AsyncConfig
+from rlcore.config.load import FILE_SOURCES
 from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
 from rlcore.schema import describe
 from rlcore.spi import Problem
 
-SOURCE_OF_SUFFIX = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+SOURCE_OF_SUFFIX = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
 
 
 Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
@@ -173,7 +181,7 @@ def _source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
         yield Problem(
             path=f"{path}.path",
             found=f'{describe.toml_literal(config.path)}, with source = "{config.source}"',
-            expected=f'no path, since {maker} these rows, or source = "jsonl", "parquet" or "huggingface"',
+            expected=f'no path, since {maker} these rows, or source = "jsonl", "csv", "parquet" or "huggingface"',
             remedy=f'Set {path}.source = "{named or "huggingface"}".',
         )
     elif not has_no_path and not (config.path or "").strip():
@@ -181,7 +189,7 @@ def _source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
             "the name of a data set on the Hub" if config.source == "huggingface" else f"the path of a {config.source} file"
         )
         yield Problem(path=f"{path}.path", found=f'nothing, with source = "{config.source}"', expected=expected)
-    elif config.source in ("jsonl", "parquet") and named not in (None, config.source):
+    elif config.source in FILE_SOURCES and named not in (None, config.source):
         yield Problem(
             path=f"{path}.source",
             found=f'"{config.source}", with the path {config.path}',

@@ -15,15 +15,17 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.storage.resuming import checked_state
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver
+from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.spi import ConfigError, Problem
 
 
 def evaluate(
     prepared: RunPlan, *, checkpoint: Path | None, progress: Progress, tokenizer: Tokenizer | None = None
 ) -> dict[str, float]:
-    """pass@1 of the model, or of a checkpoint of it, on the recipe's held-out set."""
+    """What the recipe's held-out set says of the model, or of a checkpoint of it: pass@1 by its environment, or without one
+    the algorithm's own figures."""
     recipe = prepared.recipe
-    if prepared.environment is None or recipe.data.evaluation is None:
+    if recipe.data.evaluation is None or not (prepared.environment is not None or prepared.measures_examples):
         raise _nothing_to_evaluate()
     state = None if checkpoint is None else checked_state(prepared, checkpoint)
     clock = PhaseClock(progress)
@@ -42,6 +44,9 @@ def evaluate(
             saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
             saver.load(checkpoint, state)
             version = state.weight_version
+        if inputs.held_out is not None:
+            held_out = HeldOutExamples.of(inputs.held_out, recipe.evaluation.max_prompts, prepared.algorithm, backends.trainer)
+            return held_out.evaluate(version)
         refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
         if refitter is None or evaluator is None:
@@ -56,8 +61,8 @@ def _nothing_to_evaluate() -> ConfigError:
         [
             Problem(
                 path="data.evaluation",
-                found="no held-out set, or no environment that scores it",
-                expected="both, where a model is to be evaluated",
+                found="no held-out set, or nothing that measures it",
+                expected="both, where a model is to be evaluated: an environment, or an algorithm that measures rows itself",
                 remedy="Add the sections [data.evaluation] and [environment].",
             )
         ]

@@ -42,7 +42,8 @@ class AdvantageConfig:
     length_penalty: Literal["none", "soft_overlong", "linear", "group"] = "none"
     """Added to the reward by how many tokens the policy said: "soft_overlong" falls from 0 to -1 over the last part of
     rollout.max_response_tokens; "linear" is minus the share of rollout.max_response_tokens; "group" goes from 0.5 for the
-    shortest episode of a group to -0.5 for its longest, and is at most 0 where the reward is not above 0."""
+    shortest episode of a group to -0.5 for its longest, and is at most 0 where the reward is not above 0. Of an agent's
+    episode the first two take the longest answer, which is what that limit bounds; "group" takes all answers together."""
     length_penalty_weight: Annotated[float, above(0)] = 1.0
     """What the length penalty is multiplied by."""
     length_penalty_buffer: Annotated[float, above_at_most(0, 1)] = 0.2

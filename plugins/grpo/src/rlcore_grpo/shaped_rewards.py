@@ -13,21 +13,35 @@ Float64Array = NDArray[np.float64]
 
 
 def length_penalties(rollouts: spi.RolloutBatch, config: GrpoConfig, max_response_tokens: int) -> Float64Array:
-    """float64 [V]: of each valid episode, by the tokens that the policy said in all of its sequences; weighed."""
+    """float64 [V]: of each valid episode, weighed. "group" takes the tokens that the policy said in all of its sequences; the
+    others, which compare with the most tokens of an answer, take what that bounds: the longest of an agent's answers."""
     first = rollouts.first_sequences
     valid = rollouts.valid[first]
     lengths = np.add.reduceat(rollouts.batch.loss_lengths, first)[valid] if len(first) else np.zeros(0, np.int64)
+    bounded = longest_answers(rollouts)[valid] if spi.EPISODE_IDS in rollouts.batch.sequence_columns else lengths
     match config.length_penalty:
         case "soft_overlong":
             buffer = config.length_penalty_buffer * max_response_tokens
-            penalties = soft_overlong_penalty(lengths, max_length=max_response_tokens, buffer=buffer)
+            penalties = soft_overlong_penalty(bounded, max_length=max_response_tokens, buffer=buffer)
         case "linear":
-            penalties = linear_length_penalty(lengths, max_length=max_response_tokens)
+            penalties = linear_length_penalty(bounded, max_length=max_response_tokens)
         case "group":
             penalties = group_length_reward(lengths, rollouts.rewards[first][valid], rollouts.group_ids[first][valid])
         case "none":
             penalties = np.zeros(len(lengths))
     return config.length_penalty_weight * penalties
+
+
+def longest_answers(rollouts: spi.RolloutBatch) -> NDArray[np.int64]:
+    """int64 [E]: the most tokens that the policy said in a row within each episode; something is read before each answer."""
+    batch, episode_of = rollouts.batch, rollouts.episode_of
+    inside = np.ones(len(batch.loss_mask), np.bool_)
+    inside[batch.offsets[:-1]] = False
+    begins = np.flatnonzero(batch.loss_mask & ~(inside & np.roll(batch.loss_mask, 1)))
+    ends = np.flatnonzero(batch.loss_mask & ~np.roll(inside & batch.loss_mask, -1)) + 1
+    longest = np.zeros(len(rollouts.first_sequences), np.int64)
+    np.maximum.at(longest, episode_of[np.searchsorted(batch.offsets, begins, side="right") - 1], ends - begins)
+    return longest
 
 
 def kl_of_tokens(batch: spi.TokenBatch, config: GrpoConfig) -> Float64Array:

@@ -37,6 +37,6 @@ def write_jsonl(tmp_path: Path) -> Callable[[Sequence[Mapping[str, Any]]], str]:
     return write
 
 
-def rows_of_file(source: Literal["jsonl", "parquet"], path: Path | str, **options: Any) -> Sequence[Row]:
+def rows_of_file(source: Literal["jsonl", "csv", "parquet"], path: Path | str, **options: Any) -> Sequence[Row]:
     """The rows that `[data.train]` takes from a file; `options` are further keys of that section."""
     return load_rows(DatasetConfig(source=source, path=str(path), **options), "train", None)

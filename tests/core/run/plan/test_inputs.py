@@ -46,6 +46,16 @@ def test_only_rows_that_are_used_are_held_out_or_trained_on(
         )
 
 
+def test_rows_that_are_measured_alone_may_stand_in_for_those_to_train_on(prepared: Callable[..., RunPlan]) -> None:
+    rows = [{"prompt": "a:"}, {"prompt": "b:"}]
+    plan = prepared("data.train.source=python", "data.evaluation.source=python", "data.on_overlap=error")
+    plan = evolve(plan, given_rows={"train": rows, "evaluation": rows})
+    with load_inputs(evolve(plan, evaluating=True), FakeTokenizer()) as inputs:
+        assert inputs.notes == ()
+    with pytest.raises(DataError, match="2 of 2 held-out"), load_inputs(plan, FakeTokenizer()):
+        pass
+
+
 def test_a_tokenizer_from_the_hub_says_which_tokens_its_model_has(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path)))

@@ -28,6 +28,16 @@ def test_panels_hold_the_metrics_that_are_there() -> None:
     assert run_panels([]) == ()
 
 
+def test_runs_without_rewards_draw_their_loss() -> None:
+    records = [{"step": 0, "evaluation/loss": 3.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.0, "evaluation/loss": 2.25}]
+    (panel,) = run_panels(records)
+    assert panel == main_panel(records)
+    drawn = {series.label: series.points for series in panel.series}
+    assert (panel.title, panel.limits) == ("Loss", None)
+    assert drawn == {"held-out": ((0, 3.0), (2, 2.25)), "training": ((1, 2.5), (2, 2.0))}
+    assert main_panel([{"step": 1, "loss": 1.0, "reward_mean": 0.0}]).title == "Reward and held-out accuracy"
+
+
 def test_points_that_are_not_finite_are_left_out() -> None:
     assert Series(label="x", points=[(1, math.nan), (2, 1.0), (3, math.inf)]).points == ((2, 1.0),)
 

@@ -16,13 +16,14 @@ class ArrowRows(LazyRows):
 
     def __init__(self, table: pa.Table) -> None:
         super().__init__(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0])
-        self._table = table
+        self.table = table
+        """The table of all rows, those outside of a slice too."""
 
     def __iter__(self) -> Iterator[Row]:
         if self.numbers.step != 1:
             yield from super().__iter__()
             return
-        for batch in self._table.slice(self.numbers.start, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
+        for batch in self.table.slice(self.numbers.start, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
             yield from batch.to_pylist()
 
 

@@ -1,4 +1,4 @@
-"""Data sets: rows from the environment, a JSONL or Parquet file or a Hub name.
+"""Data sets: rows from the environment, a JSONL, CSV or Parquet file or a Hub name.
 
 Whatever a data set calls its fields, rows carry the prompt as `prompt` and the completion as `completion`; all other fields
 stay as they are.
@@ -13,6 +13,7 @@ import pyarrow as pa
 from rlcore.config.recipe import DatasetConfig
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.arrow_rows import arrow_rows
+from rlcore.run.data.csv_rows import CsvRows, csv_rows
 from rlcore.run.data.jsonl_rows import JsonlRows, jsonl_rows
 from rlcore.schema.suggestions import similar_path
 from rlcore.spi import AgentEnvironment, ContractError, DataError, Environment, Row
@@ -39,8 +40,9 @@ def load_rows(
     key = f"data.{split}"
     if config.source == "environment":
         rows = _environment_rows(config, key, split, environment, owner)
-    elif config.source == "jsonl":
-        rows = jsonl_rows(_existing_path(config, key), config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
+    elif config.source in ("jsonl", "csv"):
+        read = jsonl_rows if config.source == "jsonl" else csv_rows
+        rows = read(_existing_path(config, key), config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
     else:
         table = _parquet_table(config, key) if config.source == "parquet" else _hub_table(config, key)
         rows = arrow_rows(table, config, key, has_prompts=has_prompts, may_be_chats=may_be_chats)
@@ -52,8 +54,8 @@ def load_rows(
 
 
 def row_name(rows: Sequence[Row], number: int) -> str:
-    """How errors call a row: by its number, and by its line in a JSONL file."""
-    line = f"; line {rows.line(number)} of the file" if isinstance(rows, JsonlRows) else ""
+    """How errors call a row: by its number, and by its line in a JSONL or CSV file."""
+    line = f"; line {rows.line(number)} of the file" if isinstance(rows, JsonlRows | CsvRows) else ""
     return f"row {number} (the first is 0{line})"
 
 
@@ -64,7 +66,7 @@ def _environment_rows(
     if rows is None:
         has = "the recipe names no environment" if environment is None else f"the environment brings no {split!r} rows"
         raise DataError(
-            f'{key}.source: found "environment", but {has}. Name a data set: {key}.source = "jsonl" (or "parquet", '
+            f'{key}.source: found "environment", but {has}. Name a data set: {key}.source = "jsonl" (or "csv", "parquet", '
             f'"huggingface") and {key}.path'
         )
     return rows if config.limit is None else rows[: config.limit]

@@ -141,8 +141,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             )
         measured = evaluation_kept[: recipe.evaluation.max_prompts]
         notes: tuple[str, ...] = ()
-        given = prepared.given_rows
-        if evaluation_rows is not None and not ("train" in given and given["train"] is given.get("evaluation")):
+        if evaluation_rows is not None and not _only_measured(prepared):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
         yield Inputs(
             tokenizer=tokenizer,
@@ -208,6 +207,12 @@ def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
         return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
     owner = "environment" if entry is None else entry.label
     return load_rows(config, split, prepared.environment, owner, **form)
+
+
+def _only_measured(prepared: RunPlan) -> bool:
+    """Whether a program measures rows that stand in for those to train on, which it need not have."""
+    given = prepared.given_rows
+    return prepared.evaluating and "train" in given and given["train"] is given.get("evaluation")
 
 
 def _taken(rows: Sequence[Row], numbers: Int64Array) -> Iterable[Row]:

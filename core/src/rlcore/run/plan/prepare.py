@@ -36,7 +36,7 @@ def prepare(
     """
     raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
-    plan = _plan(made, found if given is None else given.described(found), evaluating)
+    plan = evolve(_plan(made, found if given is None else given.described(found), evaluating), evaluating=evaluating)
     if given is not None:
         plan = evolve(plan, given_rows=given.rows)
     if "environment" not in plan.chosen:

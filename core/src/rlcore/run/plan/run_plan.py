@@ -37,6 +37,8 @@ class RunPlan:
     """Neighbouring ranks that share one generator."""
     given_rows: Mapping[Split, Sequence[Any]] = field(factory=dict)
     """The rows that a program brings, by the data set that they are of."""
+    evaluating: bool = False
+    """Whether a model is measured and nothing trained."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
 

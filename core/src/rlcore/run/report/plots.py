@@ -50,28 +50,35 @@ class Panel:
 
 CURVES: Mapping[str, Mapping[str, str]] = {
     "Reward and held-out accuracy": {"evaluation/pass@1": "held-out pass@1", "reward_mean": "mean reward"},
+    "Loss": {"evaluation/loss": "held-out", "loss": "training"},
     "Response length (tokens)": {"response_length_mean": "mean"},
     "Entropy (nats)": {"entropy": "policy"},
     "Gradient norm": {"grad_norm": "before clipping"},
     "token_mult_prob_error": {"token_mult_prob_error": "generation against trainer"},
 }
 """Panels by title: which metric is drawn under which label."""
+NUM_MAIN = 2
+"""Of the first so many one is the main panel."""
 
 
 def main_panel(records: Iterable[Mapping[str, float]]) -> Panel:
-    """Reward and accuracy over the steps; `records` as in metrics.jsonl."""
-    title = next(iter(CURVES))
-    series = _series(list(records), CURVES[title])
+    """Reward and accuracy over the steps, or where nothing is rewarded the loss, which says little beside them; `records` as
+    in metrics.jsonl."""
+    lines = list(records)
+    reward, loss = list(CURVES)[:NUM_MAIN]
+    series = _series(lines, CURVES[reward])
+    if not series and (losses := _series(lines, CURVES[loss])):
+        return Panel(title=loss, series=losses)
     # Shares on one scale, so that the curves of different runs compare; rewards may lie anywhere.
     shares = all(0.0 <= value <= 1.0 for one in series for _, value in one.points)
-    return Panel(title=title, series=series, limits=(0.0, 1.0) if shares else None)
+    return Panel(title=reward, series=series, limits=(0.0, 1.0) if shares else None)
 
 
 def run_panels(records: Iterable[Mapping[str, float]]) -> tuple[Panel, ...]:
     """Every panel of which the records hold a metric, the main one first and the seconds of a step last."""
     lines = list(records)
     seconds = {f"time/{name}_s": name for name in (*STEP_PHASES, "other")}
-    others = list(CURVES.items())[1:]
+    others = list(CURVES.items())[NUM_MAIN:]
     panels = [main_panel(lines), *(Panel(title=title, series=_series(lines, labels)) for title, labels in others)]
     panels.append(Panel(title="Seconds of a step", series=_series(lines, seconds), stacked=True))
     return tuple(panel for panel in panels if not panel.empty)

@@ -6,19 +6,21 @@ import numpy as np
 
 from rlcore.run.report.timing import STEP_PHASES
 
-PASS = "evaluation/pass@1"
+MEASURED = {"accuracy": "evaluation/pass@1", "held_out_loss": "evaluation/loss"}
+"""What is told of the first and the last evaluation, by its name in metrics.jsonl."""
 
 
 def summarize(records: Sequence[Mapping[str, float]]) -> dict[str, object]:
-    """`accuracy_before` and `accuracy_after` (first and last pass@1), medians of the step times, the last step's figures.
+    """`accuracy_before` and `accuracy_after` (first and last pass@1), likewise `held_out_loss_…`, medians of the step times,
+    the last step's figures.
 
     `records` are the lines of metrics.jsonl, of this run and of those it resumed.
     """
-    measured = [record[PASS] for record in records if PASS in record]
     steps = [record for record in records if "time/total_s" in record]
     summary: dict[str, object] = {}
-    if measured:
-        summary |= {"accuracy_before": measured[0], "accuracy_after": measured[-1]}
+    for label, name in MEASURED.items():
+        if measured := [record[name] for record in records if name in record]:
+            summary |= {f"{label}_before": measured[0], f"{label}_after": measured[-1]}
     if steps:
         parts = ("total", *STEP_PHASES, "other")
         summary["steps"] = int(steps[-1]["step"])

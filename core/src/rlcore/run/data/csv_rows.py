@@ -1,0 +1,111 @@
+"""Rows of a CSV file (RFC 4180, with a line of names at its beginning)."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from rlcore.config.recipe import DatasetConfig
+from rlcore.run.data.arrow_rows import CHUNK_ROWS, ArrowRows, arrow_rows
+from rlcore.run.data.jsonl_line import MAX_LINE_BYTES
+from rlcore.run.data.row_fields import prompt_fault
+from rlcore.spi import DataError
+from rlcore.spi.arrays import Int64Array
+
+Record: TypeAlias = tuple[int, list[str]]
+"""A row's fields, behind the number of the line that it begins on, from 1."""
+
+
+class CsvRows(ArrowRows):
+    """The rows of a CSV file. The format has no types: each field is text."""
+
+    def __init__(self, rows: ArrowRows, lines: Int64Array) -> None:
+        """`lines` int64 [N]: the line that each row begins on, from 1."""
+        super().__init__(rows.table)
+        self._lines = lines
+
+    def line(self, index: int) -> int:
+        """The number of a row's line in the file, from 1."""
+        return int(self._lines[self.numbers[index]])
+
+
+def csv_rows(path: Path, config: DatasetConfig, key: str, *, has_prompts: bool = True, may_be_chats: bool = False) -> CsvRows:
+    """The rows of a file, all of them checked. DataError names the first line that is no row, or has no prompt where each
+    `has_prompts`."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{key}.path: cannot read {path}: {error}") from error
+    records = _records(content, path, key)
+    _, names = next(records, (1, []))
+    _check_names(names, path, key)
+    prompts = names.index(config.prompt_field) if has_prompts and config.prompt_field in names else None
+    lines: list[int] = []
+    batches = []
+    rows = islice((_checked(record, names, prompts, path, key) for record in records), config.limit)
+    while chunk := list(islice(rows, CHUNK_ROWS)):
+        lines += [line for line, _ in chunk]
+        columns = zip(*(fields for _, fields in chunk), strict=True)
+        batches.append(pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], names))
+    table = pa.Table.from_batches(batches, pa.schema([(name, pa.string()) for name in names]))
+    made = arrow_rows(table, config, key, has_prompts=has_prompts and bool(lines), may_be_chats=may_be_chats)
+    return CsvRows(made, np.asarray(lines, np.int64))
+
+
+def _records(content: bytes, path: Path, key: str) -> Iterator[Record]:
+    """The records of a file, the names' first, without blank lines."""
+    reader = csv.reader(_lines(content, path, key), strict=True)
+    limit = csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        read = 0
+        while True:
+            begins = read + 1
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(
+                    f"{key}.path: {path}, line {begins} is no CSV ({error}); expected fields that commas divide, "
+                    "and quotes around one with a comma, a quote or a line's end in it"
+                ) from error
+            read = reader.line_num
+            if fields:
+                yield begins, fields
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _lines(content: bytes, path: Path, key: str) -> Iterator[str]:
+    for number, line in enumerate(BytesIO(content.removeprefix(b"\xef\xbb\xbf")), start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            found = f"bytes that are not UTF-8 ({error.reason})"
+            raise DataError(f"{key}.path: {path}, line {number}: found {found}; expected text in UTF-8") from error
+        if "\0" in text:
+            raise DataError(f"{key}.path: {path}, line {number} holds a NUL byte: {line[:60]!r}; expected text in UTF-8")
+        yield text
+
+
+def _check_names(names: Sequence[str], path: Path, key: str) -> None:
+    """DataError where the first line names no columns."""
+    wrong = [name for name in dict.fromkeys(names) if not name.strip() or names.count(name) > 1]
+    if wrong:
+        listed = ", ".join(map(repr, wrong))
+        raise DataError(f"{key}.path: {path}, line 1: found the names {listed}; expected the columns' names, each once")
+
+
+def _checked(record: Record, names: Sequence[str], prompt: int | None, path: Path, key: str) -> Record:
+    line, fields = record
+    where = f"{path}, line {line}"
+    if len(fields) != len(names):
+        raise DataError(f"{key}.path: {where} has {len(fields)} fields; expected {len(names)}, as the first line has names")
+    if prompt is not None and (fault := prompt_fault(fields[prompt])):
+        raise DataError(f"{key}: {where}: the field {names[prompt]!r} holds {fault}; expected text")
+    return record
