@@ -58,7 +58,7 @@ CURVES: Mapping[str, Mapping[str, str]] = {
 }
 """Panels by title: which metric is drawn under which label."""
 NUM_MAIN = 2
-"""Of the first so many one is the main panel."""
+"""One of the first so many is the main panel."""
 
 
 def main_panel(records: Iterable[Mapping[str, float]]) -> Panel:
