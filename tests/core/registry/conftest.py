@@ -17,6 +17,7 @@ from rlcore.spi import (
     FinishReason,
     GenerateResult,
     GeneratorContext,
+    Head,
     LoadStateResult,
     LogprobsResult,
     ModelSpec,
@@ -31,6 +32,7 @@ from rlcore.spi import (
     TrainerContext,
     TrainerLayout,
     TrainStepResult,
+    ValuesResult,
     WeightBucket,
     WeightExport,
     capabilities,
@@ -77,6 +79,11 @@ class FakeTrainer:
         columns = tuple(_ragged(batch, -1.0) for batch in request.microbatches)
         entropy = tuple(_ragged(batch, 1.0) for batch in request.microbatches) if request.entropy else None
         return LogprobsResult(logprobs=columns, entropy=entropy, weight_version=request.weight_version)
+
+    @hookimpl
+    def get_values(self, request):
+        values = tuple(np.full(batch.num_tokens, 0.25, np.float32) for batch in request.microbatches)
+        return ValuesResult(values=values, weight_version=request.weight_version)
 
     @hookimpl
     def export_weights(self, request):
@@ -165,10 +172,11 @@ def make_provider() -> Callable[..., Provider]:
 def make_trainer(backends, make_provider) -> Callable[..., TrainerHandle]:
     """A handle on a FakeTrainer some of whose hooks are replaced: make_trainer(train_step=lambda self, request: ...)."""
 
-    def make(observers=(), declared=ALL, **hooks: Callable[..., Any]) -> TrainerHandle:
+    def make(observers=(), declared=ALL, head: Head = "tokens", **hooks: Callable[..., Any]) -> TrainerHandle:
         backends.Trainer = _with_hooks(FakeTrainer, hooks)
         (entry,) = Registry.from_providers({"trainer": [make_provider(capabilities=declared)]}).of("trainer")
-        return build_trainer(entry, TRAINER_CONTEXT, FakeConfig(), observing(*observers))
+        context = evolve(TRAINER_CONTEXT, head=head, needs_reference=head == "tokens")
+        return build_trainer(entry, context, FakeConfig(), observing(*observers))
 
     return make
 

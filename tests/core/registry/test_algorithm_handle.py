@@ -208,3 +208,43 @@ def test_the_algorithm_sees_all_that_the_rollouts_say_and_changes_none_of_it(mak
         np.testing.assert_array_equal(getattr(given, name), getattr(rollouts, name))
     with pytest.raises(ValueError, match="read-only"):
         given.reward_components["answer"][0] = 2.0
+
+
+class Judge:
+    """Measures values, and returns what is given."""
+
+    needs = AlgorithmNeeds(source="demonstrations", head="value")
+
+    def __init__(self, context, config):
+        pass
+
+    def build_batch(self, rollouts):
+        return GOOD
+
+    def measure_values(self, examples, values):
+        return {"mean": float(values.mean())}
+
+
+def test_values_of_held_out_rows_are_measured_and_what_comes_of_it_is_checked(backends, make_provider):
+    backends.Algorithm = Judge
+    provider = make_provider("acme", backend="fake_backends:Algorithm", capabilities=())
+    (entry,) = Registry.from_providers({"algorithm": [provider]}).of("algorithm")
+    handle = build_algorithm(entry, CONTEXT, provider.config())
+    assert handle.measures
+    assert handle.measure_values(ROLLOUTS, np.full(4, 0.5, np.float32)) == {"mean": 0.5}
+    with pytest.raises(NonFiniteError, match="measure_values returned"):
+        handle.measure_values(ROLLOUTS, np.full(4, np.nan, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("needs", "text"),
+    [
+        (AlgorithmNeeds(source="rollouts", head="value"), "source"),
+        (AlgorithmNeeds(source="preferences", head="value", reference_logprobs=True), "reference_logprobs"),
+        (AlgorithmNeeds(source="preferences", head="value", entropy=True), "entropy"),
+        (AlgorithmNeeds(source="preferences", head="scalar"), "head"),
+    ],
+)
+def test_an_algorithm_of_values_needs_nothing_of_tokens(make_algorithm, needs, text):
+    with pytest.raises(PluginError, match=text):
+        make_algorithm(needs=needs)

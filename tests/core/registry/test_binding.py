@@ -190,6 +190,23 @@ def test_a_backend_must_not_wrap(entry, backends, options):
     assert "Backend.train_step: a wrapper; a backend answers itself, only observers wrap" in problems
 
 
+def test_a_head_of_values_needs_its_capability_and_its_hook_and_no_reference(entry, backends, make_provider):
+    context = attrs.evolve(CONTEXT, head="value")
+    assert build_trainer(entry, context, backends.Config()).head == "value"
+    with pytest.raises(ContractError, match="a reference beside"):
+        build_trainer(entry, attrs.evolve(context, needs_reference=True), backends.Config())
+    (without,) = Registry.from_providers({"trainer": [make_provider(capabilities=())]}).of("trainer")
+    with pytest.raises(ContractError, match="value_head"):
+        build_trainer(without, context, backends.Config())
+    fields = {
+        name: value for name, value in vars(backends.Trainer).items() if name not in ("get_values", "__dict__", "__weakref__")
+    }
+    backends.Trainer = type("Trainer", (), fields)
+    with pytest.raises(PluginError, match="get_values: missing"):
+        build_trainer(entry, CONTEXT, backends.Config())
+    assert build_trainer(without, CONTEXT, backends.Config()).head == "tokens"
+
+
 def test_hooks_that_the_role_has_not_are_refused(entry, backends):
     misspelt = marked(lambda self, request: None)
     (problem,) = problems_of(entry, subclass(backends, train_stpe=misspelt))

@@ -19,6 +19,8 @@ from rlcore.spi import (
     TokenBatch,
     TrainStepRequest,
     TrainStepResult,
+    ValuesRequest,
+    ValuesResult,
     capabilities,
 )
 
@@ -323,6 +325,53 @@ def test_calls_that_need_an_undeclared_capability_are_refused(make_trainer, batc
         trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, entropy="metric")))
     assert trainer.set_residency(SetResidencyRequest(weights="device", state="device")).device_bytes == 0
     assert trainer.has(capabilities.ENTROPY) is False
+
+
+def values_request(*batches):
+    return ValuesRequest(microbatches=batches, weight_version=0)
+
+
+def test_values_come_back_as_they_were_given_at_first_tokens_too(make_trainer, batch):
+    result = make_trainer(head="value").get_values(values_request(batch, batch))
+    assert [array.tolist() for array in result.values] == [[0.25] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda c: {"values": None}, ContractError, "values: found None; expected a tuple of arrays"),
+        (lambda c: {"values": (c[:-1],)}, ContractError, "found shape [4] of float32; expected [5] of float32"),
+        (lambda c: {"values": changed(c, 0, np.nan)}, NonFiniteError, "of microbatch 0: found nan at token 0"),
+        (lambda c: {"weight_version": 1}, ContractError, "weight_version: found 1; expected 0"),
+    ],
+)
+def test_wrong_values_are_refused_and_the_trainer_stays_usable(make_trainer, batch, change, error, text):
+    good = ValuesResult(values=(column(batch),), weight_version=0)
+    trainer = make_trainer(head="value", get_values=lambda self, request: attrs.evolve(good, **change(column(batch))))
+    with pytest.raises(error) as raised:
+        trainer.get_values(values_request(batch))
+    assert text in str(raised.value)
+    assert trainer.is_usable
+
+
+def test_each_head_answers_for_itself_alone(make_trainer, batch):
+    with pytest.raises(ContractError, match='get_values .* head "tokens"'):
+        make_trainer().get_values(values_request(batch))
+    trainer = make_trainer(head="value")
+    with pytest.raises(ContractError, match='get_logprobs .* head "value"'):
+        trainer.get_logprobs(logprobs_request(batch))
+    routed = batch.with_token_column("routed_experts", np.zeros((5, 1, 1), np.int16))
+    for call in (
+        lambda: trainer.get_values(values_request(routed)),
+        lambda: trainer.train_step(step_request(batch, logprobs=True)),
+        *(
+            lambda changes=changes: trainer.train_step(step_request(batch, loss=attrs.evolve(LOSS, **changes)))
+            for changes in ({"entropy": "metric"}, {"previous_logprobs": "unchanged"}, {"generation_mismatch": True})
+        ),
+    ):
+        with pytest.raises(ContractError, match="no distribution over tokens"):
+            call()
+    assert trainer.train_step(step_request(batch)).weight_version == 1
 
 
 def residency(weights, state):

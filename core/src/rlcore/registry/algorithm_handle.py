@@ -18,11 +18,13 @@ from rlcore.spi.algorithm import (
     RolloutBatch,
     StatefulAlgorithm,
     TrainingBatch,
+    ValueMeasuringAlgorithm,
 )
 from rlcore.spi.arrays import AnyArray, Float32Array, check_array, check_range
 from rlcore.spi.batch import GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError, DataError, RlcoreError
 from rlcore.spi.loss import LossSpec
+from rlcore.spi.weights import Head
 
 AlgorithmState: TypeAlias = Mapping[str, AnyArray | float]
 """What an algorithm keeps between steps."""
@@ -48,17 +50,28 @@ class AlgorithmHandle:
     @property
     def measures(self) -> bool:
         """Whether it learns from rows of a data set, and tells how well held-out ones are known."""
-        return self.needs.source != "rollouts" and isinstance(self._algorithm, MeasuringAlgorithm)
+        protocol = ValueMeasuringAlgorithm if self.needs.head == "value" else MeasuringAlgorithm
+        return self.needs.source != "rollouts" and isinstance(self._algorithm, protocol)
 
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> dict[str, float]:
         """Its figures of held-out examples. ContractError or NonFiniteError where they are none."""
         assert isinstance(self._algorithm, MeasuringAlgorithm)
         with attributed("raised in measure of", self.entry.label):
             figures = self._algorithm.measure(_protected(examples), logprobs, reference)
+        return self._checked("measure", figures)
+
+    def measure_values(self, examples: RolloutBatch, values: Float32Array) -> dict[str, float]:
+        """Its figures of held-out examples, by the values after their tokens. Errors as of `measure`."""
+        assert isinstance(self._algorithm, ValueMeasuringAlgorithm)
+        with attributed("raised in measure_values of", self.entry.label):
+            figures = self._algorithm.measure_values(_protected(examples), values)
+        return self._checked("measure_values", figures)
+
+    def _checked(self, method: str, figures: Mapping[str, float]) -> dict[str, float]:
         try:
             check_metrics("figures", figures)
         except RlcoreError as error:
-            raise type(error)(f"{self.entry.label}: measure returned what it must not: {error}") from error
+            raise type(error)(f"{self.entry.label}: {method} returned what it must not: {error}") from error
         return dict(figures)
 
     def save_state(self) -> AlgorithmState | None:
@@ -134,6 +147,9 @@ def _read_only(array: AnyArray) -> AnyArray:
     return view
 
 
+_NEEDS_OF_TOKENS = ("previous_logprobs", "reference_logprobs", "reference_model", "entropy", "untruncated_sampling")
+
+
 def _check_needs(needs: AlgorithmNeeds) -> None:
     _check_choice("needs.source", needs.source, get_args(get_type_hints(AlgorithmNeeds)["source"]))
     for name in (
@@ -152,6 +168,11 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
             "needs.reference_logprobs_in_rollouts: found True without reference_logprobs, or without rollouts; "
             'expected it beside reference_logprobs = True and source = "rollouts"'
         )
+    _check_choice("needs.head", needs.head, get_args(Head))
+    excluded = [name for name in _NEEDS_OF_TOKENS if getattr(needs, name)]
+    if needs.head == "value" and (excluded or needs.source == "rollouts"):
+        found = " and ".join([*excluded, *(['source = "rollouts"'] if needs.source == "rollouts" else [])])
+        raise ContractError(f'needs.head: found "value" with {found}; expected "tokens": a model of values has no such thing')
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
 

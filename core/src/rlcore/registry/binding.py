@@ -93,13 +93,15 @@ def build_trainer(
     entry: Entry, context: TrainerContext, config: object, observers: Sequence[ObserverEntry] = ()
 ) -> TrainerHandle:
     """Build a trainer backend and bind it. What its constructor raises passes through, with a note that names it."""
+    if context.head == "value":
+        _require_values(entry, context)
     backend = _build(entry, "trainer", context, config)
     layout = getattr(backend, "layout", None)
     if not isinstance(layout, TrainerLayout) or not 0 <= layout.data_parallel_rank < layout.data_parallel_size:
         _require_fit(entry, [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"])
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
-    return TrainerHandle(entry, manager.hook, record, layout=cast("TrainerLayout", layout))
+    return TrainerHandle(entry, manager.hook, record, layout=cast("TrainerLayout", layout), head=context.head)
 
 
 def build_generator(
@@ -242,6 +244,15 @@ def _build(entry: Entry, role: Role, context: object, config: object) -> object:
         return cast("object", cls(context, config))
 
 
+def _require_values(entry: Entry, context: TrainerContext) -> None:
+    """ContractError unless a trainer can have the head "value", of which no reference is asked."""
+    if capabilities.VALUE_HEAD not in _provider(entry).capabilities:
+        needed = f"the capability {capabilities.VALUE_HEAD!r}, which it does not declare"
+        raise ContractError(f'{entry.label}: context.head "value" needs {needed}')
+    if context.needs_reference or context.reference is not None:
+        raise ContractError(f'{entry.label}: found a reference beside context.head "value"; expected none: values have none')
+
+
 def _require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> None:
     if problem := arguments_problem(function, "context", "config"):
         raise PluginError(f"{entry.label}: {what} {problem}")
@@ -257,6 +268,9 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
     """What is wrong with a plugin's class, before it is built."""
     if role in _SPECS:
         yield from backend_problems(cls, _SPECS[role])
+        has_values = role == "trainer" and capabilities.VALUE_HEAD in provider.capabilities
+        if has_values and not hasattr(cls, "get_values"):
+            yield f"get_values: missing; expected it beside the capability {capabilities.VALUE_HEAD!r}"
     elif role == "environment" and capabilities.AGENT in provider.capabilities:
         yield from method_problems(cls, AgentEnvironment, ("run", "rows"))
     else:

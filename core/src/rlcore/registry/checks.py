@@ -91,9 +91,15 @@ def check_own_names(name: str, values: Iterable[str]) -> None:
 
 
 def check_token_arrays(
-    name: str, arrays: object, microbatches: Sequence[TokenBatch], *, lower: float = -math.inf, upper: float = math.inf
+    name: str,
+    arrays: object,
+    microbatches: Sequence[TokenBatch],
+    *,
+    lower: float = -math.inf,
+    upper: float = math.inf,
+    has_firsts: bool = False,
 ) -> tuple[Float32Array, ...]:
-    """One float32 [T] a microbatch, finite, within the bounds, 0.0 at the first token of each sequence."""
+    """One float32 [T] a microbatch, finite, within the bounds; 0.0 at the first token of each sequence unless `has_firsts`."""
     if not isinstance(arrays, tuple):
         raise ContractError(f"{name}: found {_described(arrays)}; expected a tuple of arrays")
     if len(arrays) != len(microbatches):
@@ -102,7 +108,8 @@ def check_token_arrays(
         where = f"{name} of microbatch {index}"
         check_array(where, array, np.float32, microbatch.num_tokens)
         check_range(where, array, lower=lower, upper=upper)
-        _check_first_tokens(where, array, microbatch.offsets)
+        if not has_firsts:
+            _check_first_tokens(where, array, microbatch.offsets)
     return arrays
 
 

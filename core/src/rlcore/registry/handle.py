@@ -3,7 +3,7 @@
 | Call | weights | state | else |
 |---|---|---|---|
 | train_step | device | device | |
-| get_logprobs, export_weights | device | any | |
+| get_logprobs, get_values, export_weights | device | any | |
 | refit | device | any | |
 | generate, stream | device | device | the last refit was accepted |
 | set_residency | any | any | a generator's: nothing is generated meanwhile |
@@ -43,6 +43,7 @@ ResultT = TypeVar("ResultT")
 _NEEDS: dict[str, tuple[bool, bool]] = {
     "train_step": (True, True),
     "get_logprobs": (True, False),
+    "get_values": (True, False),
     "export_weights": (True, False),
     "generate": (True, True),
     "stream": (True, True),

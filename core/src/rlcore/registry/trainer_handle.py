@@ -28,8 +28,12 @@ from rlcore.spi.trainer import (
     TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
+    ValuesRequest,
+    ValuesResult,
 )
-from rlcore.spi.weights import WeightExport
+from rlcore.spi.weights import Head, WeightExport
+
+_NO_TOKENS = 'a trainer with the head "value" has no distribution over tokens'
 
 
 class TrainerHandle(BackendHandle):
@@ -37,9 +41,10 @@ class TrainerHandle(BackendHandle):
 
     state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step"}
 
-    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, layout: TrainerLayout) -> None:
+    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, layout: TrainerLayout, head: Head = "tokens") -> None:
         super().__init__(entry, hooks, record)
         self.layout = layout
+        self.head: Head = head
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
@@ -54,6 +59,8 @@ class TrainerHandle(BackendHandle):
             capabilities.SCHEDULE_STEP: request.schedule_step != request.weight_version,
         }
         self._require_capabilities("train_step", needed)
+        if self.head == "value":
+            self._require_no_logprobs(request)
         self._require_columns(request)
         require_loss(request.loss.path)
         result = self._call("train_step", request, TrainStepResult, lambda result: _check_step(request, result))
@@ -63,10 +70,20 @@ class TrainerHandle(BackendHandle):
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
         """Log-probabilities of the given tokens; NonFiniteError where one is NaN or infinite."""
         self._require_legal("get_logprobs", request, LogprobsRequest)
+        self._require_head("get_logprobs", "tokens")
         self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
         needed = {capabilities.REFERENCE_POLICY: request.model == "reference", capabilities.ENTROPY: request.entropy}
         self._require_capabilities("get_logprobs", needed)
         result = self._call("get_logprobs", request, LogprobsResult, lambda result: _check_logprobs(request, result))
+        self._state.weight_version = result.weight_version
+        return result
+
+    def get_values(self, request: ValuesRequest) -> ValuesResult:
+        """Values after the given tokens; NonFiniteError where one is NaN or infinite."""
+        self._require_legal("get_values", request, ValuesRequest)
+        self._require_head("get_values", "value")
+        self._require_batches("get_values", request.microbatches, 1.0, request.weight_version)
+        result = self._call("get_values", request, ValuesResult, lambda result: _check_values(request, result))
         self._state.weight_version = result.weight_version
         return result
 
@@ -89,9 +106,26 @@ class TrainerHandle(BackendHandle):
             check_record(microbatch, TokenBatch)
         is_routed = any(ROUTED_EXPERTS in microbatch.token_columns for microbatch in microbatches)
         self._require_capabilities(hook, {capabilities.ROUTING_REPLAY: is_routed})
+        if is_routed and self.head == "value":
+            raise ContractError(f"{self.entry.label}: {hook} with the column {ROUTED_EXPERTS}; expected none: {_NO_TOKENS}")
         if not temperature > 0:
             raise ContractError(f"{self.entry.label}: {hook} takes a positive temperature; found {temperature}")
         self._state.require_version(hook, weight_version)
+
+    def _require_head(self, hook: str, head: Head) -> None:
+        if self.head != head:
+            raise ContractError(f'{self.entry.label}: {hook} of a trainer with the head "{self.head}"; expected "{head}"')
+
+    def _require_no_logprobs(self, request: TrainStepRequest) -> None:
+        """What a loss of values cannot ask for."""
+        asked = {
+            'loss.entropy "none"': request.loss.entropy != "none",
+            'loss.previous_logprobs "absent"': request.loss.previous_logprobs != "absent",
+            "no loss.generation_mismatch": request.loss.generation_mismatch,
+            "no request.logprobs": request.logprobs,
+        }
+        if expected := ", ".join(name for name, is_asked in asked.items() if is_asked):
+            raise ContractError(f"{self.entry.label}: train_step asks for more than values; expected {expected}: {_NO_TOKENS}")
 
     def _require_columns(self, request: TrainStepRequest) -> None:
         """Every column that the loss reads."""
@@ -135,6 +169,11 @@ def _check_logprobs(request: LogprobsRequest, result: LogprobsResult) -> None:
             raise ContractError("entropy: found arrays; expected None, since it was not asked for")
         return
     check_token_arrays("entropy", result.entropy, request.microbatches, lower=-TOLERANCE)
+
+
+def _check_values(request: ValuesRequest, result: ValuesResult) -> None:
+    _check_version(result.weight_version, request.weight_version)
+    check_token_arrays("values", result.values, request.microbatches, has_firsts=True)
 
 
 def _check_export(request: ExportWeightsRequest, export: WeightExport) -> None:

@@ -232,7 +232,7 @@ class Loop:
             batch = self._with_reference(batch)
             columns.append(spi.REFERENCE_LOGPROBS)
         first = later = evolve(loss, token_columns=tuple(dict.fromkeys(columns)))
-        if self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
+        if needs.head == "tokens" and self.trainer.has(spi.capabilities.PREVIOUS_LOGPROBS):
             # The first update's own forward pass sees the very weights that are meant.
             first = evolve(first, previous_logprobs="unchanged")
         updates = [(evolve(minibatches[0], batch=batch), first)]

@@ -113,6 +113,10 @@ class TrainerGroup(Group, Protocol):
     ) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, and 0.0 in the others."""
 
+    def values(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
+        """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others. Of a trainer with
+        the head "value" alone."""
+
 
 class ResponseFeed(Protocol):
     """Where the requests of a group's stream come from and its samples go: rlcore.spi.SampleFeed, but for their texts."""

@@ -11,6 +11,7 @@ from rlcore.spi.algorithm import RolloutBatch as RolloutBatch
 from rlcore.spi.algorithm import StatefulAlgorithm as StatefulAlgorithm
 from rlcore.spi.algorithm import TrainingBatch as TrainingBatch
 from rlcore.spi.algorithm import TurnRewards as TurnRewards
+from rlcore.spi.algorithm import ValueMeasuringAlgorithm as ValueMeasuringAlgorithm
 from rlcore.spi.batch import ADVANTAGES as ADVANTAGES
 from rlcore.spi.batch import EPISODE_IDS as EPISODE_IDS
 from rlcore.spi.batch import GENERATION_LOGPROBS as GENERATION_LOGPROBS
@@ -104,8 +105,11 @@ from rlcore.spi.trainer import TrainerLayout as TrainerLayout
 from rlcore.spi.trainer import TrainerSpec as TrainerSpec
 from rlcore.spi.trainer import TrainStepRequest as TrainStepRequest
 from rlcore.spi.trainer import TrainStepResult as TrainStepResult
+from rlcore.spi.trainer import ValuesRequest as ValuesRequest
+from rlcore.spi.trainer import ValuesResult as ValuesResult
 from rlcore.spi.version import SPI_VERSION as SPI_VERSION
 from rlcore.spi.weights import DtypeName as DtypeName
+from rlcore.spi.weights import Head as Head
 from rlcore.spi.weights import NamedTensor as NamedTensor
 from rlcore.spi.weights import TensorSpec as TensorSpec
 from rlcore.spi.weights import WeightBucket as WeightBucket

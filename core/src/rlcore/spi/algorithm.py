@@ -10,6 +10,7 @@ from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int
 from rlcore.spi.batch import EPISODE_IDS, GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore.spi.loss import LossSpec
+from rlcore.spi.weights import Head
 
 
 @frozen(kw_only=True)
@@ -45,6 +46,9 @@ class AlgorithmNeeds:
     dynamic_sampling: bool = False
     """The algorithm is meant for groups whose rewards differ (arXiv:2503.14476): rollout.refill_equal_rewards is true
     unless the recipe says otherwise."""
+    head: Head = "tokens"
+    """What the trained model ends in (TrainerContext.head). "value" is for models that judge, such as reward models: nothing
+    generates with one, so that `source` is not "rollouts", and no log-probabilities exist."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -190,3 +194,12 @@ class MeasuringAlgorithm(Algorithm, Protocol):
     def measure(self, examples: RolloutBatch, logprobs: Float32Array, reference: Float32Array | None) -> Mapping[str, float]:
         """Figures of held-out examples, which are logged as `evaluation/<name>`. `logprobs` float32 [T] are the trainer's at
         its present weights, 0.0 at first tokens; `reference` the reference's, where the algorithm needs them."""
+
+
+@runtime_checkable
+class ValueMeasuringAlgorithm(Algorithm, Protocol):
+    """An algorithm with the head "value" that can tell how well held-out rows are judged, and so has this method."""
+
+    def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
+        """Figures of held-out examples, which are logged as `evaluation/<name>`. `values` float32 [T] are the trainer's at its
+        present weights, after each token."""

@@ -32,6 +32,9 @@ ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
 LORA = "lora"
 """TrainerContext.lora: adapters alone are trained and kept in checkpoints; save_state(kind="peft") writes them as PEFT does."""
+VALUE_HEAD = "value_head"
+"""TrainerContext.head = "value": the model gives a value after each token, by get_values and to the loss, in place of
+log-probabilities."""
 
 # generators
 TOP_K = "top_k"

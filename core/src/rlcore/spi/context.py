@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from rlcore.spi.lora import LoraSpec
 from rlcore.spi.optimizer import OptimizerSpec, ScheduleSpec
-from rlcore.spi.weights import DtypeName
+from rlcore.spi.weights import DtypeName, Head
 
 
 @frozen(kw_only=True)
@@ -62,6 +62,11 @@ class TrainerContext:
     """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
     with the adapters merged in, and the policy that `reference` stands for is the model without them. Needs the capability
     `lora`."""
+    head: Head = "tokens"
+    """What the model ends in. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
+    float32 [1, hidden] without a bias, as in transformers' *ForSequenceClassification with num_labels = 1, which is what
+    save_state(kind="hf") writes. It begins with what the model's directory holds under that name, or at zero. Needs the
+    capability `value_head`."""
 
     def learning_rate(self, step: int) -> float:
         """What train_step uses at TrainStepRequest.schedule_step `step`."""
@@ -129,6 +134,8 @@ class CheckContext:
     """TrainerContext.lora, as it will be."""
     reference: ModelSpec | None = None
     """TrainerContext.reference, as it will be."""
+    head: Head = "tokens"
+    """TrainerContext.head, as it will be."""
     channel: str | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None

@@ -63,7 +63,8 @@ class LossInputs:
     """One microbatch, as torch tensors on the trainer's device."""
 
     logprobs: "Tensor"
-    """float32 [T], differentiable: current log-probabilities at the step's temperature; 0.0 at first tokens."""
+    """float32 [T], differentiable: current log-probabilities at the step's temperature; 0.0 at first tokens. Of a trainer with
+    the head "value", which has none, zeros without a gradient."""
     entropy: "Tensor | None"
     """float32 [T] in nats, 0.0 at first tokens; None unless LossSpec.entropy asks for it; with a gradient for "loss"."""
     loss_mask: "Tensor"
@@ -79,6 +80,9 @@ class LossInputs:
     previous_logprobs: "Tensor | None" = None
     """float32 [T], without a gradient: the trainer's log-probabilities at the start of the step, as LossSpec.previous_logprobs
     declares them; None where they are not known."""
+    values: "Tensor | None" = None
+    """float32 [T], differentiable: the value after reading token t, at first tokens too. None unless TrainerContext.head is
+    "value"."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from attrs import field, frozen
 
 from rlcore.spi.arrays import Float32Array
 from rlcore.spi.batch import GlobalCounts, TokenBatch
+from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
 from rlcore.spi.lifecycle import (
     CloseRequest,
@@ -41,7 +42,7 @@ class TrainStepRequest:
     """Global counts over all microbatches of all ranks."""
     loss: LossSpec
     temperature: float
-    """Logits are divided by it before the log-softmax, as the sampler did; positive."""
+    """Logits are divided by it before the log-softmax, as the sampler did; positive. Values know of none."""
     weight_version: int
     """The version that the trainer must hold before the step."""
     bounds: Mapping[str, float] = field(factory=dict)
@@ -101,6 +102,25 @@ class LogprobsResult:
     weight_version: int
 
 
+@frozen(kw_only=True, eq=False)
+class ValuesRequest:
+    """Values of given tokens, without a gradient."""
+
+    microbatches: tuple[TokenBatch, ...]
+    weight_version: int
+    """The version that the trainer must hold."""
+
+
+@frozen(kw_only=True, eq=False)
+class ValuesResult:
+    """One array a microbatch, in the request's order."""
+
+    values: tuple[Float32Array, ...]
+    """float32 [T] each: the head's output after reading token t, at every token, the first of a sequence too, whatever
+    loss_mask says."""
+    weight_version: int
+
+
 @frozen(kw_only=True)
 class ExportWeightsRequest:
     """Stream the policy's weights."""
@@ -113,8 +133,16 @@ class ExportWeightsRequest:
     """A bucket holds at most this much, or one tensor that is larger."""
 
 
+OPTIONAL_TRAINER_HOOKS = ("get_values",)
+"""Hooks of a trainer that a backend may leave out, where it does not declare the capability `value_head`."""
+
+
 class TrainerSpec(Protocol):
-    """The hooks of a trainer. A backend implements every one with `rlcore.spi.hookimpl`, in exactly these signatures.
+    """The hooks of a trainer. A backend implements them with `rlcore.spi.hookimpl`, in exactly these signatures. It may leave
+    out get_values, where it does not declare the capability `value_head`: what then happens is written here.
+
+    A trainer built with `context.head = "value"` has no distribution over tokens: the core asks it for no get_logprobs,
+    entropy, reference or routing, and one built with "tokens" for no get_values.
 
     A NaN or infinite loss or gradient raises NonFiniteError and leaves weights, optimizer and version as they were.
     """
@@ -128,6 +156,11 @@ class TrainerSpec(Protocol):
     @hookspec(firstresult=True)
     def get_logprobs(self, request: LogprobsRequest) -> LogprobsResult:
         """Log-probabilities (and entropy) of the given tokens under the policy or the reference."""
+
+    @hookspec(firstresult=True)
+    def get_values(self, request: ValuesRequest) -> ValuesResult:  # noqa: ARG002
+        """Values of the given tokens. Needs the capability `value_head` and `context.head = "value"`."""
+        raise ContractError("get_values: found a trainer that does not implement it; expected the capability `value_head`")
 
     @hookspec(firstresult=True)
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:

@@ -9,6 +9,10 @@ from attrs import frozen
 from rlcore.spi.arrays import AnyArray
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Head: TypeAlias = Literal["tokens", "value"]
+"""What a model ends in: the vocabulary's head, or one linear output a token."""
+VALUE_HEAD_WEIGHT = "score.weight"
+"""The name of that output's weight, [1, hidden], in transformers' *ForSequenceClassification."""
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number of each DtypeName."""

@@ -5,6 +5,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+from rlcore.spi.weights import Head
 from rlcore.transformers_import import import_transformers
 
 END_OF_TEXT = "<|end|>"
@@ -59,8 +60,10 @@ def make_model(
     max_length: int = 512,
     initializer_range: float = 0.08,
     dtype: str = "float32",
+    head: Head = "tokens",
 ) -> Path:
-    """Write config.json, generation_config.json, safetensors and a tokenizer; returns the directory.
+    """Write config.json, generation_config.json, safetensors and a tokenizer; returns the directory. With `head` "value" the
+    model is the architecture's *ForSequenceClassification with one label.
 
     `architecture` is a model_type that transformers knows. Weights are random, by default drawn wider than usual so that the
     model's distributions are far from uniform and a wrong log-probability shows.
@@ -68,7 +71,7 @@ def make_model(
     import torch
 
     import_transformers()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     vocab_size = make_tokenizer(directory, alphabet)
     options: dict[str, Any] = {
@@ -95,11 +98,14 @@ def make_model(
     }
     defaults = AutoConfig.for_model(architecture)
     options |= {key: value for key, value in special.items() if hasattr(defaults, key)}
+    options |= {"num_labels": 1} if head == "value" else {}
     config = AutoConfig.for_model(architecture, **options)
+    model_class = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.generation_config.eos_token_id = 0
+        model = model_class.from_config(config, dtype=getattr(torch, dtype))
+    if head == "tokens":
+        model.generation_config.eos_token_id = 0
     _save_quietly(model, directory)
     return directory
 

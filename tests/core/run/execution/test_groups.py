@@ -19,6 +19,7 @@ from rlcore.spi import (
     GENERATION_LOGPROBS,
     ExportWeightsRequest,
     GeneratorContext,
+    Head,
     LoadStateRequest,
     LogprobsRequest,
     LossSpec,
@@ -40,6 +41,7 @@ from rlcore.testing.fakes.generator import FakeGeneratorConfig
 from rlcore.testing.fakes.loss import FakePolicyGradientConfig
 from rlcore.testing.fakes.providers import FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer, FakeTrainerConfig
+from rlcore.testing.fakes.values import VALUES_PATH
 
 MODEL = ModelSpec(path="none")
 LOSS = LossSpec(
@@ -70,11 +72,17 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     sent.clear()
 
 
-def trainer(max_tokens: int = 8, less: frozenset[str] = frozenset()) -> InProcessTrainer:
+def trainer(max_tokens: int = 8, less: frozenset[str] = frozenset(), head: Head = "tokens") -> InProcessTrainer:
     provider = evolve(FAKE_TRAINER, backend="recording:Recording", capabilities=FAKE_TRAINER.capabilities - less)
     (entry,) = Registry.from_providers({"trainer": [provider]}).of("trainer")
     context = TrainerContext(
-        model=MODEL, rank_info=RankInfo(), seed=3, num_train_steps=4, needs_reference=True, max_sequence_length=16
+        model=MODEL if head == "tokens" else ModelSpec(path=VALUES_PATH),
+        rank_info=RankInfo(),
+        seed=3,
+        num_train_steps=4,
+        needs_reference=head == "tokens",
+        max_sequence_length=16,
+        head=head,
     )
     handle = build_trainer(entry, context, FakeTrainerConfig(initial_scale=0.5))
     return InProcessTrainer(handle=handle, max_tokens_per_microbatch=max_tokens, temperature=0.5)
@@ -115,6 +123,14 @@ def test_logprobs_are_in_the_places_of_their_tokens_however_they_were_cut(
     inside = np.repeat(np.isin(np.arange(len(lengths)), chosen), lengths)
     np.testing.assert_array_equal(found, np.where(inside, whole, 0.0))
     assert found.dtype == np.float32
+
+
+def test_values_are_in_the_places_of_their_tokens_and_need_no_column() -> None:
+    batch, chosen = batch_of([3, 5, 2, 6]), np.asarray([0, 2, 3])
+    found = trainer(6, head="value").values(batch, chosen, 0)
+    whole = trainer(1000, head="value").values(batch, np.arange(4), 0)
+    assert np.abs(whole).min() > 0
+    np.testing.assert_array_equal(found, np.where(np.repeat([True, False, True, True], [3, 5, 2, 6]), whole, 0.0))
 
 
 @settings(max_examples=20)

@@ -11,7 +11,7 @@ class Algorithm:
     """Notes what it is given."""
 
     class needs:  # noqa: N801
-        reference_logprobs = True
+        reference_logprobs, head = True, "tokens"
 
     def measure(self, examples, logprobs, reference):
         return {"rows": float(len(examples.rewards)), "gap": float((logprobs - reference).sum())}

@@ -7,6 +7,7 @@ from attrs import evolve
 from mutants import killed_by
 
 from rlcore.spi import BoundError, CheckpointError, NonFiniteError, hookimpl
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore.testing.fakes.policy import Contexts, Forward
 from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
 
@@ -728,3 +729,38 @@ class NothingHeld(FakeTrainer):
     @hookimpl
     def set_residency(self, request):
         return evolve(super().set_residency(request), device_bytes=0)
+
+
+@killed_by("test_values_equal_the_reference")
+class ValuesBeforeTheirToken(FakeTrainer):
+    def values(self, batch):
+        forward = super().values(batch)
+        return evolve(forward, states=np.roll(forward.states, 1, axis=0))
+
+
+@killed_by("test_loss_and_gradient_of_values_equal_the_reference")
+class HeadAloneLearns(FakeTrainer):
+    def accumulate(self, request):
+        loss, metrics, grads = super().accumulate(request)
+        if VALUE_HEAD_WEIGHT in grads:
+            grads = {name: grad if name == VALUE_HEAD_WEIGHT else 0 * grad for name, grad in grads.items()}
+        return loss, metrics, grads
+
+
+@killed_by("test_values_begin_at_zero")
+class HeadBeginsAtRandom(FakeTrainer):
+    def __init__(self, context, config):
+        super().__init__(context, config)
+        if context.head == "value":
+            self.weights[VALUE_HEAD_WEIGHT] += np.float32(0.1)
+
+
+@killed_by("test_resumed_values_take_the_step_that_would_have_followed")
+class HeadNotInTheCheckpoint(FakeTrainer):
+    @hookimpl
+    def load_state(self, request):
+        kept = self.weights[VALUE_HEAD_WEIGHT].copy() if self.context.head == "value" else None
+        result = super().load_state(request)
+        if kept is not None:
+            self.weights[VALUE_HEAD_WEIGHT][...] = kept
+        return result

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
@@ -18,6 +18,17 @@ from rlcore.run.train_step.microbatches import group_offsets, plan_microbatches
 from rlcore.spi.arrays import Float32Array, Int64Array, put_rows
 
 HandleT = TypeVar("HandleT", bound=BackendHandle)
+TokensRequest: TypeAlias = spi.LogprobsRequest | spi.ValuesRequest
+"""A request that is answered by one number a token."""
+
+
+def tokens_figures(
+    handle: TrainerHandle, request: TokensRequest, microbatches: tuple[spi.TokenBatch, ...]
+) -> tuple[Float32Array, ...]:
+    """float32 [T] of each microbatch: what the request asks for, given its microbatches."""
+    if isinstance(request, spi.ValuesRequest):
+        return handle.get_values(evolve(request, microbatches=microbatches)).values
+    return handle.get_logprobs(evolve(request, microbatches=microbatches)).logprobs
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,8 +77,8 @@ class MinibatchTrainer(ABC):
         """The step on these of the batch's sequences; with their log-probabilities [T] where the request asks for them."""
 
     @abstractmethod
-    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
-        """float32 [T]: the log-probabilities of these of the batch's sequences, 0.0 in the others."""
+    def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
+        """float32 [T]: the log-probabilities or values of these of the batch's sequences, 0.0 in the others."""
 
     def _groups(self, batch: spi.TokenBatch, sequences: Int64Array) -> Int64Array | None:
         """int64 [G+1]: where the groups of these sequences begin and end; None where each sequence goes by itself."""
@@ -100,6 +111,11 @@ class MinibatchTrainer(ABC):
         bare = evolve(_with_columns(batch, {spi.ROUTED_EXPERTS} if model == "policy" else set()), sequence_columns={})
         return self._evaluate(request, bare, sequences)
 
+    def values(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
+        """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others."""
+        request = spi.ValuesRequest(microbatches=(), weight_version=weight_version)
+        return self._evaluate(request, evolve(_with_columns(batch, set()), sequence_columns={}), sequences)
+
 
 @frozen(kw_only=True, eq=False)
 class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
@@ -116,10 +132,10 @@ class InProcessTrainer(InProcessGroup[TrainerHandle], MinibatchTrainer):
         result = self.handle.train_step(evolve(request, microbatches=_cut(batch, plan)))
         return result, None if result.logprobs is None else put_rows(result.logprobs, batch.offsets, np.concatenate(plan))
 
-    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
+    def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         plan = self._plan(batch, sequences, None)
-        found = self.handle.get_logprobs(evolve(request, microbatches=_cut(batch, plan)))
-        return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))
+        found = tokens_figures(self.handle, request, _cut(batch, plan))
+        return put_rows(found, batch.offsets, np.concatenate(plan))
 
     def _plan(self, batch: spi.TokenBatch, sequences: Int64Array, groups: Int64Array | None) -> list[Int64Array]:
         plan = plan_microbatches(batch.lengths[sequences], max_tokens=self.max_tokens_per_microbatch, groups=groups)

@@ -38,6 +38,7 @@ def check_plan(plan: RunPlan) -> None:
         needs_reference=needs.reference_logprobs,
         lora=recipe.lora,
         reference=plan.reference,
+        head=needs.head,
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
@@ -97,6 +98,13 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             found=f"a held-out set, without an [environment], and algorithm {recipe.algorithm.name!r} measures none itself",
             expected="an environment, which judges the answers",
             remedy="Set environment.name, or leave out [data.evaluation].",
+        )
+    if needs.head == "value" and recipe.environment is not None:
+        yield Problem(
+            path="environment",
+            found=f"the section, with algorithm {recipe.algorithm.name!r}, which trains a model of values",
+            expected="no such section: nothing generates with such a model",
+            remedy="Leave it out; held-out rows of [data.evaluation] are judged by the model itself.",
         )
     yield from _reference_problems(recipe, needs)
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:

@@ -132,6 +132,7 @@ class RunPlan:
             optimizer=self.recipe.optimizer,
             schedule=self.recipe.schedule,
             lora=self.recipe.lora,
+            head=self.algorithm.needs.head,
         )
 
     def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:

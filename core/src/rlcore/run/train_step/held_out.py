@@ -1,4 +1,5 @@
-"""How well held-out rows of a data set are known: the algorithm's figures of their log-probabilities at present weights."""
+"""How well held-out rows of a data set are known: the algorithm's figures of their log-probabilities, or values, at present
+weights."""
 
 import numpy as np
 from attrs import define, field
@@ -31,8 +32,14 @@ class HeldOutExamples:
         """The algorithm's figures, each as `evaluation/<name>`. The reference is asked once: it never changes."""
         batch = self.samples.batch
         every = np.arange(batch.num_sequences)
+        if self.algorithm.needs.head == "value":
+            values = self.trainer.values(batch, every, weight_version)
+            return _named(self.algorithm.measure_values(self.samples, values))
         logprobs = self.trainer.logprobs(batch, every, "policy", weight_version)
         if self.algorithm.needs.reference_logprobs and self._reference is None:
             self._reference = self.trainer.logprobs(batch, every, "reference", weight_version)
-        figures = self.algorithm.measure(self.samples, logprobs, self._reference)
-        return {f"evaluation/{name}": value for name, value in figures.items()}
+        return _named(self.algorithm.measure(self.samples, logprobs, self._reference))
+
+
+def _named(figures: dict[str, float]) -> dict[str, float]:
+    return {f"evaluation/{name}": value for name, value in figures.items()}

@@ -1,6 +1,7 @@
 """Fixtures that both halves of the kit share; a test class overrides those that do not fit."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -9,7 +10,7 @@ from attrs import evolve
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
 from rlcore.spi import DtypeName, ModelSpec, Provider, Role, capabilities
-from rlcore.testing.conformance.reference import Reference, RoutedPolicy
+from rlcore.testing.conformance.reference import Reference, ReferenceValues, RoutedPolicy
 from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.models import make_model
 
@@ -68,6 +69,19 @@ class BackendFixtures:
         from rlcore.testing.conformance.huggingface_reference import HuggingFaceReference
 
         return HuggingFaceReference(routed_model).load
+
+    @pytest.fixture
+    def value_model(self, provider: Provider, tmp_path_factory: pytest.TempPathFactory, dtype: DtypeName) -> ModelSpec:
+        """A model whose directory holds a head of values: a tiny Qwen3 with random weights."""
+        require(provider, capabilities.VALUE_HEAD)
+        return evolve(tiny_model(tmp_path_factory, seed=4, head="value"), dtype=dtype)
+
+    @pytest.fixture
+    def value_reference(self, value_model: ModelSpec) -> Callable[[Values], ReferenceValues]:
+        """What its values are measured against, given its weights: `transformers` in float32 on the CPU."""
+        from rlcore.testing.conformance.huggingface_values import load_values
+
+        return partial(load_values, value_model)
 
     @pytest.fixture
     def tolerance(self, model: ModelSpec) -> float:

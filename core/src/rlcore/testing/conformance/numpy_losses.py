@@ -1,4 +1,4 @@
-"""The probe loss for the fake trainer: the value and its derivatives, written out."""
+"""The probe losses for the fake trainer: the value and its derivatives, written out."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ import numpy as np
 from rlcore.spi import ADVANTAGES, LossInputs, LossOutput
 from rlcore.testing.conformance.probe import (
     LARGEST_SURPRISE,
+    LARGEST_VALUE,
     MEAN_ENTROPY,
     MEAN_LOGPROB,
     MEAN_PREVIOUS_LOGPROB,
+    MEAN_VALUE,
     PREVIOUS_COEFFICIENT,
     PROBE_WEIGHT,
     SEQUENCE_SHARE,
     SURPRISE_BELOW_100,
     TOKEN_SHARE,
     ProbeConfig,
+    ValueProbeConfig,
 )
 from rlcore.testing.fakes.loss import FakeLoss
 
@@ -56,5 +59,30 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
         "loss": FakeLoss(value=value, logprob_grads=grads, entropy_grads=entropy_grads),
         "sums": sums,
         "maxima": {LARGEST_SURPRISE: largest, SURPRISE_BELOW_100: largest - 100.0},
+    }
+    return LossOutput(**fields)
+
+
+def value_probe_loss(inputs: LossInputs, config: ValueProbeConfig) -> LossOutput:  # noqa: ARG001
+    """The formula of `ValueProbeConfig`, on one microbatch of numpy arrays."""
+    arrays: Any = inputs
+    values, counts, offsets = arrays.values, inputs.counts, arrays.offsets
+    mask = arrays.loss_mask.astype(np.float64)
+    counted = np.add.reduceat(mask, offsets[:-1]) > 0
+    weights = counted * arrays.sequence_columns[PROBE_WEIGHT] / counts.num_loss_sequences
+    errors = values - arrays.token_columns[ADVANTAGES]
+    value = float((mask * (errors**2 / 2 + arrays.logprobs)).sum() / counts.num_loss_tokens)
+    grads = mask * errors / counts.num_loss_tokens
+    grads[offsets[1:] - 1] += weights
+    loss = FakeLoss(
+        value=value + float((weights * values[offsets[1:] - 1]).sum()), logprob_grads=np.zeros_like(values), value_grads=grads
+    )
+    fields: dict[str, Any] = {
+        "loss": loss,
+        "sums": {
+            MEAN_VALUE: float((mask * values).sum() / counts.num_loss_tokens),
+            TOKEN_SHARE: float(mask.sum() / counts.num_loss_tokens),
+        },
+        "maxima": {LARGEST_VALUE: float(np.where(arrays.loss_mask, values, -np.inf).max())},
     }
     return LossOutput(**fields)

@@ -20,6 +20,8 @@ MEAN_ENTROPY = "probe/mean_entropy"
 MEAN_PREVIOUS_LOGPROB = "probe/mean_previous_logprob"
 TOKEN_SHARE = "probe/token_share"
 SEQUENCE_SHARE = "probe/sequence_share"
+MEAN_VALUE = "probe/mean_value"
+LARGEST_VALUE = "probe/largest_value"
 LARGEST_SURPRISE = "probe/largest_surprise"
 SURPRISE_BELOW_100 = "probe/surprise_below_100"
 """The largest surprise less 100: a maximum that is negative."""
@@ -39,6 +41,30 @@ class ProbeConfig:
     """Compares each sequence with the next one."""
     poison_gradient: bool = False
     """Makes the gradient infinite while the loss stays finite."""
+
+
+@frozen(kw_only=True)
+class ValueProbeConfig:
+    """The loss that the kit trains values with has no constants:
+
+    Σ_t m_t · ((v_t − A_t)² / 2 + logprob_t) / loss tokens + Σ_n w_n · v at the last token of n / loss sequences
+
+    over the tokens t of the loss mask and the sequences n that have such tokens. Log-probabilities do not exist, so they are
+    to be zeros.
+    """
+
+
+def expected_value_probe(batch: TokenBatch, values: Float64Array) -> tuple[float, dict[str, float]]:
+    """Loss and metrics of a whole optimizer step in one batch, in float64, from the values [T]."""
+    counts, mask = batch.counts(), batch.loss_mask.astype(np.float64)
+    loss = (mask * (values - batch.token_columns[ADVANTAGES]) ** 2).sum() / 2 / counts.num_loss_tokens
+    lasts, counted = values[batch.offsets[1:] - 1], batch.loss_lengths > 0
+    loss += (counted * batch.sequence_columns[PROBE_WEIGHT] * lasts).sum() / counts.num_loss_sequences
+    return float(loss), {
+        MEAN_VALUE: float((mask * values).sum() / counts.num_loss_tokens),
+        LARGEST_VALUE: float(values[batch.loss_mask].max()),
+        TOKEN_SHARE: 1.0,
+    }
 
 
 def expected_mismatch(batch: TokenBatch, logprobs: Float64Array) -> dict[str, float]:

@@ -66,8 +66,8 @@ class RankReport:
     """What one rank computed and received."""
 
     layout: TrainerLayout
-    logprobs: tuple[Float32Array, ...]
-    """Log-probabilities of the first step's microbatches of this rank, before the step."""
+    figures: tuple[Float32Array, ...]
+    """Log-probabilities, or values, of the first step's microbatches of this rank, before the step."""
     reference: tuple[Float32Array, ...] | None
     """The log-probabilities under the reference policy, after all steps."""
     steps: tuple[StepOutcome, ...]
@@ -95,7 +95,7 @@ def play(rank: int, job: RankJob, rendezvous: str, barrier: Any) -> None:
 def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
     layout, steps, refusals = trainer.handle.layout, [], {}
     own, temperature = share_of(job.steps[0].shares, layout), job.steps[0].request.temperature
-    logprobs = trainer.logprobs(own, temperature=temperature)
+    figures = trainer.figures(own, temperature=temperature)
     for step in job.steps[:-1]:
         steps.append(_taken(trainer, step))
         if len(steps) == 1:
@@ -110,7 +110,7 @@ def _play(trainer: TrainerUnderTest, job: RankJob, barrier: Any) -> RankReport:
     reference = None
     if job.context.needs_reference:
         reference = trainer.logprobs(own, len(job.steps) - 1, model="reference", temperature=temperature)
-    return RankReport(layout=layout, logprobs=logprobs, reference=reference, steps=tuple(steps), refusals=refusals)
+    return RankReport(layout=layout, figures=figures, reference=reference, steps=tuple(steps), refusals=refusals)
 
 
 def _taken(trainer: TrainerUnderTest, step: SharedStep) -> StepOutcome:

@@ -35,6 +35,16 @@ class RoutedPolicy(ReferencePolicy, Protocol):
         """Return `logits` with tokens sent to given experts, int16 [T, L, K]; where it is -1 the routers choose."""
 
 
+class ReferenceValues(Protocol):
+    """A model of values with given weights."""
+
+    def values(self, tokens: Int32Array) -> Float64Array:
+        """float64 [L]: the value after each token of one sequence alone."""
+
+    def gradient_norm(self, batch: TokenBatch, loss: LossSpec) -> float:
+        """Global L2 norm of the loss's gradient with respect to all weights, `batch` being the whole optimizer step."""
+
+
 class Reference(Protocol):
     """Makes models of the architecture at hand."""
 
@@ -59,6 +69,12 @@ def reference_logprobs(policy: ReferencePolicy, batch: TokenBatch, temperature: 
         logprobs[start + 1 : end] = table[np.arange(len(table)), tokens[1:]]
         entropy[start + 1 : end] = -(np.exp(table) * table).sum(axis=-1)
     return logprobs, entropy
+
+
+def reference_values(model: ReferenceValues, batch: TokenBatch) -> Float64Array:
+    """float64 [T]: the values of a packed batch; each sequence run alone."""
+    pairs = zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
+    return np.concatenate([model.values(batch.tokens[start:end]) for start, end in pairs])
 
 
 def sampling_distribution(logits: Float64Array, sampling: SamplingParams) -> tuple[Float64Array, Float64Array]:

@@ -1,19 +1,22 @@
-"""The probe loss for trainers in torch."""
+"""The probe losses for trainers in torch."""
 
 import torch
 
 from rlcore.spi import ADVANTAGES, LossInputs, LossOutput
 from rlcore.testing.conformance.probe import (
     LARGEST_SURPRISE,
+    LARGEST_VALUE,
     MEAN_ENTROPY,
     MEAN_LOGPROB,
     MEAN_PREVIOUS_LOGPROB,
+    MEAN_VALUE,
     PREVIOUS_COEFFICIENT,
     PROBE_WEIGHT,
     SEQUENCE_SHARE,
     SURPRISE_BELOW_100,
     TOKEN_SHARE,
     ProbeConfig,
+    ValueProbeConfig,
 )
 
 
@@ -48,3 +51,22 @@ def probe_loss(inputs: LossInputs, config: ProbeConfig) -> LossOutput:
         loss = loss + torch.sqrt(logprobs.sum() - logprobs.sum().detach())
     largest = (-mask * logprobs).max().detach()
     return LossOutput(loss=loss, sums=sums, maxima={LARGEST_SURPRISE: largest, SURPRISE_BELOW_100: largest - 100.0})
+
+
+def value_probe_loss(inputs: LossInputs, config: ValueProbeConfig) -> LossOutput:  # noqa: ARG001
+    """The formula of `ValueProbeConfig`, on one microbatch."""
+    values, counts = inputs.values, inputs.counts
+    assert values is not None
+    assert not inputs.logprobs.requires_grad
+    mask = inputs.loss_mask.to(values.dtype)
+    errors = (values - inputs.token_columns[ADVANTAGES]) ** 2 / 2 + inputs.logprobs
+    loss = (mask * errors).sum() / counts.num_loss_tokens
+    counted = torch.stack([mask[start:end].sum() > 0 for start, end in inputs.offsets.unfold(0, 2, 1).tolist()])
+    weights = inputs.sequence_columns[PROBE_WEIGHT] * counted
+    loss = loss + (weights * values[inputs.offsets[1:] - 1]).sum() / counts.num_loss_sequences
+    found = values.detach()
+    return LossOutput(
+        loss=loss,
+        sums={MEAN_VALUE: (mask * found).sum() / counts.num_loss_tokens, TOKEN_SHARE: mask.sum() / counts.num_loss_tokens},
+        maxima={LARGEST_VALUE: torch.where(inputs.loss_mask, found, -torch.inf).max()},
+    )

@@ -6,11 +6,19 @@ from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
 from rlcore.testing.conformance.trainer_optimizer import TrainerOptimizer
 from rlcore.testing.conformance.trainer_ranks import TrainerRanks
 from rlcore.testing.conformance.trainer_routing import TrainerRouting
+from rlcore.testing.conformance.trainer_values import TrainerValues
 from rlcore.testing.conformance.trainer_weights import TrainerWeights
 
 
 class TrainerConformance(
-    TrainerNumerics, TrainerOptimizer, TrainerWeights, TrainerLifecycle, TrainerRouting, TrainerLora, TrainerRanks
+    TrainerNumerics,
+    TrainerOptimizer,
+    TrainerWeights,
+    TrainerLifecycle,
+    TrainerRouting,
+    TrainerLora,
+    TrainerValues,
+    TrainerRanks,
 ):
     """What every trainer has to pass::
 
@@ -24,5 +32,6 @@ class TrainerConformance(
     ("cpu"), `dtype` (float32, or else the first that the provider declares), `model` (a tiny Qwen3), `optimizer` (AdamW with a
     learning rate of 1e-3, which makes updates well visible), `tolerance` (in nats, by the dtype), `loss_path` (the probe loss
     in torch), `lora` (adapters of rank 3), `narrow_dtype` (one that it declares), `reference` (`transformers` on the CPU),
-    `routed_model` (a tiny Qwen3-MoE) and `routed_reference`.
+    `routed_model` (a tiny Qwen3-MoE) and `routed_reference`, `value_model` (a tiny Qwen3 with a head of values),
+    `value_reference` and `value_loss_path`.
     """

@@ -25,6 +25,7 @@ from rlcore.spi import (
     TrainerContext,
     TrainStepRequest,
     TrainStepResult,
+    ValuesRequest,
     capabilities,
 )
 from rlcore.spi.arrays import Float32Array
@@ -106,6 +107,16 @@ class TrainerUnderTest:
             )
         ).logprobs
 
+    def values(self, batches: tuple[TokenBatch, ...], weight_version: int = 0) -> tuple[Float32Array, ...]:
+        """Values after each token, one array a batch."""
+        return self.handle.get_values(ValuesRequest(microbatches=batches, weight_version=weight_version)).values
+
+    def figures(self, batches: tuple[TokenBatch, ...], *, temperature: float) -> tuple[Float32Array, ...]:
+        """What its head gives of each token, at version 0: log-probabilities or values."""
+        if self.handle.head == "value":
+            return self.values(batches)
+        return self.logprobs(batches, temperature=temperature)
+
     def entropy(self, batch: TokenBatch, weight_version: int, temperature: float) -> Float32Array:
         """Entropies of one batch."""
         entropy = self.handle.get_logprobs(
@@ -158,6 +169,11 @@ class TrainerFixtures(BackendFixtures):
     def loss_path(self) -> str:
         """The probe loss in the trainer's own array type: torch's."""
         return "rlcore.testing.conformance.torch_losses:probe_loss"
+
+    @pytest.fixture
+    def value_loss_path(self) -> str:
+        """The probe loss of values in the trainer's own array type: torch's."""
+        return "rlcore.testing.conformance.torch_losses:value_probe_loss"
 
     @pytest.fixture
     def narrow_dtype(self, provider: Provider) -> DtypeName:

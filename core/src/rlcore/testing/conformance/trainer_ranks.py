@@ -44,8 +44,8 @@ EXPECTED_REFUSALS = {NOT_FINITE: "NonFiniteError", OVER_A_BOUND: "BoundError"}
 class Alone:
     """What one rank with all the data makes of the steps."""
 
-    logprobs: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
-    """Log-probabilities of the first step's shares, before that step."""
+    figures: tuple[tuple[Float32Array, ...], tuple[Float32Array, ...]]
+    """Log-probabilities, or values, of the first step's shares, before that step."""
     steps: tuple[tuple[StepOutcome, Values], ...]
     """The results of the steps, each with the weights before it."""
 
@@ -61,7 +61,6 @@ class TrainerRanks(TrainerFixtures):
         open_trainer: OpenTrainer,
         reference: Reference,
         device: Device,
-        tolerance: float,
         tmp_path: Path,
     ) -> None:
         """Updates, figures, log-probabilities, exports, refusals and checkpoints; ranks agree on each."""
@@ -71,19 +70,24 @@ class TrainerRanks(TrainerFixtures):
         with open_trainer(schedule=context.schedule) as trainer:
             job = make_job(provider, rank_config, context, trainer, reference.vocab_size, tmp_path)
             one = alone(trainer, job)
-        reports = launched(job)
-        assert_two_or_one([report.layout for report in reports])
-        for rank, report in enumerate(reports):
-            for name, refusal in report.refusals.items():
-                expected = EXPECTED_REFUSALS[name]
-                assert refusal == expected, f"rank {rank}: a step that is {name}: found {refusal}; expected {expected}"
-            for number, (own, first) in enumerate(zip(report.steps, reports[0].steps, strict=True)):
-                assert_agreement(f"step {number}: rank {rank}", own, first)
-                assert_same_step(own, *one.steps[number], whose=f"rank {rank}, step {number}: ")
-            mine = share_of(one.logprobs, report.layout)
-            assert_same_logprobs(f"rank {rank}: log-probabilities", report.logprobs, mine, tolerance)
-            if report.reference is not None:
-                assert_same_logprobs(f"rank {rank}: the reference's log-probabilities", report.reference, mine, tolerance)
+        assert_one_trainer(job, one)
+
+
+def assert_one_trainer(job: RankJob, one: Alone) -> None:
+    """Assert that the ranks of a job, launched here, do what one rank has done."""
+    reports = launched(job)
+    assert_two_or_one([report.layout for report in reports])
+    for rank, report in enumerate(reports):
+        for name, refusal in report.refusals.items():
+            expected = EXPECTED_REFUSALS[name]
+            assert refusal == expected, f"rank {rank}: a step that is {name}: found {refusal}; expected {expected}"
+        for number, (own, first) in enumerate(zip(report.steps, reports[0].steps, strict=True)):
+            assert_agreement(f"step {number}: rank {rank}", own, first)
+            assert_same_step(own, *one.steps[number], whose=f"rank {rank}, step {number}: ")
+        mine = share_of(one.figures, report.layout)
+        assert_same_figures(f"rank {rank}: log-probabilities or values", report.figures, mine, job.tolerance)
+        if report.reference is not None:
+            assert_same_figures(f"rank {rank}: the reference's log-probabilities", report.reference, mine, job.tolerance)
 
 
 def require_devices(device: Device) -> None:
@@ -120,7 +124,7 @@ def make_job(
     if capabilities.METRIC_BOUNDS in provider.capabilities:
         refused[OVER_A_BOUND] = shared(trainer, ((batch,), (other,)), 1, bounds={TOKEN_SHARE: 0.95})
     return RankJob(
-        provider=evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one),
+        provider=travelling(provider),
         config=config,
         context=context,
         tolerance=trainer.tolerance,
@@ -132,6 +136,11 @@ def make_job(
         ),
         refused=refused,
     )
+
+
+def travelling(provider: Provider) -> Provider:
+    """The provider without functions, which may be such as cannot travel to another process."""
+    return evolve(provider, unavailable=_available, disabled_capabilities=_nothing_less, num_devices=_of_one)
 
 
 def _available() -> None:
@@ -159,13 +168,13 @@ def shared(trainer: TrainerUnderTest, shares: Shares, weight_version: int, **opt
 
 def alone(trainer: TrainerUnderTest, job: RankJob) -> Alone:
     """Return what one rank computes without the others."""
-    first, second = (trainer.logprobs(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
+    first, second = (trainer.figures(share, temperature=TEMPERATURE) for share in job.steps[0].shares)
     steps, before = [], trainer.weights(0)
     for step in job.steps:
         result = trainer.handle.train_step(step.request)
         steps.append((trainer.after(result), before))
         before = steps[-1][0].weights
-    return Alone(logprobs=(first, second), steps=(*steps, steps[-1]))
+    return Alone(figures=(first, second), steps=(*steps, steps[-1]))
 
 
 def launched(job: RankJob, attempts: int = 3) -> list[RankReport]:
@@ -201,9 +210,9 @@ def assert_agreement(who: str, found: StepOutcome, first: StepOutcome) -> None:
         np.testing.assert_array_equal(found.weights[name], weight, err_msg=f"{who} exports another {name} than rank 0")
 
 
-def assert_same_logprobs(
+def assert_same_figures(
     what: str, found: tuple[Float32Array, ...], expected: tuple[Float32Array, ...], tolerance: float
 ) -> None:
-    """Assert that two ranks' log-probabilities of the same microbatches are equal."""
+    """Assert that two ranks' log-probabilities, or values, of the same microbatches are equal."""
     for own, array in zip(found, expected, strict=True):
         np.testing.assert_allclose(own, array, rtol=0, atol=tolerance, err_msg=what)

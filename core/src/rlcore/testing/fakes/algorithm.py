@@ -1,5 +1,6 @@
 """A small algorithm: rewards against their group's mean, likelihood of demonstrations, or preferences."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -11,11 +12,13 @@ from rlcore.spi import (
     REFERENCE_LOGPROBS,
     AlgorithmContext,
     AlgorithmNeeds,
+    Head,
     LossSpec,
     RolloutBatch,
     TrainingBatch,
 )
-from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig, FakePreferenceConfig
+from rlcore.spi.arrays import Float32Array
+from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig, FakePreferenceConfig, FakeRegressionConfig
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -33,6 +36,8 @@ class FakeAlgorithmConfig:
     """Pull towards the reference policy; above 0.0 its log-probabilities are needed."""
     entropy_coefficient: float = 0.0
     """Entropy bonus."""
+    head: Head = "tokens"
+    """"value": learn a value of 1 after each token of demonstrations."""
 
 
 class FakeAlgorithm:
@@ -53,11 +58,15 @@ class FakeAlgorithm:
             untruncated_sampling=self.config.previous_logprobs or self.config.generation_ratio,
             corrects_staleness=self.config.generation_ratio,
             whole_groups=self.config.source == "preferences",
+            head=self.config.head,
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
         """Advantages are rewards less the mean over the group's valid samples."""
         batch = rollouts.batch
+        if self.config.head == "value":
+            values = LossSpec(path="rlcore.testing.fakes.loss:fake_regression", config=FakeRegressionConfig())
+            return TrainingBatch(batch=batch, loss=values)
         if self.config.source == "demonstrations":
             loss = LossSpec(path="rlcore.testing.fakes.loss:fake_likelihood", config=FakeLikelihoodConfig())
             return TrainingBatch(batch=batch, loss=loss)
@@ -75,6 +84,10 @@ class FakeAlgorithm:
             no_signal=None if advantages.any() else "the rewards of every group are equal",
             has_signal=None if self.config.kl_coefficient or self.config.entropy_coefficient else advantages != 0,
         )
+
+    def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
+        """The mean of the values after the loss tokens."""
+        return {"value_mean": float(values[examples.batch.loss_mask].mean())}
 
     def loss(self) -> LossSpec:
         """The policy gradient, with the columns and the entropy that its coefficients ask for."""

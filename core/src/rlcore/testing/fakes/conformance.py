@@ -1,17 +1,26 @@
 """The conformance kit set up for the fakes, and for what is built from them: their reference is a naive one in numpy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlcore.spi import LossSpec, ModelSpec, Provider, TokenBatch
+from rlcore.spi import LossSpec, ModelSpec, Provider, TokenBatch, capabilities
 from rlcore.spi.arrays import Int32Array
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT
+from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator import GeneratorConformance
-from rlcore.testing.conformance.probe import ProbeConfig, expected_probe
-from rlcore.testing.conformance.reference import Float64Array, Reference, log_softmax, reference_logprobs
+from rlcore.testing.conformance.probe import ProbeConfig, expected_probe, expected_value_probe
+from rlcore.testing.conformance.reference import (
+    Float64Array,
+    Reference,
+    ReferenceValues,
+    log_softmax,
+    reference_logprobs,
+    reference_values,
+)
 from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.conformance.trainer import TrainerConformance
 from rlcore.testing.fakes.generator import OWN_SCALE
@@ -19,6 +28,7 @@ from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, 
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
+from rlcore.testing.fakes.values import VALUES_PATH
 
 NUM_TOKENS = 9
 """Few, since the trainer's gradients are taken token by token."""
@@ -88,6 +98,32 @@ class TablePolicy:
         return expected_probe(batch, logprobs, chosen, loss.config, previous)[0]
 
 
+class TableValues:
+    """Values looked up token by token; gradients by central differences of the loss, parameter by parameter."""
+
+    def __init__(self, weights: Values) -> None:
+        assert set(weights) == {*NAMES, VALUE_HEAD_WEIGHT}
+        self._weights = {name: value.astype(np.float64) for name, value in weights.items()}
+
+    def values(self, tokens: Int32Array) -> Float64Array:
+        """float64 [L]"""
+        tables = {name: value for name, value in self._weights.items() if name in NAMES}
+        return np.asarray(TablePolicy(tables).logits(tokens) @ self._weights[VALUE_HEAD_WEIGHT][0])
+
+    def gradient_norm(self, batch: TokenBatch, loss: LossSpec) -> float:  # noqa: ARG002 - the formula is the kit's
+        """Return the norm."""
+        step, square = 1e-5, 0.0
+        for table in self._weights.values():
+            for index in np.ndindex(table.shape):
+                kept, losses = table[index], []
+                for moved in (kept + step, kept - step):
+                    table[index] = moved
+                    losses.append(expected_value_probe(batch, reference_values(self, batch))[0])
+                table[index] = kept
+                square += ((losses[0] - losses[1]) / (2 * step)) ** 2
+        return float(np.sqrt(square))
+
+
 class FakeTrainerConformance(TrainerConformance):
     """The kit for the fake trainer."""
 
@@ -112,9 +148,25 @@ class FakeTrainerConformance(TrainerConformance):
         return "rlcore.testing.conformance.numpy_losses:probe_loss"
 
     @pytest.fixture
+    def value_loss_path(self) -> str:
+        """The probe loss of values in numpy."""
+        return "rlcore.testing.conformance.numpy_losses:value_probe_loss"
+
+    @pytest.fixture
     def reference(self, model: ModelSpec) -> Reference:  # noqa: ARG002
         """The naive reference that results are compared with."""
         return TableReference(NUM_TOKENS)
+
+    @pytest.fixture
+    def value_model(self, provider: Provider) -> ModelSpec:
+        """What stands for a directory with a head of values."""
+        require(provider, capabilities.VALUE_HEAD)
+        return ModelSpec(path=VALUES_PATH)
+
+    @pytest.fixture
+    def value_reference(self, value_model: ModelSpec) -> Callable[[Values], ReferenceValues]:  # noqa: ARG002
+        """The naive reference that values are compared with."""
+        return TableValues
 
 
 class FakeGeneratorConformance(GeneratorConformance):

@@ -21,6 +21,8 @@ class FakeLoss:
     """float64 [T]: d value / d logprobs."""
     entropy_grads: Float64Array | None = None
     """float64 [T]: d value / d entropy; None where the loss does not depend on it."""
+    value_grads: Float64Array | None = None
+    """float64 [T]: d value / d values; None where the loss does not depend on them."""
 
 
 @frozen(kw_only=True)
@@ -60,6 +62,20 @@ def fake_preference(inputs: LossInputs, config: FakePreferenceConfig) -> LossOut
     value = float((counted * np.log1p(np.exp(-margins))).sum() / num_pairs)
     margin = float((counted * margins).sum() / num_pairs)
     return _output(FakeLoss(value=value, logprob_grads=-pushes * signs / num_pairs), {"margin": margin})
+
+
+@frozen(kw_only=True)
+class FakeRegressionConfig:
+    """The loss fake_regression has no options."""
+
+
+def fake_regression(inputs: LossInputs, config: FakeRegressionConfig) -> LossOutput:  # noqa: ARG001
+    """Mean over the masked tokens of (value - 1)² / 2."""
+    weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
+    errors = np.asarray(inputs.values, np.float64) - 1.0
+    value = float((weights * errors**2 / 2).sum())
+    loss = FakeLoss(value=value, logprob_grads=np.zeros_like(errors), value_grads=weights * errors)
+    return _output(loss, {"loss/squared_error": 2 * value})
 
 
 @frozen(kw_only=True)

@@ -26,6 +26,7 @@ FAKE_TRAINER = Provider(
         capabilities.PREVIOUS_LOGPROBS,
         capabilities.STEP_LOGPROBS,
         capabilities.SCHEDULE_STEP,
+        capabilities.VALUE_HEAD,
         capabilities.RESIDENCY,
         "refit.in_process",
     },

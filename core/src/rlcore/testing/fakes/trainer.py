@@ -39,6 +39,8 @@ from rlcore.spi import (
     TrainerLayout,
     TrainStepRequest,
     TrainStepResult,
+    ValuesRequest,
+    ValuesResult,
     WeightBucket,
     WeightExport,
     hookimpl,
@@ -48,6 +50,7 @@ from rlcore.spi.arrays import Float32Array
 from rlcore.testing.fakes.policy import Contexts, Float64Array, Forward, Weights, make_weights
 from rlcore.testing.fakes.residency import count_residency
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE
+from rlcore.testing.fakes.values import ValueForward, make_value_weights
 
 STATE_FILE, META_FILE = "fake_trainer.npz", "fake_trainer.json"
 
@@ -73,7 +76,9 @@ class FakeTrainer:
         self.config, self.context = config, context
         self.weight_version = 0
         scale = 0.0 if config.instant else config.initial_scale
-        self.weights = make_weights(config.vocab_size, context.seed, scale)
+        self.weights: Weights = make_weights(config.vocab_size, context.seed, scale)
+        if context.head == "value":
+            self.weights = make_value_weights(config.vocab_size, context.seed, scale, context.model.path)
         self.reference: Weights | None = None
         if context.needs_reference:
             seed = context.seed if context.reference is None else crc32(context.reference.path.encode())
@@ -125,8 +130,15 @@ class FakeTrainer:
         )
 
     @hookimpl
+    def get_values(self, request: ValuesRequest) -> ValuesResult:
+        """Values after every token."""
+        self.require_version("get_values", request.weight_version)
+        values = tuple(self.values(batch).values().astype(np.float32) for batch in request.microbatches)
+        return ValuesResult(values=values, weight_version=self.weight_version)
+
+    @hookimpl
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
-        """The three tables; in float32 the trainer's own."""
+        """The three tables, and the head of values where there is one; in float32 the trainer's own."""
         self.require_version("export_weights", request.weight_version)
         if request.dtype == "bfloat16":
             raise ContractError("export_weights: found dtype bfloat16; expected float32 or float16, which numpy has")
@@ -216,6 +228,10 @@ class FakeTrainer:
         """The policy after every context of a batch."""
         return Forward.of(weights, Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size), temperature)
 
+    def values(self, batch: TokenBatch) -> ValueForward:
+        """The values after every token of a batch."""
+        return ValueForward.of(self.weights, batch.tokens, batch.offsets)
+
     def accumulate(self, request: TrainStepRequest) -> tuple[float, dict[str, float], dict[str, Float64Array]]:
         """Loss, metrics and gradients added up over the microbatches."""
         total = 0.0
@@ -223,13 +239,20 @@ class FakeTrainer:
         maxima: dict[str, float] = {}
         grads = {name: np.zeros(value.shape) for name, value in self.weights.items()}
         for batch in request.microbatches:
-            forward = self.forward(self.weights, batch, request.temperature)
+            forward: Forward | ValueForward
+            if self.context.head == "value":
+                forward = self.values(batch)
+            else:
+                forward = self.forward(self.weights, batch, request.temperature)
             output = self.call_loss(request, batch, forward)
             loss: Any = output.loss
-            with_entropy = request.loss.entropy == "loss" and loss.entropy_grads is not None
-            entropy_grads = loss.entropy_grads if with_entropy else np.zeros(batch.num_tokens)
             with np.errstate(invalid="ignore"):  # a loss may be infinite; train_step then refuses what comes of it
-                parts = forward.gradients(self.weights, loss.logprob_grads, entropy_grads)
+                if isinstance(forward, ValueForward):
+                    parts = forward.gradients(self.weights, loss.value_grads)
+                else:
+                    with_entropy = request.loss.entropy == "loss" and loss.entropy_grads is not None
+                    entropy_grads = loss.entropy_grads if with_entropy else np.zeros(batch.num_tokens)
+                    parts = forward.gradients(self.weights, loss.logprob_grads, entropy_grads)
             for name, grad in parts.items():
                 grads[name] += grad
             total += loss.value
@@ -245,12 +268,14 @@ class FakeTrainer:
         """Loss, metrics and gradients of all ranks: of this one, since there is no other."""
         return loss, sums | maxima, grads
 
-    def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward) -> LossOutput:
+    def call_loss(self, request: TrainStepRequest, batch: TokenBatch, forward: Forward | ValueForward) -> LossOutput:
         """Call the loss that the request names."""
-        current = forward.logprobs()
+        values = forward.values() if isinstance(forward, ValueForward) else None
+        current = np.zeros(batch.num_tokens) if isinstance(forward, ValueForward) else forward.logprobs()
         fields: dict[str, Any] = {
             "logprobs": current,
-            "entropy": None if request.loss.entropy == "none" else forward.entropy(),
+            "values": values,
+            "entropy": forward.entropy() if isinstance(forward, Forward) and request.loss.entropy != "none" else None,
             "loss_mask": batch.loss_mask,
             "offsets": batch.offsets,
             "token_columns": batch.token_columns,

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.registry.discovery import Entry
-from rlcore.run.execution.groups import MinibatchTrainer
+from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest
 from rlcore.run.execution.ray.calls import Calls
 from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
@@ -69,10 +69,10 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         arrays = [array for leader in leaders for array in results[leader].logprobs or ()]
         return results[leaders[0]], dispatch.join(batch, arrays) if request.logprobs else None
 
-    def _evaluate(self, request: spi.LogprobsRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
+    def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         dispatch = self._dispatch(batch, sequences, None)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
-        results = self.calls.together("logprobs", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
+        results = self.calls.together("token_figures", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
         return dispatch.join(batch, [results[leader] for leader in leaders])
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:

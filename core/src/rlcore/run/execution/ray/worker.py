@@ -25,6 +25,7 @@ from rlcore.registry.plugin_errors import exit_error, is_outside
 from rlcore.registry.selection import load_chosen
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.execution.groups import TokensRequest, tokens_figures
 from rlcore.run.execution.ray.affinity import bind_near
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
 from rlcore.run.execution.ray.dispatch import RankPart
@@ -172,12 +173,13 @@ class Worker:
         result = self._trainer_handle().train_step(evolve(request, microbatches=parts[number].microbatches()))
         return result if returns else evolve(result, logprobs=None)
 
-    def logprobs(
-        self, request: spi.LogprobsRequest, parts: Sequence[RankPart], number: int, returns: bool
+    def token_figures(
+        self, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool
     ) -> Float32Array | None:
-        """float32 [T] of this rank's share; None from ranks that only help another one."""
-        result = self._trainer_handle().get_logprobs(evolve(request, microbatches=parts[number].microbatches()))
-        return np.concatenate(result.logprobs) if returns else None
+        """float32 [T] of this rank's share, the log-probabilities or values that are asked for; None from ranks that only help
+        another one."""
+        found = tokens_figures(self._trainer_handle(), request, parts[number].microbatches())
+        return np.concatenate(found) if returns else None
 
     def refit(self, order: RefitCommand) -> Mapping[str, int]:
         """Export the weights, and bring this rank's generator to them where it hosts one; the digests of the export.
