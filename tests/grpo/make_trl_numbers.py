@@ -1,12 +1,14 @@
-"""Writes trl_numbers.json: losses and gradients as TRL's own code computes them, for test_trl_numbers.py.
+"""Writes trl_numbers.json: losses, gradients and advantages as TRL's own code computes them, for test_trl_numbers.py.
 
     python tests/grpo/make_trl_numbers.py
 
 needs trl 1.16.0, which nothing else here does. GRPOTrainer._compute_loss and RLOOTrainer._compute_loss are called as they are,
 on a trainer that was never initialised: its options are set one by one, and its model's log-probabilities are the columns
-below. The weights for the generator are made by the statements of GRPOTrainer._generate_and_score_completions that make them.
+below. Advantages, and the weights for the generator, are made by the statements of _generate_and_score_completions that make
+them.
 """
 
+import importlib
 import inspect
 import itertools
 import json
@@ -137,6 +139,58 @@ CASES = {
 """TRL's options and rlcore's, by name."""
 
 
+NUM_GENERATIONS = 4
+REWARD_WEIGHTS = {"right": 1.0, "short": 0.25}
+EPSILON = {"advantage_epsilon": 1e-4}
+SUMMED = {"multi_objective_aggregation": "sum_then_normalize"}
+ADVANTAGE_CASES = {
+    "group": ({**SUMMED, "scale_rewards": "group"}, EPSILON),
+    "batch": ({**SUMMED, "scale_rewards": "batch"}, {**EPSILON, "advantage_normalisation": "batch_std"}),
+    "none": ({**SUMMED, "scale_rewards": "none"}, {"advantage_normalisation": "none"}),
+    "gdpo": (
+        {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "group"},
+        {**EPSILON, "reward_aggregation": "normalise_then_sum", "reward_weights": REWARD_WEIGHTS},
+    ),
+    "rloo": ({"normalize_advantages": False}, {"advantage_baseline": "leave_one_out", "advantage_normalisation": "none"}),
+    "rloo, whitened": (
+        {"normalize_advantages": True},
+        {**EPSILON, "advantage_baseline": "leave_one_out", "advantage_normalisation": "batch_whitening"},
+    ),
+}
+"""TRL's options and rlcore's of advantages, by name."""
+
+
+def reward_columns():
+    """float64 [16, 2]: the rewards of four groups by two functions; in the second all are right, in the last all are equal."""
+    random = np.random.default_rng(20261124)
+    right = random.integers(0, 2, 16).astype(float)
+    right[4:8] = 1.0
+    short = np.round(random.normal(0, 1.0, 16) * 1024) / 1024
+    right[12:], short[12:] = 0.0, 0.5
+    return torch.tensor(np.stack([right, short], 1))
+
+
+def advantages_of(name, options, rewards):
+    """What the statements that make advantages of `rewards_per_func` make of these."""
+    trainer = RLOOTrainer if name.startswith("rloo") else GRPOTrainer
+    source = inspect.getsource(trainer._generate_and_score_completions)
+    begin = source.index("        unscorable_mask = torch.isnan(rewards_per_func)")
+    end = source.index("        advantages = torch.nan_to_num(advantages, nan=0.0)")
+    weights = torch.tensor(list(REWARD_WEIGHTS.values()), dtype=torch.float64)
+    stand_in = SimpleNamespace(
+        **options, reward_weights=weights, reward_funcs=[None] * len(weights), reward_clip_range=None, beta=0.0
+    )
+    names = {
+        **vars(importlib.import_module(trainer.__module__)),
+        "self": stand_in,
+        "rewards_per_func": rewards,
+        "num_generations": NUM_GENERATIONS,
+        "device": rewards.device,
+    }
+    exec(textwrap.dedent(source[begin:end]), names)
+    return names["advantages"]
+
+
 def columns():
     """float64 [B, WIDTH] each, whole multiples of 1/1024, so that float32 has them exactly; the mask; advantages [B]."""
     random = np.random.default_rng(20261123)
@@ -250,7 +304,7 @@ def packed(values):
 def main():
     """Write the numbers beside this file."""
     assert trl.__version__ == "1.16.0", trl.__version__
-    given = columns()
+    given, rewards = columns(), reward_columns()
     cases = []
     for name, (options, own) in CASES.items():
         loss, gradient = compute(name, options, given)
@@ -263,11 +317,21 @@ def main():
         "lengths": LENGTHS,
         "advantages": given["advantages"].tolist(),
         **{name: packed(given[name]) for name in ("generation", "previous", "reference", "current", "entropy")},
+        "num_generations": NUM_GENERATIONS,
+        "rewards": dict(zip(REWARD_WEIGHTS, rewards.T.tolist(), strict=True)),
+    }
+    lists = {
+        "advantage_cases": [
+            {"name": name, "options": own, "advantages": advantages_of(name, options, rewards).tolist()}
+            for name, (options, own) in ADVANTAGE_CASES.items()
+        ],
         "cases": cases,
     }
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in document.items() if key != "cases")
-    numbers = ",\n".join(f"    {json.dumps(case)}" for case in cases)
-    Path(__file__).with_name("trl_numbers.json").write_text(f'{{\n{lines},\n  "cases": [\n{numbers}\n  ]\n}}\n')
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
+    for key, values in lists.items():
+        numbers = ",\n".join(f"    {json.dumps(value)}" for value in values)
+        lines.append(f"  {json.dumps(key)}: [\n{numbers}\n  ]")
+    Path(__file__).with_name("trl_numbers.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""`rlcore serve` with the generator transformers: a model, and what comes of a run's checkpoint."""
+"""`rlcore serve` with the generator transformers: a model, what comes of a run's checkpoint, and a judge of answers."""
 
+import asyncio
 import os
+import re
 import signal
 import socket
+import string
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import torch
@@ -16,6 +20,9 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from rlcore.cli.main import cli
+from rlcore.rewards.judge import JudgeBackend
+from rlcore.rewards.judge_config import JudgeConfig
+from rlcore.spi import EnvironmentContext, FinishReason, PluginError, Turn
 from rlcore.testing.models import make_model
 
 RECIPE = """
@@ -122,3 +129,41 @@ def test_a_runs_checkpoint_becomes_a_model_that_is_served(tmp_path: Path, port: 
     with torch.no_grad():
         scores = AutoModelForCausalLM.from_pretrained(exports, dtype=torch.float32)(ids).logits[0, -1].log_softmax(-1)
     assert answers[0].token_logprobs[0] == pytest.approx(float(scores.max()), abs=1e-4)
+
+
+def test_a_served_model_judges(tmp_path: Path, port: int) -> None:
+    """The score is the last digit that another client reads in its answer."""
+    model = make_model(tmp_path / "little", max_length=256, alphabet=f"{string.digits}user: aitn\n")
+    (tmp_path / "judge.txt").write_text("{row[rule]}: {prompt}{completion}")
+    options: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}/v1", "prompt_file": str(tmp_path / "judge.txt")}
+    options |= {"model": "little", "max_tokens": 8, "score_pattern": r"(\d)", "score_range": (0, 9)}
+    results: list[Any] = []
+
+    async def judged(config: JudgeConfig) -> Any:
+        judge = JudgeBackend(EnvironmentContext(seed=0), config)
+        try:
+            reset = await judge.reset({"prompt": "12", "rule": "rate"}, 0)
+            tokens = np.zeros(1, np.int32)
+            return await judge.step(reset.state, Turn(text="34", tokens=tokens, finish_reason=FinishReason.STOP))
+        finally:
+            judge.close()
+
+    def talk(client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(
+            model="little", temperature=0, max_tokens=8, messages=[{"role": "user", "content": "rate: 1234"}]
+        )
+        results.append(answer.choices[0].message.content)
+        for config in (JudgeConfig(**options), JudgeConfig(**{**options, "model": "other"})):
+            try:
+                results.append(asyncio.run(judged(config)))
+            except Exception as error:
+                results.append(error)
+
+    result = served(port, [str(model), "--generator", "transformers", "run.device=cpu"], talk)
+    assert result.exit_code == 0, result.output
+    text, answer, refused = results
+    score = float(re.findall(r"\d", text)[-1])
+    assert (answer.metrics, answer.done) == ({"score": score}, True)
+    assert answer.reward == pytest.approx(score / 9)
+    assert isinstance(refused, PluginError)
+    assert "this server has 'little'" in str(refused)
