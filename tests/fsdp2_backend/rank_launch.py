@@ -8,6 +8,7 @@ ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", "llama")
 PRELOADED += [
     *(f"transformers.models.{architecture}.modeling_{architecture}" for architecture in ARCHITECTURES),
     "fsdp2_context_parallel_cases",
+    "fsdp2_decoder_cases",
     "fsdp2_experts_cases",
     "fsdp2_layout_cases",
     "fsdp2_load_cases",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -46,7 +47,40 @@ def test_model_problems(context, model_directory, tmp_path):
     assert [problem.path for problem in check(half, Fsdp2Config())] == ["model.dtype"]
     shutil.copytree(context.model.path, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
-    file.write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    file.write_text(json.dumps({"architectures": ["GPT9LMHeadModel"], "model_type": "gpt9"}))
     broken = evolve(context, model=ModelSpec(path=str(tmp_path / "model")))
     problems = [(problem.path, problem.found) for problem in check(broken, Fsdp2Config())]
-    assert (str(file), "model_type gpt2") in problems
+    assert (str(file), "model_type gpt9") in problems
+
+
+def configured(context, tmp_path, **content):
+    file = Path(shutil.copytree(context.model.path, tmp_path / "model")) / "config.json"
+    file.write_text(json.dumps(content))
+    return evolve(context, model=ModelSpec(path=str(file.parent)))
+
+
+def test_a_model_that_no_family_describes_has_no_layout_and_no_replay(context, tmp_path):
+    gemma = configured(context, tmp_path, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text")
+    assert list(check(gemma, Fsdp2Config(activation_checkpointing=True, reduce_every_microbatch=True))) == []
+    options = {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 2, "fp8": True, "compile_layers": True}
+    found = {problem.path for problem in check(evolve(gemma, world_size=4), Fsdp2Config(**options)) if "gemma" in problem.found}
+    assert found == {f"trainer.fsdp2.{option}" for option in options}
+    replayed = check(evolve(gemma, replays_routing=True), Fsdp2Config())
+    assert [(problem.path, problem.expected) for problem in replayed] == [("rollout.replay_routing", "false")]
+
+
+@pytest.mark.parametrize(("length", "refused"), [(64, False), (65, True)])
+def test_angles_that_change_with_the_longest_sequence_are_refused(length, refused, context, tmp_path):
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    phi = configured(
+        context,
+        tmp_path,
+        architectures=["Phi3ForCausalLM"],
+        model_type="phi3",
+        rope_parameters=rope,
+        max_position_embeddings=512,
+    )
+    found = [
+        problem for problem in check(evolve(phi, max_sequence_length=length), Fsdp2Config()) if "longrope" in problem.found
+    ]
+    assert len(found) == refused

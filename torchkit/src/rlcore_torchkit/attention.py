@@ -20,7 +20,7 @@ from rlcore.transformers_import import import_transformers
 PACKED_ATTENTION = "rlcore_packed"
 """The name under which transformers knows it: `from_pretrained(..., attn_implementation=PACKED_ATTENTION)`."""
 
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _BUCKET_SLACK_TOKENS = 16
 _BUCKET_SLACK_SHARE = 0.25
 
@@ -175,7 +175,7 @@ def packed_attention(
     _check_supported(module, query, packed, attention_mask, dropout, sliding_window, softcap)
     dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else value.dtype
     query, key, value = (states.squeeze(0).transpose(0, 1).to(dtype) for states in (query, key, value))
-    if query.is_cuda and dtype in _FLASH_DTYPES:
+    if query.is_cuda and dtype in FLASH_DTYPES:
         return _flash_attention(query, key, value, packed, scaling)[None], None
     return _bucketed_attention(query, key, value, packed, scaling)[None], None
 
@@ -200,7 +200,7 @@ def _check_supported(
 
 
 @cache
-def _flash_options() -> dict[str, Any]:
+def flash_options() -> dict[str, Any]:
     """torch 2.12 added `enable_gqa`; before it, fewer key heads than query heads needed no option."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -213,7 +213,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSe
     from torch.nn.attention.varlen import varlen_attn
 
     bounds, length = packed.cu_seqlens, packed.max_length
-    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, **_flash_options())
+    output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, **flash_options())
     assert isinstance(output, Tensor)
     return output
 

@@ -245,18 +245,24 @@ class HeadLogprobs(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
-def patch_head(model: nn.Module, compute: HeadLogprobs | None = None) -> None:
+class Decode(Protocol):
+    """Hidden states [T, hidden] after a model's final norm, as `packed_forward` computes them."""
+
+    def __call__(self, model: nn.Module, tokens: Tensor, packed: PackedSequences, /) -> Tensor: ...
+
+
+def patch_head(model: nn.Module, compute: HeadLogprobs | None = None, decode: Decode = packed_forward) -> None:
     """Make a transformers causal language model return `packed_logprobs` from its forward, in place of logits.
 
-    `compute` takes the place of `token_logprobs` with the head's weight.
+    `compute` takes the place of `token_logprobs` with the head's weight, and of a bias that the head has.
 
     The call stays one call of the root module, so whatever wraps it (FSDP2, which gathers embeddings, final norm and head
     only during the root's forward) works unchanged, and so do all parameter names.
     """
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    if getattr(head, "bias", None) is not None:
+    if compute is None and getattr(head, "bias", None) is not None:
         raise ContractError("patch_head: found a head with a bias; expected one without")
-    model.forward = partial(_policy_forward, model, compute or own_head(model))
+    model.forward = partial(_policy_forward, model, compute or own_head(model), decode)
 
 
 def own_head(model: Any) -> HeadLogprobs:
@@ -271,12 +277,13 @@ def _own_head(model: Any, hidden: Tensor, **options: Any) -> tuple[Tensor, Tenso
 def _policy_forward(
     model: nn.Module,
     compute: HeadLogprobs,
+    decode: Decode,
     input_ids: Tensor,
     packed: PackedSequences,
     temperature: float,
     entropy: EntropyMode,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = packed_forward(model, input_ids, packed)
+    hidden = decode(model, input_ids, packed)
     predicting = packed.predicting
     targets = input_ids.index_select(0, predicting + 1).long()
     states = hidden.index_select(0, predicting)

@@ -46,7 +46,11 @@ def is_target(name: str, target: str) -> bool:
 
 def adapted_layers(family: Architecture, dims: ModelDims, spec: LoraSpec) -> dict[str, Shape]:
     """Name to shape of the linear layers that have an adapter, in the model's order."""
-    layers = linear_layers(family, dims)
+    return targeted(linear_layers(family, dims), spec)
+
+
+def targeted(layers: Mapping[str, Shape], spec: LoraSpec) -> dict[str, Shape]:
+    """The linear layers of a model that the adapters' targets name."""
     return {name: shape for name, shape in layers.items() if any(is_target(name, target) for target in spec.targets)}
 
 

@@ -10,33 +10,38 @@ from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
 from rlcore_torchkit.architectures.registry import find_architecture
-from rlcore_torchkit.models import architecture_problems
+from rlcore_torchkit.models import any_decoder_problems, architecture_problems
 
 
-def trained_model_problems(context: CheckContext) -> Iterator[Problem]:
-    """An unknown architecture, quantised weights, a dtype that needs a loss scale, too few positions."""
+def trained_model_problems(context: CheckContext, *, any_decoder: bool = False) -> Iterator[Problem]:
+    """An unknown architecture, quantised weights, a dtype that needs a loss scale, too few positions. `any_decoder` says
+    whether the trainer takes models that no family describes."""
     if context.model.dtype == "float16":
         remedy = "Set model.dtype to bfloat16: gradients in float16 would need a loss scale"
         yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
-    problems = architecture_problems(context.model.path)
+    problems = any_decoder_problems(context.model) if any_decoder else architecture_problems(context.model.path)
     yield from problems
-    config = model_config(context)
-    if problems or config is None:
+    config = read_object(config_file(context)) if any_decoder else model_config(context)
+    if problems or config is None or isinstance(config, Problem):
         return
-    limit = config.get("max_position_embeddings")
-    if limit is not None and limit < context.max_sequence_length:
-        yield too_few_positions(config_file(context), f"max_position_embeddings = {limit}", context.max_sequence_length)
+    key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
+    limit = config.get(key)
+    if isinstance(limit, int) and limit < context.max_sequence_length:
+        yield too_few_positions(config_file(context), f"{key} = {limit}", context.max_sequence_length)
 
 
 def reference_problems(
-    context: CheckContext, layout_problems: Callable[[Mapping[str, Any] | None], Iterable[Problem]]
+    context: CheckContext,
+    layout_problems: Callable[[Mapping[str, Any] | None], Iterable[Problem]],
+    *,
+    any_decoder: bool = False,
 ) -> Iterator[Problem]:
     """What is wrong with the model in [reference], which shares the policy's layout; nothing where there is no such section.
     `layout_problems` says what a layout is wrong with for the content of a config.json."""
     if context.reference is None:
         return
     other = evolve(context, model=context.reference, reference=None)
-    yield from trained_model_problems(other)
+    yield from trained_model_problems(other, any_decoder=any_decoder)
     mine = set(layout_problems(model_config(context)))
     for problem in layout_problems(model_config(other)):
         if problem not in mine:

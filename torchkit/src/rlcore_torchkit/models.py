@@ -13,6 +13,7 @@ from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.decoders import decoder_problems, described_family
 
 if TYPE_CHECKING:
     import torch
@@ -52,30 +53,57 @@ def dims_of(config: Any) -> ModelDims:
     return dims
 
 
-def load_config(spec: ModelSpec) -> Any:
-    """The model's transformers config; ModelError where it cannot be had or its architecture is not supported."""
-    _raise_problems([*model_problems(spec.path), *architecture_problems(spec.path)])
+def any_decoder_problems(spec: ModelSpec) -> list[Problem]:
+    """`architecture_problems` for what trains any decoder: also models that no family describes are fine, where transformers
+    has a class for them."""
+    file = Path(spec.path).expanduser() / CONFIG_FILE
+    config = read_object(file)
+    return [] if isinstance(config, Problem) else _any_decoder_problems(str(file), config, spec)
+
+
+def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec) -> list[Problem]:
+    family = described_family(config, path)
+    if family is not None:
+        return _config_problems(path, config, family)
+    problems = decoder_problems(config, path, trust_remote_code=spec.trust_remote_code)
+    return [*problems, *_quantization_problems(path, config)]
+
+
+def load_config(spec: ModelSpec, *, any_decoder: bool = False) -> Any:
+    """The model's transformers config; ModelError where it cannot be had or its architecture is not supported. `any_decoder`
+    says whether one that no family describes is."""
+    architecture = any_decoder_problems(spec) if any_decoder else architecture_problems(spec.path)
+    _raise_problems([*model_problems(spec.path), *architecture])
     import_transformers()
     from transformers import AutoConfig
 
     with model_errors(spec.path), _quiet():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
-    architecture_of(config)
+    if any_decoder:
+        _raise_problems(_any_decoder_problems(spec.path, config.to_dict(), spec))
+    else:
+        architecture_of(config)
     return config
 
 
-def load_model(spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device | str" = "cpu") -> Any:
+def load_model(
+    spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device | str" = "cpu", any_decoder: bool = False
+) -> Any:
     """The transformers causal language model with packed attention, in `dtype`, in eval mode, on `device`.
 
-    On device "meta" it has shapes and names but no values. Nothing is printed. ModelError where it cannot be loaded.
+    With `any_decoder` also one that no family describes, whose attention is then GENERAL_ATTENTION. On device "meta" it has
+    shapes and names but no values. Nothing is printed. ModelError where it cannot be loaded.
     """
-    config = load_config(spec)
+    config = load_config(spec, any_decoder=any_decoder)
     import torch
     from transformers import AutoModelForCausalLM
 
     from rlcore_torchkit.attention import register_packed_attention
+    from rlcore_torchkit.general_attention import register_general_attention
 
-    options = {"dtype": dtype, "attn_implementation": register_packed_attention()}
+    is_described = described_family(config.to_dict()) is not None
+    attention = register_packed_attention() if is_described else register_general_attention()
+    options = {"dtype": dtype, "attn_implementation": attention}
     options["trust_remote_code"] = spec.trust_remote_code
     if torch.device(device).type == "meta":
         with torch.device("meta"), _quiet():
@@ -126,13 +154,17 @@ def _raise_problems(problems: list[Problem]) -> None:
 
 def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem) -> list[Problem]:
     problems = [family] if isinstance(family, Problem) else list(family.problems(config, path))
+    return [*problems, *_quantization_problems(path, config)]
+
+
+def _quantization_problems(path: str, config: dict[str, Any]) -> list[Problem]:
     quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        remedy = "Take the model that it was quantised from, or save it dequantised"
-        found = f"weights quantised by {method or 'an unknown method'}"
-        problems.append(_problem(path, found, "weights in float32 or bfloat16", remedy))
-    return problems
+    if not quantization:
+        return []
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    remedy = "Take the model that it was quantised from, or save it dequantised"
+    found = f"weights quantised by {method or 'an unknown method'}"
+    return [_problem(path, found, "weights in float32 or bfloat16", remedy)]
 
 
 @contextmanager

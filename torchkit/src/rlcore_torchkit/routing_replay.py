@@ -62,13 +62,17 @@ class RoutingReplay:
         return {"routing_agreement": found / total} if total else {}
 
 
-def check_routing(microbatches: Sequence[TokenBatch], dims: ModelDims) -> None:
-    """ContractError where microbatches carry a routing that is not that of a model with these sizes."""
+def check_routing(microbatches: Sequence[TokenBatch], dims: ModelDims | None) -> None:
+    """ContractError where microbatches carry a routing that is not that of a model with these sizes; None where they are not
+    known, and no routing is replayed."""
     found = [batch.token_columns[ROUTED_EXPERTS] for batch in microbatches if ROUTED_EXPERTS in batch.token_columns]
     if found and len(found) < len(microbatches):
         where = f"{len(found)} of {len(microbatches)} microbatches"
         raise ContractError(f"{ROUTED_EXPERTS}: found in {where}; expected in all or in none")
+    if found and dims is None:
+        raise ContractError(f"{ROUTED_EXPERTS}: found in microbatches; expected none for a model that no family describes")
     for column in found:
+        assert dims is not None
         if column.shape[1:] != (dims.num_layers, dims.num_experts_per_token) or column.max(initial=-1) >= dims.num_experts:
             given = f"{list(column.shape)} with experts up to {column.max(initial=-1)}"
             expected = f"[T, {dims.num_layers}, {dims.num_experts_per_token}] of the model's {dims.num_experts} experts"

@@ -15,20 +15,21 @@ from rlcore.spi.lifecycle import RESIDENT
 from rlcore_fsdp2 import checkpoint
 from rlcore_fsdp2.adapters import Adapters, trained
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.export import whole
+from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
-from rlcore_fsdp2.layout_check import layout_problems
+from rlcore_fsdp2.layout_check import layout_problems, undescribed_problems
 from rlcore_fsdp2.logprobs import compute_logprobs
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
+from rlcore_torchkit.decoders import described_family, is_described
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
-from rlcore_torchkit.models import dims_of, load_config, standard_config
+from rlcore_torchkit.models import dims_of, load_config
 from rlcore_torchkit.residency import Residency, num_bytes
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import check_bounds, check_finite, check_state
@@ -63,7 +64,7 @@ class Fsdp2Backend:
             self.policy, self._exporter = make_policy(context.model, config, meshes, self.device)
         else:
             self.policy, self._exporter, self.adapters = make_adapted_policy(context, config, meshes, self.device)
-        self._dims = dims_of(self.policy.config)
+        self._dims = dims_of(self.policy.config) if is_described(self.policy) else None
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32" and self.adapters is None:
             self._working = make_working_copy(context.model, config, self.policy, self.device)
@@ -218,7 +219,7 @@ class Fsdp2Backend:
 
     def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         is_narrow = self._working is not None and request.dtype == self._context.model.dtype
-        parameters = dict((self._computing if is_narrow else self.policy).named_parameters())
+        parameters = exported_tensors(self._computing if is_narrow else self.policy)
         return self._exporter.export(request, parameters, self.device)
 
     def _models(self) -> list[nn.Module]:
@@ -252,7 +253,10 @@ class Fsdp2Backend:
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
-    rank_info, model = context.rank_info, standard_config(load_config(context.model))
+    rank_info, content = context.rank_info, load_config(context.model, any_decoder=True).to_dict()
+    family = described_family(content)
+    model = None if family is None else family.standard(content)
     problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
+    problems += undescribed_problems(config) if family is None else []
     if problems:
         raise spi.ConfigError(problems)

@@ -4,11 +4,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems
+from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems, undescribed_problems
+from rlcore_torchkit.decoders import described_family, length_problems
 from rlcore_torchkit.lora_targets import lora_problems
-from rlcore_torchkit.model_check import model_config, reference_problems, routing_problems, trained_model_problems
+from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
 
 COMPILERS = ("g++", "clang++", "c++")
 """What torch.compile builds its kernels' launchers with."""
@@ -17,14 +19,31 @@ COMPILERS = ("g++", "clang++", "c++")
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
     """Return all problems of the configuration at once."""
     return [
-        *trained_model_problems(context),
+        *trained_model_problems(context, any_decoder=True),
+        *_undescribed_problems(context, config),
         *lora_problems(context),
         *layout_problems(config, context.world_size, context.device, model_config(context)),
-        *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
+        *reference_problems(
+            context, partial(reference_layout_problems, config, context.world_size, context.device), any_decoder=True
+        ),
         *_adapter_problems(context, config),
         *_replay_problems(context, config),
         *_compiler_problems(config),
     ]
+
+
+def _undescribed_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
+    """What a model that trains by its own class cannot have."""
+    file = config_file(context)
+    content = read_object(file)
+    if isinstance(content, Problem) or described_family(content, str(file)) is not None:
+        return
+    yield from undescribed_problems(config, f"model_type {content.get('model_type')}")
+    yield from length_problems(content, str(file), context.max_sequence_length)
+    if context.replays_routing:
+        found = f"true, for model_type {content.get('model_type')}"
+        remedy = "No description of its family says how its routers choose"
+        yield Problem(path="rollout.replay_routing", found=found, expected="false", remedy=remedy)
 
 
 def _adapter_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ class Exporter:
 
     def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
         self._model, self._lora = model, lora
-        self._exported = [_exported(model, name, parameter) for name, parameter in model.named_parameters()]
+        self._exported = [_exported(model, name, tensor) for name, tensor in exported_tensors(model).items()]
 
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
@@ -70,6 +70,12 @@ class Exporter:
             return whole(weight, dtype, device)
         a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
         return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)
+
+
+def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name, and the buffers that checkpoints hold, such as the biases of routers."""
+    saved = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:

@@ -12,6 +12,14 @@ from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.fsdp2"
 SIZES = ("replicate", "context_parallel", "tensor_parallel", "expert_parallel")
+UNDESCRIBED = {
+    "tensor_parallel": "how its layers divide",
+    "context_parallel": "that all of its layers but attention treat tokens alone",
+    "expert_parallel": "what its experts compute",
+    "fp8": "which of its layers bear float8",
+    "compile_layers": "that its layers compile",
+}
+"""Options that a model which no family describes cannot have, and what is not known of it."""
 FLOAT8_MULTIPLE = 16
 """What float8 products want the sides of matrices to be multiples of."""
 
@@ -37,6 +45,15 @@ def reference_layout_problems(
     if dims is not None and not dims.num_experts:
         config = evolve(config, expert_parallel=1)
     yield from layout_problems(config, world_size, device, model)
+
+
+def undescribed_problems(config: Fsdp2Config, class_name: str = "the model") -> Iterator[Problem]:
+    """Options that need what a family's description says, for a model that trains by its own class."""
+    for option, what in UNDESCRIBED.items():
+        default = getattr(Fsdp2Config(), option)
+        if getattr(config, option) != default:
+            remedy = f"No description of its family says {what}"
+            yield option_problem(option, f"{getattr(config, option)} for {class_name}".lower(), f"{default}".lower(), remedy)
 
 
 def _rank_problems(config: Fsdp2Config, world_size: int) -> Iterator[Problem]:

@@ -13,12 +13,16 @@ from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.float8 import use_float8
 from rlcore_fsdp2.layout import Meshes
 from rlcore_fsdp2.load import load_parts
-from rlcore_fsdp2.sharding import shard
+from rlcore_fsdp2.load_from_first import load_from_first
+from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
+from rlcore_torchkit.decoder_forward import patch_decoder
+from rlcore_torchkit.decoders import is_described, layers_of
 from rlcore_torchkit.logprobs import patch_head
-from rlcore_torchkit.models import architecture_of, load_model
+from rlcore_torchkit.models import load_model
 from rlcore_torchkit.onednn import use_onednn
+from rlcore_torchkit.packing_probe import probe_packing
 from rlcore_torchkit.rms_norm import fuse_norms
 
 
@@ -28,6 +32,7 @@ def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, dev
     exporter = Exporter(model)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, meshes, device)
+    _probe(model, spec, meshes, device)
     return model, exporter
 
 
@@ -41,14 +46,16 @@ def make_adapted_policy(
     adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
     _place_on_device(model, context.model, config, meshes, device)
     adapters.initialise(model)
+    _probe(model, context.model, meshes, device)
     return model, exporter, adapters
 
 
 def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device) -> WorkingCopy:
     """What computes in the compute dtype for `master`, on a single rank."""
-    model = load_model(spec, dtype=getattr(torch, spec.dtype))
+    model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, None, device)
+    _probe(model, spec, None, device)
     return WorkingCopy(master, model)
 
 
@@ -56,19 +63,29 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, 
     """The frozen model at `spec`, stored in the compute dtype."""
     model = _load_unplaced(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
     _place_on_device(model, spec, config, meshes, device)
+    _probe(model, spec, meshes, device)
     return model
 
 
 def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None) -> Any:
     """Load the model; if it will be sharded, create it on the meta device."""
-    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta")
+    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True)
+
+
+def _probe(model: Any, spec: ModelSpec, meshes: Meshes | None, device: torch.device) -> None:
+    """Try a model whose own class computes, before anything trusts it."""
+    if is_described(model):
+        return
+    computing = next(model.parameters()).dtype if meshes is None else getattr(torch, spec.dtype)
+    probe_packing(model, device, computing)
+    reshard(model)
 
 
 def _checkpoint(model: Any, config: Fsdp2Config) -> None:
     if not config.activation_checkpointing:
         return
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for layer in architecture_of(model.config).modules.layers_of(model):
+    for layer in layers_of(model):
         # transformers checkpoints layers in training mode only; what is below them stays in eval, without dropout.
         layer.training = True
 
@@ -76,22 +93,28 @@ def _checkpoint(model: Any, config: Fsdp2Config) -> None:
 def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> None:
     if config.fp8:
         use_float8(model, device)
-    fuse_norms(model)
+    described = is_described(model)
+    if described:
+        fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
     _divide(model, meshes)
     if config.compile_layers:
-        for layer in architecture_of(model.config).modules.layers_of(model):
+        for layer in layers_of(model):
             layer.forward = torch.compile(layer.forward)
     if meshes is None:
         model.to(device)
     else:
         shard(model, meshes, config, getattr(torch, spec.dtype))
-        load_parts(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
+        load = load_parts if described else load_from_first
+        load(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 
 
 def _divide(model: Any, meshes: Meshes | None) -> None:
     """Give this rank its part of every layer and of the tokens, and the model a head that knows of it."""
+    if not is_described(model):
+        patch_decoder(model)
+        return
     if meshes is None:
         patch_head(model)
         return

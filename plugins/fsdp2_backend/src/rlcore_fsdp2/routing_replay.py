@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from rlcore.spi import ROUTED_EXPERTS
 from rlcore_torchkit.context_parallel import ContextPart
+from rlcore_torchkit.decoders import described_family
 from rlcore_torchkit.microbatch import Microbatch
-from rlcore_torchkit.models import architecture_of
 from rlcore_torchkit.routing_replay import ReplayedChoice, RoutingReplay
 
 
@@ -36,7 +36,10 @@ class ModelReplay(RoutingReplay):
 
 def attach(model: Any, group: dist.ProcessGroup | None) -> ModelReplay:
     """Have the routers of a transformers causal language model ask for their choice."""
-    modules = architecture_of(model.config).modules
+    family = described_family(model.config.to_dict())
+    if family is None:  # `check` refuses to replay the routing of one that no family describes
+        return ModelReplay([], group)
+    modules = family.modules
     layers = modules.layers_of(model)
     choices = [ReplayedChoice() for _ in layers]
     for layer, choice in zip(layers, choices, strict=True):

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout import Meshes
-from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.decoders import described_family, layers_of
 
 
 def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.dtype) -> None:
@@ -25,8 +26,9 @@ def shard(model: Any, meshes: Meshes, config: Fsdp2Config, compute_dtype: torch.
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
     }
     reshard_layers = config.reshard_after_forward and meshes.layout.fsdp > 1
-    modules = architecture_of(model.config).modules
-    for layer in modules.layers_of(model):
+    family = described_family(model.config.to_dict())
+    modules = ModuleNames() if family is None else family.modules
+    for layer in layers_of(model):
         experts = modules.experts_of(layer)
         if meshes.experts is not None and experts is not None:
             fully_shard(experts, mesh=meshes.expert_fsdp, reshard_after_forward=reshard_layers, **options)

@@ -1,0 +1,74 @@
+"""The weights of a divided model that transformers alone knows how to read: the first rank reads them and sends them round."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlcore.spi import ModelError, ModelSpec, Problem
+from rlcore_fsdp2.adapters import is_adapter
+from rlcore_fsdp2.shard_slice import ShardSlice
+from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.models import load_model
+
+
+@torch.no_grad()
+def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
+    """Give a causal language model on device "meta", already sharded, its values, as transformers reads them.
+
+    The first rank has the whole model on its host meanwhile; one tensor at a time goes to all ranks, through `device`.
+    Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
+    the same on every rank, where the model cannot be loaded.
+    """
+    dtype = next(parameter.dtype for name, parameter in model.named_parameters() if not is_adapter(name))
+    source = _read(spec, dtype)
+    aliases = _aliases(model)
+    model.to_empty(device=parameters_on)
+    for name, (module, key) in aliases.items():  # what to_empty has put into one is not what it has put into the other
+        module.register_parameter(key, model.get_parameter(name))
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        whole = _send(None if source is None else source.get_parameter(name), parameter.shape, parameter.dtype, device)
+        part = ShardSlice.of(parameter)
+        bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
+        local(parameter).copy_(whole[bounds])
+    for name, buffer in list(model.named_buffers()):
+        whole = _send(None if source is None else source.get_buffer(name), buffer.shape, buffer.dtype, device)
+        owner, _, key = name.rpartition(".")
+        model.get_submodule(owner)._buffers[key] = whole
+
+
+def _read(spec: ModelSpec, dtype: torch.dtype) -> Any:
+    """The whole model on the first rank, None on the others; a failure there is one everywhere."""
+    source, problems = None, list[Problem]()
+    if dist.get_rank() == 0:
+        try:
+            source = load_model(spec, dtype=dtype, any_decoder=True)
+        except ModelError as error:
+            problems = list(error.problems)
+    shared = [problems]
+    dist.broadcast_object_list(shared)
+    if shared[0]:
+        raise ModelError(shared[0])
+    return source
+
+
+def _aliases(model: Any) -> dict[str, tuple[Any, str]]:
+    """Parameters that a second module holds too, such as a head's weight that is the embedding's: name to that module and its
+    key there."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (module, key)
+        for prefix, module in model.named_modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and names[id(parameter)] != f"{prefix}.{key}".lstrip(".")
+    }
+
+
+def _send(tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The first rank's tensor on every rank's device."""
+    whole = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor.detach().to(device, dtype)
+    whole = whole.contiguous()
+    dist.broadcast(whole, src=0)
+    return whole

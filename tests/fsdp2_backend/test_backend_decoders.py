@@ -1,0 +1,96 @@
+"""Three steps of every family that trains by its own class, against transformers and torch on one sequence at a time."""
+
+import pytest
+import torch
+from attrs import evolve
+from decoder_families import DESCRIBED, TRAINED, make_family
+from fsdp2_support import (
+    Reference,
+    assert_stepped_alike,
+    exported,
+    make_batch,
+    make_config,
+    make_context,
+    split,
+    step_request,
+)
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlcore.spi import CloseRequest, LogprobsRequest, LoraSpec, ModelError, SaveStateRequest
+from rlcore_fsdp2.backend import Fsdp2Backend
+
+FAMILIES = {**DESCRIBED, **TRAINED}
+KEY_BIASES = {"phi": "k_proj.bias", "gpt2": "c_attn.bias"}
+"""Biases that are in all of a query's scores alike: AdamW makes a part of a step of their gradient, which is rounding alone."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_steps_and_what_they_leave(family, tmp_path, backend):
+    directory = make_family(tmp_path / "model", family, FAMILIES[family])
+    trainer, reference = backend(directory), Reference(directory)
+    for version in range(3):
+        batch = make_batch(seed=version)
+        result = trainer.train_step(step_request(split(batch, [[0, 5], [1, 2, 3, 4]]), batch.counts(), version))
+        loss, norm = reference.step(batch)
+        assert result.loss == pytest.approx(loss, abs=1e-4)
+        assert result.grad_norm == pytest.approx(norm, rel=1e-3)
+    saved = reference.saved(tmp_path / "reference")
+    found = exported(trainer, 3)
+    assert found.keys() == saved.keys()
+    compared = [name for name in saved if not name.endswith(KEY_BIASES.get(family, "no such name"))]
+    assert_stepped_alike({name: found[name] for name in compared}, {name: saved[name] for name in compared})
+    (tmp_path / "saved").mkdir()
+    trainer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="hf"))
+    assert load_file(tmp_path / "saved" / "model.safetensors").keys() == saved.keys()
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32, attn_implementation="eager")
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        found, expected = (model(input_ids=tokens, use_cache=False).logits for model in (reloaded, reference.model))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("bloom", {"n_layer": 2, "n_head": 4}, "log-probabilities"),
+        ("stablelm", {}, "hands keyword arguments on"),
+        ("llama4_text", {}, "chunked_attention"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_when_it_is_built(family, options, reason, tmp_path, backend):
+    directory = make_family(tmp_path / "model", family, options)
+    with pytest.raises(ModelError, match=reason):
+        backend(directory)
+
+
+@pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"cpu_offload": True}], ids=str)
+def test_options_change_no_step(options, tmp_path, backend):
+    directory, batch = make_family(tmp_path / "model", "gemma3_text", TRAINED["gemma3_text"]), make_batch()
+    trainers = [backend(directory), backend(directory, config=make_config(**options))]
+    for trainer in trainers:
+        trainer.train_step(step_request(split(batch, [[0, 5], [1, 2, 3, 4]]), batch.counts()))
+    assert_stepped_alike(*(exported(trainer, 1) for trainer in trainers))
+
+
+def test_in_bfloat16_the_working_copy_and_the_reference_say_nearly_the_same(tmp_path, backend):
+    directory, batch = make_family(tmp_path / "model", "gpt_oss", TRAINED["gpt_oss"]), make_batch()
+    trainer = backend(directory, dtype="bfloat16", needs_reference=True)
+    found = []
+    for model in ("policy", "reference"):
+        request = LogprobsRequest(microbatches=(batch,), temperature=1.0, weight_version=0, model=model, entropy=False)
+        found.append(torch.from_numpy(trainer.get_logprobs(request).logprobs[0]))
+    torch.testing.assert_close(*found, rtol=0.0, atol=1e-6)
+
+
+def test_adapters_are_beside_every_linear_layer_of_the_decoder(tmp_path):
+    directory, batch = make_family(tmp_path / "model", "phi3", TRAINED["phi3"]), make_batch()
+    trainer = Fsdp2Backend(evolve(make_context(directory), lora=LoraSpec(rank=2, targets=("all-linear",))), make_config())
+    before = exported(trainer)
+    names = {name.rpartition(".")[2] for name in trainer.adapters.layers}
+    assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    trainer.train_step(step_request([batch], batch.counts()))
+    after = exported(trainer, 1)
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {f"{name}.weight" for name in trainer.adapters.layers}
+    trainer.close(CloseRequest())

@@ -1,0 +1,36 @@
+"""Models that transformers alone reads, on two ranks of gloo; what each rank does is in fsdp2_decoder_cases."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from decoder_families import TRAINED, make_family
+from fsdp2_decoder_cases import WORLD_SIZE, run_all
+from rank_launch import launch
+from safetensors.torch import load_file, save_file
+
+FAMILIES = ("gemma3_text", "glm4_moe", "gpt_oss", "qwen3_next")
+"""One that ties its head, one whose checkpoints hold buffers, one with biases beside its experts, and one that keeps states."""
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two ranks left their results; they are launched once."""
+    root = tmp_path_factory.mktemp("decoders")
+    for family in FAMILIES:
+        make_family(root / "models" / family, family, TRAINED[family])
+    broken = Path(shutil.copytree(root / "models" / "gpt_oss", root / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    (root / "scratch").mkdir()
+    launch(run_all, (root / "models", broken, root / "scratch"), WORLD_SIZE)
+    return root / "scratch"
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "broken"])
+def test_two_ranks(name, scratch):
+    for rank in range(WORLD_SIZE):
+        result = json.loads((scratch / f"results-{rank}.json").read_text()).get(name, "not run, since a case before it failed")
+        assert result == "", f"rank {rank}:\n{result}"

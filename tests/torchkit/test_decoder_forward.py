@@ -1,0 +1,88 @@
+"""Heads with biases, caps and scales, and padded rows, against transformers' own logits of one sequence at a time."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcore_torchkit import decoder_forward
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.decoder_forward import general_forward, padded_forward, patch_decoder
+from rlcore_torchkit.general_attention import register_general_attention
+from rlcore_torchkit.logprobs import packed_logprobs
+
+LENGTHS = (3, 11, 6)
+TEMPERATURE = 1.7
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+COMMON = {**SIZES, "num_hidden_layers": 2, "vocab_size": 20, "initializer_range": 0.3, "max_position_embeddings": 64}
+
+
+def make(name, **options):
+    ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(name, **COMMON, **ids, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.ndim == 1:
+                tensor.add_(torch.linspace(-0.5, 0.5, len(tensor)))
+    return model
+
+
+def packed_tokens():
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 20, sum(LENGTHS)))
+    return tokens, PackedSequences.from_offsets(np.cumsum([0, *LENGTHS]), "cpu")
+
+
+def alone(model, tokens):
+    """Log-probabilities and entropies [T] by the class's own logits."""
+    columns = []
+    for sequence in torch.split(tokens, LENGTHS):
+        distribution = torch.distributions.Categorical(logits=model(input_ids=sequence[None]).logits[0, :-1] / TEMPERATURE)
+        found = distribution.log_prob(sequence[1:]), distribution.entropy()
+        columns.append([torch.cat([torch.zeros(1, dtype=torch.float64), values]) for values in found])
+    return [torch.cat(values) for values in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma2", {"final_logit_softcapping": 0.8, "query_pre_attn_scalar": 8}),
+        ("phi", {}),
+        ("cohere", {"logit_scale": 0.3}),
+        ("granite", {"logits_scaling": 5.0}),
+    ],
+)
+def test_values_and_gradients_equal_the_classes_own(name, options, monkeypatch):
+    monkeypatch.setattr(decoder_forward, "chunk_rows", lambda *_: 4)
+    model, (tokens, packed) = make(name, **options), packed_tokens()
+    weights = torch.linspace(-1, 1, len(tokens), dtype=torch.float64)
+    results = []
+    for patched in (False, True):
+        if patched:
+            model.set_attn_implementation(register_general_attention())
+            patch_decoder(model)
+            values = packed_logprobs(model, tokens, packed, temperature=TEMPERATURE, entropy="loss")
+        else:
+            values = alone(model, tokens)
+        (values[0] @ weights + 0.3 * values[1] @ weights).backward()
+        results.append([*values, *(parameter.grad for parameter in model.parameters())])
+        model.zero_grad()
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, check_dtype=False)
+
+
+def test_the_entropy_is_left_out_or_without_a_gradient_where_no_loss_asks():
+    model, (tokens, packed) = make("phi"), packed_tokens()
+    model.set_attn_implementation(register_general_attention())
+    patch_decoder(model)
+    assert packed_logprobs(model, tokens, packed, temperature=1.0)[1] is None
+    assert not packed_logprobs(model, tokens, packed, temperature=1.0, entropy="metric")[1].requires_grad
+
+
+def test_rows_and_padded_rows_say_the_same_without_states():
+    model, (tokens, packed) = make("olmo2"), packed_tokens()
+    model.set_attn_implementation(register_general_attention())
+    found = [forward(model, tokens, packed) for forward in (general_forward, padded_forward)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)

@@ -1,0 +1,89 @@
+"""Which models may train by transformers' own classes, and what is found of these."""
+
+import pytest
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcore.spi import ModelError
+from rlcore_torchkit.decoders import (
+    decoder_problems,
+    described_family,
+    has_states,
+    head_scale,
+    layer_windows,
+    layers_of,
+    length_problems,
+)
+
+GEMMA = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 20}
+
+
+def found(trusted=False, **content):
+    return [problem.found for problem in decoder_problems(content, "model/config.json", trust_remote_code=trusted)]
+
+
+@pytest.mark.parametrize("layers", [None, ["sliding_attention", "full_attention"], ["mamba", "attention", "moe"]])
+def test_a_class_of_transformers_is_fine(layers):
+    assert found(**GEMMA, layer_types=layers) == []
+    assert described_family(GEMMA) is None
+
+
+def test_a_described_family_that_departs_from_its_description_trains_by_its_class():
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+    assert described_family(mistral).model_type == "mistral"
+    assert described_family({**mistral, "sliding_window": 32}) is None
+    assert found(**{**mistral, "sliding_window": 32}) == []
+    assert found(**{**mistral, "hidden_size": "wide"}) == ['hidden_size = "wide" (a string)']
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"model_type": "gpt9", "architectures": ["GPT9ForCausalLM"]}, "model_type gpt9"),
+        ({**GEMMA, "architectures": ["Gemma3TextModel"]}, "architecture Gemma3TextModel"),
+        ({**GEMMA, "architectures": None}, "architecture none"),
+        ({**GEMMA, "text_config": {"hidden_size": 3}}, "a text_config, as models of images or sound have"),
+        ({**GEMMA, "layer_types": ["full_attention", "chunked_attention"]}, "layers of chunked_attention"),
+        ({**GEMMA, "attention_chunk_size": 8192}, "layers of chunked_attention"),
+    ],
+)
+def test_others_are_refused(content, expected):
+    assert found(**content) == [expected]
+
+
+def test_code_of_a_models_own_is_run_only_where_the_recipe_trusts_it():
+    own = {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {"AutoModelForCausalLM": "mine.Mine"}}
+    assert found(**own) == ["model_type mine, whose code comes with the model"]
+    assert found(trusted=True, **own) == []
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_angles_of_longrope_are_refused_beyond_their_first_table(key):
+    config = {key: {"type": "longrope"}, "original_max_position_embeddings": 64}
+    assert [len(list(length_problems(config, "model", length))) for length in (64, 65)] == [0, 1]
+    assert not list(length_problems({key: {"full_attention": {"rope_type": "yarn"}}}, "model", 10**6))
+
+
+def test_the_outermost_list_of_as_many_modules_as_there_are_layers_is_the_decoders():
+    config = AutoConfig.for_model("mixtral", **SIZES, num_hidden_layers=2, num_local_experts=2)
+    model = AutoModelForCausalLM.from_config(config)
+    assert layers_of(model) is model.model.layers
+    model.model.layers = nn.ModuleList([model.model.layers[0]])
+    with pytest.raises(ModelError, match="none in MixtralForCausalLM"):
+        layers_of(model)
+
+
+def test_what_configs_say_of_states_windows_and_scales():
+    kinds = ["linear_attention", "full_attention"]
+    gdn = AutoConfig.for_model("qwen3_next", layer_types=kinds, num_hidden_layers=2)
+    gemma = AutoConfig.for_model("gemma3_text", layer_types=["sliding_attention", *kinds[1:]], num_hidden_layers=2)
+    assert [has_states(nn.Module.__new__(holding(config))) for config in (gdn, gemma)] == [True, False]
+    assert [layer_windows(config) for config in (gdn, gemma, AutoConfig.for_model("phi3"))] == [0, 1, None]
+    assert [head_scale(AutoConfig.for_model(name)) for name in ("cohere", "llama")] == [0.0625, 1.0]
+    assert head_scale(AutoConfig.for_model("granite", logits_scaling=8.0)) == 0.125
+
+
+def holding(config):
+    """A class whose objects have this config."""
+    return type("Model", (nn.Module,), {"config": config})

@@ -1,0 +1,58 @@
+"""Models that hand something from one sequence to the next, or compute in a way of their own, are found when they are built."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcore.spi import ModelError
+from rlcore_torchkit import decoder_forward, packing_probe
+from rlcore_torchkit.decoder_forward import patch_decoder
+from rlcore_torchkit.general_attention import GENERAL_ATTENTION, register_general_attention
+from rlcore_torchkit.packing_probe import probe_packing
+
+CPU = torch.device("cpu")
+COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 20, "initializer_range": 0.3, "pad_token_id": None}
+ATTENTION = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "head_dim": 8}
+SPECIAL = {"bos_token_id": None, "eos_token_id": None}
+
+
+def make(name, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(name, **{**COMMON, **SPECIAL, **options})
+        return AutoModelForCausalLM.from_config(config, attn_implementation=register_general_attention()).eval()
+
+
+@pytest.mark.parametrize(("name", "options"), [("olmo2", ATTENTION), ("mamba", {"state_size": 4})])
+def test_what_keeps_sequences_apart_passes_and_is_left_as_it_was(name, options):
+    model = make(name, **options)
+    patch_decoder(model)
+    forward = model.forward
+    probe_packing(model, CPU, torch.float32)
+    assert model.forward is forward
+    assert model.config._attn_implementation == GENERAL_ATTENTION
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_that_reach_the_next_sequence_are_found(dtype, monkeypatch):
+    monkeypatch.setattr(decoder_forward, "has_states", lambda model: False)
+    model = make("mamba", state_size=4, num_hidden_layers=4).to(dtype)
+    patch_decoder(model)
+    with pytest.raises(ModelError, match="log-probabilities"):
+        probe_packing(model, CPU, dtype)
+
+
+def test_logits_of_another_form_are_found(monkeypatch):
+    monkeypatch.setattr(decoder_forward, "head_scale", lambda config: 1.0)
+    model = make("cohere", **ATTENTION, logit_scale=0.5)
+    patch_decoder(model)
+    with pytest.raises(ModelError, match="log-probabilities"):
+        probe_packing(model, CPU, torch.float32)
+
+
+def test_windows_that_layers_keep_to_themselves_are_found(monkeypatch):
+    monkeypatch.setattr(packing_probe, "layer_windows", lambda config: 2)
+    model = make("olmo2", **ATTENTION)
+    patch_decoder(model)
+    with pytest.raises(ModelError, match="0 tell their window"):
+        probe_packing(model, CPU, torch.float32)
