@@ -168,7 +168,7 @@ def state_of(backend: MegatronBackend) -> dict[str, Tensor]:
 def prepare(root: Path) -> None:
     """Models, and what one process has saved of them."""
     for architecture in (DENSE, MOE):
-        make_model(root / "models" / architecture, architecture, tied=architecture == DENSE, num_layers=4)
+        make_model(root / "models" / architecture, architecture, tied=architecture == DENSE, num_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):

@@ -83,7 +83,7 @@ CASES: Mapping[int, tuple[Case, ...]] = {
 
 def prepare(root: Path) -> None:
     for name, (architecture, tied) in MODELS.items():
-        make_model(root / name, architecture, tied=tied, num_layers=4, hidden_size=16, num_heads=4, num_kv_heads=2)
+        make_model(root / name, architecture, tied=tied, num_layers=5, hidden_size=16, num_heads=4, num_kv_heads=2)
 
 
 @frozen(kw_only=True, eq=False)

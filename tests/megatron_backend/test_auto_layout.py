@@ -173,8 +173,8 @@ def test_the_remedy_is_one_that_would_do(load: Workload, remedy: str) -> None:
 def test_sizes_that_nothing_goes_with_are_named() -> None:
     assert too_large(evolve(AUTO, virtual_pipeline_parallel=2), load_of(MIDDLE, 1)) == (
         'trainer.megatron: found virtual_pipeline_parallel 2 on 1 rank(s), which no sizes in place of "auto" go with; expected '
-        "sizes that divide ranks, heads, layers, experts and vocabulary. Change these, or give the trainer another "
-        "number of ranks"
+        "sizes that divide ranks, heads, experts and vocabulary, and no more stages than layers. Change these, or give the "
+        "trainer another number of ranks"
     )
 
 

@@ -94,6 +94,8 @@ def test_a_config_json_that_lacks_sizes_is_not_judged() -> None:
 
 def test_what_divides_is_right() -> None:
     assert texts(8, model=DENSE, tensor_parallel=4, pipeline_parallel=2, virtual_pipeline_parallel=4) == []
+    assert texts(3, model=DENSE, pipeline_parallel=3) == []
+    assert texts(2, model=DENSE, pipeline_parallel=2, pipeline_layers=(3, 5)) == []
     assert texts(8, model=DENSE, tensor_parallel=2, context_parallel=4) == []
     assert texts(16, model=EXPERTS, tensor_parallel=4, expert_parallel=4, pipeline_parallel=2) == []
     assert texts(4, model=DENSE, tensor_parallel="auto", context_parallel=2, expert_parallel="auto") == []
@@ -157,14 +159,28 @@ def test_what_no_model_can_run_in(sizes: dict, world_size: int, problem: str) ->
             "Choose one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48",
         ),
         (
-            {"pipeline_parallel": 2, "virtual_pipeline_parallel": 3},
-            "trainer.megatron.pipeline_parallel: found pipeline_parallel 2 x virtual_pipeline_parallel 3 for 8 layers; "
-            "expected a divisor of 8. Let the product be one of 1, 2, 4, 8",
+            {"pipeline_parallel": 2, "virtual_pipeline_parallel": 5},
+            "trainer.megatron.pipeline_parallel: found pipeline_parallel 2 x virtual_pipeline_parallel 5 for 8 layers; "
+            "expected at most 8: each part of a stage has a layer at least. Lower one of them",
         ),
         (
-            {"pipeline_parallel": 3},
-            "trainer.megatron.pipeline_parallel: found pipeline_parallel 3 for 8 layers; expected a divisor of 8. "
-            "Choose one of 1, 2, 4, 8",
+            {"pipeline_parallel": 9},
+            "trainer.megatron.pipeline_parallel: found pipeline_parallel 9 for 8 layers; expected at most 8: each part of a "
+            "stage has a layer at least. Lower it",
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_layers": (2, 3, 3)},
+            "trainer.megatron.pipeline_layers: found 3 numbers with pipeline_parallel 2; expected 2, one for each part. "
+            'Or set it to "even"',
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_layers": (3, 4)},
+            'trainer.megatron.pipeline_layers: found 3 + 4 = 7 layers; expected 8, all of the model\'s. Or set it to "even"',
+        ),
+        (
+            {"pipeline_parallel": "auto", "pipeline_layers": (4, 4)},
+            "trainer.megatron.pipeline_layers: found 2 numbers with pipeline_parallel 1; expected 1, one for each part. "
+            'Or set it to "even"',
         ),
         (
             {"context_parallel": 4, "tensor_parallel": 4},
@@ -248,7 +264,7 @@ def test_without_tensor_parallel_sequence_parallel_says_nothing() -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    found = texts(7, model=DENSE, tensor_parallel=3, pipeline_parallel=3, expert_parallel=2)
+    found = texts(7, model=DENSE, tensor_parallel=3, pipeline_parallel=9, expert_parallel=2)
     assert len(found) == 7
     assert sum("trainer.megatron.tensor_parallel" in text for text in found) == 3
 

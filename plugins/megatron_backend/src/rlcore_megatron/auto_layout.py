@@ -99,7 +99,7 @@ def _undividable(config: MegatronConfig, load: Workload) -> Problem:
     return Problem(
         path=SECTION,
         found=f'{", ".join(fixed)} on {load.world_size} rank(s), which no sizes in place of "auto" go with',
-        expected="sizes that divide ranks, heads, layers, experts and vocabulary",
+        expected="sizes that divide ranks, heads, experts and vocabulary, and no more stages than layers",
         remedy="Change these, or give the trainer another number of ranks",
     )
 

@@ -25,6 +25,9 @@ class MegatronConfig:
     """Ranks that share the columns of each expert."""
     virtual_pipeline_parallel: Positive = 1
     """Parts of the model on each pipeline stage: more of them leave stages idle for less time and send more between them."""
+    pipeline_layers: tuple[Positive, ...] | Literal["even"] = "even"
+    """Layers of each stage, from the first to the last, and with virtual parts those of each stage's first part before any
+    second one. "even": as equal as they can be, with fewer at the ends, which have the embedding and the head."""
     sequence_parallel: bool = True
     """With tensor_parallel, norms and residuals are divided over the same ranks by tokens: less memory at the same traffic."""
     recompute: Literal["none", "selective", "full"] = "none"

@@ -8,7 +8,7 @@ _WEIGHTS = "Leave it out: the weights are read from model.path"
 _DTYPE = "Set model.dtype"
 _LEAVE = "Leave it out: {}"
 _ADAM = "Leave it out: [optimizer] is AdamW, the same under every trainer"
-_EVEN = "Leave it out: stages hold equally many layers"
+_STAGES = f"Set {SECTION}.pipeline_layers instead, a number for each stage"
 _SHARDED = "Leave it out: it needs use_megatron_fsdp; the trainer fsdp2 divides weights over data-parallel ranks"
 _NO_GRAPHS = "Leave it out: a CUDA graph has one shape, and packed microbatches have many"
 _OVERLAP = "Leave it out: it needs a training step that is built around it"
@@ -58,7 +58,7 @@ OWNED: dict[str, dict[str, str]] = {
             "Megatron rounds every sum to model.dtype again, and layers in bfloat16 fail over the float32 of the first"
         ),
         **_owned(
-            _EVEN,
+            _STAGES,
             "pipeline_model_parallel_layout num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage "
             "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         ),

@@ -39,6 +39,7 @@ def reference_layout_problems(
     dims = None if model is None else ModelDims.of(model)
     if dims is not None and not dims.num_experts:
         config = evolve(config, expert_parallel=1, expert_tensor_parallel=1)
+    config = evolve(config, pipeline_layers="even")  # the list is of the policy's layers
     return layout_problems(config, world_size, device, model)
 
 
@@ -90,6 +91,7 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
                 f"a divisor of {quantity.count}{quantity.note}",
                 f"{'Choose one of' if len(sizes) == 1 else 'Let the product be one of'} {_divisors(quantity.count)}",
             )
+    yield from _stage_problems(config, device, dims)
     if not dims.num_experts:
         for name in ("expert_parallel", "expert_tensor_parallel"):
             if _size(config, name) > 1:
@@ -106,6 +108,29 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
         yield from _gathering_problems(config)
     if config.fp8:
         yield from _float8_side_problems(config, dims)
+
+
+def _stage_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Iterator[Problem]:
+    sizes = {"pipeline_parallel": _size(config, "pipeline_parallel")}
+    if config.virtual_pipeline_parallel > 1:
+        sizes["virtual_pipeline_parallel"] = config.virtual_pipeline_parallel
+    num_parts, product = math.prod(sizes.values()), " x ".join(f"{name} {size}" for name, size in sizes.items())
+    if num_parts > dims.num_layers:
+        yield option_problem(
+            "pipeline_parallel",
+            f"{product} for {dims.num_layers} layers",
+            f"at most {dims.num_layers}: each part of a stage has a layer at least",
+            "Lower one of them" if len(sizes) > 1 else "Lower it",
+        )
+    if config.pipeline_layers == "even":
+        return
+    told = sum(config.pipeline_layers)
+    if (config.pipeline_parallel != "auto" or device == "cpu") and len(config.pipeline_layers) != num_parts:
+        found = f"{len(config.pipeline_layers)} numbers with {product}"
+        yield option_problem("pipeline_layers", found, f"{num_parts}, one for each part", 'Or set it to "even"')
+    elif told != dims.num_layers:
+        found = f"{' + '.join(map(str, config.pipeline_layers))} = {told} layers"
+        yield option_problem("pipeline_layers", found, f"{dims.num_layers}, all of the model's", 'Or set it to "even"')
 
 
 def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
@@ -137,7 +162,6 @@ def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
     if dims.num_experts:
         yield _Quantity(count=dims.moe_intermediate_size, name="columns of an expert", options=("expert_tensor_parallel",))
         yield _Quantity(count=dims.num_experts, name="experts", options=("expert_parallel",))
-    yield _Quantity(count=dims.num_layers, name="layers", options=("pipeline_parallel", "virtual_pipeline_parallel"))
     if _size(config, "context_parallel") > 1:
         yield _Quantity(
             count=dims.num_heads,

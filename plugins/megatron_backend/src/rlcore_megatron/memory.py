@@ -12,6 +12,7 @@ from attrs import frozen
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.stages import layers_of_stages
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 
@@ -104,6 +105,7 @@ class Parameters:
     def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":
         """The parameters of a rank of the fullest stage; the sizes in `config` are all numbers."""
         tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
+        share = max(layers_of_stages(config, dims.num_layers)) / dims.num_layers
         attention = 2 * dims.hidden_size * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
         mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
         table = dims.vocab_size * dims.hidden_size
@@ -111,8 +113,8 @@ class Parameters:
         routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
         experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
         return cls(
-            dense=((dims.num_layers * attention + mlps) / stages + tables * table) / tensor + routers / stages,
-            expert=experts / stages / (int(config.expert_parallel) * config.expert_tensor_parallel),
+            dense=((dims.num_layers * attention + mlps) * share + tables * table) / tensor + routers * share,
+            expert=experts * share / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 
 
@@ -172,15 +174,16 @@ def _copied_bytes(table: Mapping[str, Any]) -> int:
 
 
 def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
-    """Kept by the first stage, which has the most microbatches in flight: as many as there are stages, and with virtual stages
-    a little more; and by one layer while it is computed again or backwards."""
+    """Kept by the stage with most; the first has as many microbatches in flight as there are stages, and with virtual stages a
+    little more, each later one has one fewer; and by one layer while it is computed again or backwards."""
     stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
     layer = _layer_elements(dims, config)
     if not uses_transformer_engine(config, load.device, load.dtype):
         layer *= UNFUSED
     in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
     kept = _residual(dims, config) if config.recompute == "full" else layer
-    return (kept * dims.num_layers / stages * in_flight + layer) * load.tokens / int(config.context_parallel)
+    most = max(count * (in_flight - stage) for stage, count in enumerate(layers_of_stages(config, dims.num_layers)))
+    return (kept * most + layer) * load.tokens / int(config.context_parallel)
 
 
 def _residual(dims: ModelDims, config: MegatronConfig) -> float:

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import torch
+from attrs import evolve
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional as F
 
@@ -11,6 +12,7 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.requirements import uses_transformer_engine
+from rlcore_megatron.stages import layers_of_parts
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.models import architecture_of, dims_of, standard_config
@@ -28,6 +30,7 @@ def transformer_config(
         **_shape(family, dims, standard["rms_norm_eps"]),
         **(_experts(dims, standard["norm_topk_prob"], layout, fused) if dims.num_moe_layers else {}),
         **_recompute(config),
+        **_uneven_stages(config, layout, dims.num_layers),
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
         "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if interleaved else None,
@@ -60,6 +63,16 @@ def transformer_config(
         "moe_token_dispatcher_type": "alltoall",
     }
     return TransformerConfig(**values | converted(config.transformer, TransformerConfig))
+
+
+def _uneven_stages(config: MegatronConfig, layout: ParallelLayout, num_layers: int) -> dict[str, Any]:
+    """Megatron divides layers evenly by itself, and then needs no list of every part's."""
+    sizes = {"pipeline_parallel": layout.pipeline, "virtual_pipeline_parallel": layout.virtual_pipeline}
+    counts = layers_of_parts(evolve(config, **sizes), num_layers)
+    if len(set(counts)) == 1:
+        return {}
+    parts = [["decoder"] * count for count in counts]
+    return {"pipeline_model_parallel_layout": [["embedding", *parts[0]], *parts[1:-1], [*parts[-1], "loss"]]}
 
 
 def _leave(weight: torch.Tensor) -> torch.Tensor:
