@@ -1,5 +1,6 @@
 """What `import rlcore` offers: its arguments; whole runs are in tests/system/test_python.py."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,21 @@ def test_the_package_offers_its_interface_by_name() -> None:
 def test_arguments_that_are_none_are_named(options: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         rlcore.train({"model": {"path": "none"}}, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda: rlcore.train({}, progress="quiet"), "progress"),  # type: ignore[arg-type]
+        (lambda: rlcore.evaluate({}, progress="quiet"), "progress"),  # type: ignore[arg-type]
+        (lambda: rlcore.rows({}, split="test"), "split"),  # type: ignore[arg-type]
+        (lambda: rlcore.train({}, {"run.num_steps": 3}), "overrides"),  # type: ignore[arg-type]
+    ],
+)
+def test_words_that_are_none_are_named(call: Callable[[], Any], path: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        call()
+    assert [problem.path for problem in raised.value.problems] == [path]
 
 
 def test_a_recipe_is_a_file_or_what_one_would_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,10 @@ def train(
 
     `resume` continues the run from its newest checkpoint; `allow_changes` also where the recipe makes another run of it.
     `progress` is how to show what happens. Raises RlcoreError with all that is wrong; Ctrl-C saves a checkpoint, then raises
-    InterruptedRun. Nothing that the run has started is left when this returns or raises.
+    InterruptedRun. Nothing that the run has started is left when this returns or raises, but for a thread
+    of a function of yours that hangs where Python cannot end it: in a system call, or in a library that is no Python.
     """
+    _require_words(overrides, progress=(progress, get_args(Display)))
     given = _given(reward, environment, dataset, ("train",))
     plan = _plan(recipe, overrides, given, evaluating=False)
     with open_display(progress, {}) as shown:
@@ -68,6 +70,7 @@ def evaluate(
     demonstrations; `checkpoint` is one of a run, in place of the recipe's model.
     Everything else is as in `train`.
     """
+    _require_words(overrides, progress=(progress, get_args(Display)))
     # Whoever measures alone need not have rows to train on: the same ones stand there.
     given = _given(reward, environment, dataset, ("train", "evaluation"))
     plan = _plan(recipe, overrides, given, evaluating=True)
@@ -82,6 +85,7 @@ def load(run_directory: str | Path) -> Run:
 
 def rows(recipe: Recipe, *overrides: str, split: Split = "train") -> Sequence[Row]:
     """The rows that a run of a recipe reads: those of its environment, or its data."""
+    _require_words(overrides, split=(split, get_args(Split)))
     return rows_of(prepare(_as_recipe(recipe), overrides), split)
 
 
@@ -89,6 +93,22 @@ def _plan(recipe: Recipe, overrides: Sequence[str], given: Given, *, evaluating:
     plan = prepare(_as_recipe(recipe), overrides, evaluating=evaluating, given=given)
     require_device(plan)
     return plan
+
+
+def _require_words(overrides: Sequence[object], **words: tuple[object, Sequence[str]]) -> None:
+    """ConfigError where an override is no text, or an argument none of the words that it may be."""
+    problems = [
+        Problem(path="overrides", found=f"a {type(one).__name__}", expected='texts such as "training.prompts_per_step=8"')
+        for one in overrides
+        if not isinstance(one, str)
+    ]
+    problems += [
+        Problem(path=name, found=f"{found!r:.60}", expected=f"any of {', '.join(known)}")
+        for name, (found, known) in words.items()
+        if found not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _as_recipe(recipe: Recipe) -> Path | Mapping[str, Any]:

@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.rollout import environment_calls
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.storage.saver import RunSaver
 from rlcore.spi import ConfigError, EpisodeResult, InterruptedRun, Row, SessionEndpoint, WorkerError, capabilities, hookimpl
@@ -254,6 +256,43 @@ def test_restarted_episodes_are_of_one_version(run: Run, agents: Callable[..., R
         versions = np.concatenate([np.asarray(one)[np.asarray(one) >= 0] for one in episode["weight_versions"]])
         assert len(set(versions.tolist())) == 1
     require_each_prompt_once(directory)
+
+
+class Clings(Agents):
+    """The first that is cancelled goes on all the same. The one in its place ends on another event loop alone."""
+
+    clinging: ClassVar[list[tuple[str, asyncio.AbstractEventLoop]]] = []
+
+    async def run(self, row: Row, seed: int, session: SessionEndpoint) -> EpisodeResult:
+        me = str(row["prompt"]), asyncio.get_running_loop()
+        try:
+            while me in self.clinging:
+                await asyncio.sleep(0.01)
+            answer = await ask(session, me[0])
+            await asyncio.sleep(0.2)
+            return EpisodeResult(reward=float(len(await ask(session, me[0], answer, "more"))))
+        except asyncio.CancelledError:
+            if not self.clinging:
+                self.clinging.append(me)
+                while True:
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.01)
+            raise
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_an_agent_that_cannot_be_cancelled_is_not_taken_for_the_one_in_its_place(
+    run: Run, agents: Callable[..., Registry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masks: bool
+) -> None:
+    monkeypatch.setattr(environment_calls, "GRACE_S", 0.05)
+    Clings.clinging.clear()
+    options = ahead(1, *SMALL, "async.partial_rollouts=restart", "rollout.environment_timeout_s=1", "run.num_steps=3")
+    masked = ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=1.0") if masks else ()
+    run(*options, *masked, registry=agents(Clings, generator=Unhurried))
+    directory = tmp_path / "runs" / "run"
+    assert Clings.clinging
+    assert rollouts(directory)["valid"].all()
+    require_each_prompt_once(directory, number=9)
 
 
 class EqualRewards(Agents):

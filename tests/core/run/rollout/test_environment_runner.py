@@ -347,6 +347,68 @@ def test_work_beside_the_stuck_one_goes_on_on_the_next_event_loop():
     runner.close()
 
 
+def test_the_call_that_blocks_is_at_fault_whoever_waits():
+    """An evaluation waits beside the agents of a run that goes ahead."""
+    released, outcomes, begun = threading.Event(), [], []
+
+    async def step(state):
+        begun.append(state)
+        if state == "blocks":
+            await asyncio.sleep(0.05)
+            released.wait()
+        if begun.count(state) == 1:
+            await asyncio.Event().wait()
+        return done(1.0)
+
+    runner = EpisodeRunner(StepEnvironment(step), 0.3, "mask")
+
+    async def begin(calls):
+        outcomes.append(await calls.make(runner.step("blocks", turn(), (0, 1))))
+
+    beside = runner.start(begin)
+    assert rewards(runner.step_all(["waits", "waits too"], [turn(), turn()])) == [1.0, 1.0]
+    while not beside.poll(0.01):
+        pass
+    released.set()
+    assert begun == ["blocks", "waits", "waits too", "waits", "waits too"]
+    assert ([type(outcome) for outcome in outcomes], beside.num_stuck) == ([Failure], 1)
+    runner.close()
+
+
+@pytest.mark.parametrize("bad", [blocking, uncancellable], ids=["blocks", "uncancellable"])
+def test_the_first_stuck_call_ends_a_run_that_masks_none(bad):
+    runner = EpisodeRunner(StepEnvironment(bad), 0.1)
+
+    async def begin(calls):
+        await environment_runner.all_or_first([calls.make(runner.step(0, turn(), (number, 6))) for number in range(6)])
+
+    driven = runner.start(begin)
+    with pytest.raises(RewardError, match="on_environment_error"):
+        while not driven.poll(0.01):
+            pass
+    assert driven.num_stuck > 0
+    driven.cancel()
+    runner.close()
+
+
+def test_a_call_that_was_given_up_ends_no_run_however_long_it_goes_on():
+    runner, begun = EpisodeRunner(StepEnvironment(uncancellable), 0.1), []
+
+    async def begin(calls):
+        begun.append(calls)
+        if len(begun) == 1:
+            making = asyncio.create_task(calls.make(runner.step(0, turn(), (0, 1))))
+            await asyncio.sleep(0)
+            calls.give_up([("step", 0)])
+            await making
+
+    driven = runner.start(begin)
+    while not driven.poll(0.01):
+        pass
+    assert len(begun) == 2
+    runner.close()
+
+
 def test_a_callback_that_blocks_the_loop_ends_even_a_masking_run(run):
     async def step(state):
         if state == 0:

@@ -123,6 +123,26 @@ def test_a_call_in_a_thread_holds_up_neither_others_nor_the_end():
     free.set()
 
 
+@pytest.mark.parametrize("how", ["cancel", "close", "abandon"])
+def test_a_call_in_a_thread_that_no_one_waits_for_is_ended(how, caplog):
+    def computes():
+        begun.set()
+        while True:
+            pass
+
+    before, begun = threads("environment-call"), threading.Event()
+    loop = LoopThread()
+    future = loop.submit(asyncio.to_thread(computes))
+    assert begun.wait(LONG_S)
+    future.cancel() if how == "cancel" else getattr(loop, how)()
+    deadline = time.monotonic() + LONG_S
+    while threads("environment-call") - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads("environment-call") <= before
+    loop.close()
+    assert not caplog.records
+
+
 def test_code_that_never_waits_is_ended(monkeypatch):
     monkeypatch.setattr(event_loop, "POLITE_S", 0.05)
 

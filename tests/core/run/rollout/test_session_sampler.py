@@ -132,3 +132,19 @@ def test_a_session_that_is_given_up_waits_no_longer(sampler: SessionSampler) -> 
         kept.cancel()
 
     run(ask())
+
+
+def test_samples_of_one_prompt_are_one_request(sampler: SessionSampler) -> None:
+    async def work() -> list[GenerateRequest]:
+        waiting = [asyncio.create_task(sampler.sample(request(seed=seed))) for seed in (5, 6, 7)]
+        while sampler.feed.num_outstanding != len(waiting):
+            await asyncio.sleep(0)
+        sampler.feed.begin(4)
+        taken = list(sampler.feed.take(wait=False) or ())
+        for one in waiting:
+            one.cancel()
+        return taken
+
+    (taken,) = run(work())
+    assert (taken.num_samples, taken.prompts.tokens.tolist()) == (3, PROMPT.tolist())
+    assert taken.seeds.tolist() == [5, 6, 7]

@@ -101,8 +101,8 @@ class AgentGroups(GroupWork[AgentGroup]):
         self._on_ended: Callable[[int], None]
         self._groups: dict[int, AgentGroup] = {}
         """The open groups that have run here."""
-        self._running: dict[int, tuple[AgentEpisode, Session]] = {}
-        """The episodes that an agent is at, by number."""
+        self._running: dict[AgentEpisode, Session] = {}
+        """The episodes that an agent is at."""
 
     def now(self) -> float:
         """See GroupWork: an agent that waits for a generator that is stopped loses none of its time."""
@@ -143,17 +143,15 @@ class AgentGroups(GroupWork[AgentGroup]):
         """See GroupWork: agents that are at work are cancelled."""
         for group in groups:
             self._groups.pop(group.number, None)
-            self._give_up([episode.number for episode in group.episodes])
+            self._give_up(group.episodes)
 
     def restart(self, group: AgentGroup, *, is_at_work: bool) -> bool:
         """See GroupWork."""
-        restarted = []
-        for place, episode in enumerate(group.episodes):
-            running, session = self._running.get(episode.number, (None, None))
-            if running is episode and session is not None and session.num_samples:
-                group.episodes[place] = AgentEpisode(number=episode.number)
-                restarted.append(group.episodes[place])
-        self._give_up([episode.number for episode in restarted])
+        restarted, begun = [], [episode for episode in group.episodes if self._has_asked(episode)]
+        for episode in begun:
+            restarted.append(AgentEpisode(number=episode.number))
+            group.episodes[episode.number % self.group_size] = restarted[-1]
+        self._give_up(begun)
         if is_at_work:
             self._play_all(restarted)
         return len(restarted) == self.group_size
@@ -174,6 +172,9 @@ class AgentGroups(GroupWork[AgentGroup]):
         number, place = divmod(episode.number, self.group_size)
         return number in self._groups and self._groups[number].episodes[place] is episode
 
+    def _has_asked(self, episode: AgentEpisode) -> bool:
+        return episode in self._running and self._running[episode].num_samples > 0
+
     async def _play(self, episode: AgentEpisode) -> None:
         if not self._is_open(episode) or self._calls is None:
             return
@@ -184,18 +185,18 @@ class AgentGroups(GroupWork[AgentGroup]):
 
         def begin() -> SessionEndpoint:
             sessions.append(self._open_session((*plan.draws.key, in_step)))
-            self._running[episode.number] = (episode, sessions[0])
+            self._running[episode] = sessions[0]
             token = sessions[0].token
             return SessionEndpoint(base_url=f"{self._address}/{token}/v1", api_key=token, model=self._model.name)
 
         seed, of = plan.draws.reset_seeds[of_step], (in_step, self._samples_per_step)
-        call = self._runner.run(plan.rows[of_step], seed, begin, of, episode.number)
+        call = self._runner.run(plan.rows[of_step], seed, begin, of, episode)
         try:
             outcome = await self._calls.make(call)
         finally:
             segments = [segment for session in sessions for segment in self._finish(session)]
-            if self._running.get(episode.number, (None, None))[1] in sessions:  # else of another event loop's attempt
-                del self._running[episode.number]
+            if self._running.get(episode) in sessions:  # else of another event loop's attempt
+                del self._running[episode]
         if not self._is_open(episode):
             return  # given up meanwhile
         if isinstance(outcome, Failure):
@@ -216,10 +217,10 @@ class AgentGroups(GroupWork[AgentGroup]):
         self._sampler.give_up(session.number)
         return segments
 
-    def _give_up(self, numbers: Collection[int]) -> None:
+    def _give_up(self, episodes: Collection[AgentEpisode]) -> None:
         """Cancel the agents that are at some episodes, and answer them no more."""
-        given_up = [number for number in numbers if number in self._running]
-        for number in given_up:
-            self._finish(self._running.pop(number)[1])
+        given_up = [episode for episode in episodes if episode in self._running]
+        for episode in given_up:
+            self._finish(self._running.pop(episode))
         if self._calls is not None:
             self._calls.give_up(given_up)

@@ -43,6 +43,8 @@ class EnvironmentCalls:
     """Calls that got stuck on an earlier event loop, by their keys: they are not made again."""
     uncancellable: list[Call[Any]] = field(factory=list)
     """Calls that were cancelled and go on."""
+    unwanted: set[Hashable] = field(factory=set)
+    """The keys of calls that were given up: what they come to matters to no one."""
     now: Callable[[], float] = time.monotonic
     """The time in seconds by which calls have theirs."""
     state: "_State" = field(factory=lambda: _State())
@@ -81,6 +83,7 @@ class EnvironmentCalls:
         for task, (call, _) in self._running.items():
             if call.key in keys and task not in self._cancelled:
                 self._cancelled.add(task)
+                self.unwanted.add(call.key)
                 task.cancel()
 
     async def watch(self) -> None:
@@ -97,6 +100,10 @@ class EnvironmentCalls:
                     task.cancel()
                 elif now - started > self.timeout_s + GRACE_S:
                     self.uncancellable.append(call)
+
+    def is_executing(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether the loop is executing the code of a call."""
+        return asyncio.current_task(loop) in self._running
 
     def executing(self, loop: asyncio.AbstractEventLoop) -> list[Call[Any]]:
         """The call whose code the loop is executing; all in flight where it executes none of them."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
 
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.rollout import environment_calls
@@ -63,6 +64,7 @@ class EpisodeRunner:
         self._on_error = on_error
         self.vocab_size = vocab_size
         self._thread: LoopThread | None = None
+        self._at_work: WeakSet[Driven] = WeakSet()
 
     @property
     def masks_failures(self) -> bool:
@@ -125,7 +127,9 @@ class EpisodeRunner:
         """Run `begin(calls)` on the event loop. Where a call gets stuck, the event loop is given up with all that is on it;
         `begin` is then called again for another, where that call is a failure, and goes on from where the rest is. `now` is
         the time in seconds by which calls have theirs."""
-        return Driven(self, begin, now)
+        driven = Driven(self, begin, now)
+        self._at_work.add(driven)
+        return driven
 
     def drive(self, begin: Begin) -> None:
         """Run `begin(calls)` on the event loop to its end."""
@@ -150,6 +154,10 @@ class EpisodeRunner:
     def message(self, call: Call[Any], failure: Failure) -> str:
         """A failure, with the environment and the episode that it is of."""
         return f"{self._where(call)}, {failure.reason}"
+
+    def executing(self, loop: asyncio.AbstractEventLoop) -> "Driven | None":
+        """The work of which the event loop is executing a call; None where it executes none."""
+        return next((driven for driven in list(self._at_work) if driven.calls.is_executing(loop)), None)
 
     def thread(self) -> LoopThread:
         """The background thread, started where there is none."""
@@ -213,7 +221,8 @@ class Driven:
         self.num_stuck = 0
         """Calls that got stuck since it was last set to 0."""
         self._thread: LoopThread
-        self._calls: EnvironmentCalls
+        self.calls: EnvironmentCalls
+        """Those on the present event loop."""
         self._future: Future[None]
         self._seen = 0
         self._quiet_s = 0.0
@@ -233,21 +242,21 @@ class Driven:
                 self._future.result()
                 return True
             if self._thread is not self._runner.thread():  # other work on it got stuck, and took this one's event loop along
-                self._calls.state.over = True
+                self.calls.state.over = True
                 self._run()
                 return False
-            state, now = self._calls.state, time.monotonic()
+            state, now = self.calls.state, time.monotonic()
             passed_s = min(now - self._polled, max(timeout_s, POLL_S))
             self._quiet_s = self._quiet_s + passed_s if state.heartbeats == self._seen else 0.0
             self._seen, self._polled = state.heartbeats, now
-            if self._quiet_s > self._calls.timeout_s + environment_calls.GRACE_S or self._calls.uncancellable:
+            if self._quiet_s > self.calls.timeout_s + environment_calls.GRACE_S or self.calls.uncancellable:
                 self._give_up()
                 self._run()
             return False
 
     def cancel(self) -> None:
         """Let the work end where it is: it changes nothing any more when this returns."""
-        self._calls.state.over = True
+        self.calls.state.over = True
         self._future.cancel()
         passed = threading.Event()
         with contextlib.suppress(RuntimeError):  # an event loop that is closed does nothing
@@ -257,21 +266,27 @@ class Driven:
     def _run(self) -> None:
         runner = self._runner
         self._thread = runner.thread()
-        self._calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
+        self.calls = EnvironmentCalls(timeout_s=runner.timeout_s, given_up=self._given_up, now=self._now)
         self._seen, self._quiet_s, self._polled = 0, 0.0, time.monotonic()
-        self._future = self._thread.submit(_watched(self._calls, self._begin))
+        self._future = self._thread.submit(_watched(self.calls, self._begin))
 
     def _give_up(self) -> None:
-        """Give the event loop up and name the call that holds it."""
-        culprits = self._calls.uncancellable or self._calls.executing(self._thread.loop)
-        limit, where = f"{self._calls.timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
-        self._calls.state.over = True
+        """Give the event loop up and name the call that holds it, which may be of other work on it."""
+        at_fault = self if self.calls.uncancellable else self._runner.executing(self._thread.loop) or self
+        culprits = self.calls.uncancellable or at_fault.calls.executing(self._thread.loop)
+        limit, where = f"{self.calls.timeout_s:g} s (rollout.environment_timeout_s)", self._thread.where()
+        self.calls.state.over = True
         self._runner.abandon()
         reason = f"neither returned nor let itself be cancelled within {limit}; the event loop is {where}"
         if not culprits:
             raise RewardError(f"the environment's event loop has been blocked for {limit} by none of its calls; it is {where}")
-        self._given_up |= {call.key: Failure(reason=reason) for call in culprits}
-        self.num_stuck += len(culprits)
+        at_fault._given_up |= {call.key: Failure(reason=reason) for call in culprits}
+        at_fault.num_stuck += len(culprits)
+        if at_fault is not self:
+            return  # the other work finds that, once its own thread looks
+        for call in culprits:
+            if not self._runner.masks_failures and call.key not in self.calls.unwanted:
+                self._runner.require(call, self._given_up[call.key])
         if self.num_stuck > MAX_STUCK:
             what = self._runner.message(culprits[0], self._given_up[culprits[0].key])
             raise RewardError(f"{what}. More than {MAX_STUCK} calls got stuck like this one: correct the environment")

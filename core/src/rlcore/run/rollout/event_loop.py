@@ -7,7 +7,10 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 CLOSE_S = 2.0
 """Most seconds to wait for the thread to end."""
@@ -19,22 +22,68 @@ class Abandoned(BaseException):
     """Raised inside the thread's code to make it end; no `except Exception` holds it up."""
 
 
+class _Call:
+    """A function in a daemon thread of its own."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._is_given_up = False
+        self.future = _CallFuture(self)
+        self.thread = threading.Thread(target=self._run, daemon=True, name="environment-call")
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: end it where it computes in Python. A thread that is in a system call or a library
+        stays behind until that returns."""
+        self._is_given_up = True
+        _raise_in(self.thread)
+
+    def _run(self) -> None:
+        with suppress(Abandoned):
+            if not self.future.set_running_or_notify_cancel():
+                return
+            try:
+                result = self._function()
+            except BaseException as error:
+                if not self._is_given_up:  # else its event loop may be closed
+                    self.future.set_exception(error)
+            else:
+                if not self._is_given_up:
+                    self.future.set_result(result)
+
+
+class _CallFuture(Future[Any]):
+    """What asyncio waits for, and cancels where a call's time is up."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__()
+        self._call = call
+
+    def cancel(self) -> bool:
+        """Cancel the call; one that runs is given up."""
+        if not super().cancel() and not self.done():
+            self._call.give_up()
+        return self.cancelled()
+
+
 class _DaemonExecutor(ThreadPoolExecutor):
     """The executor of `asyncio.to_thread`, with a daemon thread for each call, so that one which hangs takes no place from
     others and does not keep the process from ending."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: WeakSet[_Call] = WeakSet()
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+        call = _Call(partial(fn, *args, **kwargs))
+        self._calls.add(call)
+        call.thread.start()
+        return call.future
 
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args, **kwargs))
-                except BaseException as error:
-                    future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True, name="environment-call").start()
-        return future
+    def give_up(self) -> None:
+        """Give up all calls that run."""
+        for call in list(self._calls):
+            if not call.future.done():
+                call.give_up()
 
 
 class LoopThread:
@@ -42,7 +91,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(_DaemonExecutor())
+        self._executor = _DaemonExecutor()
+        self.loop.set_default_executor(self._executor)
         self._interrupted = threading.Event()
         self._stopping = False
         self._stopped = threading.Event()
@@ -76,15 +126,16 @@ class LoopThread:
             return
         self._stop()
         self._thread.join(CLOSE_S)
+        self._executor.give_up()
 
     def abandon(self) -> None:
         """End a thread that is stuck in Python code, by the only means that CPython has for it: left running, it would take a
         core and the interpreter's lock from the rest of the run. One that is stuck in a system call stays behind, asleep."""
         self.loop.set_exception_handler(lambda *_: None)  # what becomes of the tasks left behind is no news
+        self._executor.give_up()
         self._stop()
         if not self._stopped.wait(POLITE_S):
-            thread = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+            _raise_in(self._thread)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -118,3 +169,8 @@ class LoopThread:
         if tasks:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_S / 2))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise Abandoned in a thread, as soon as it executes Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Abandoned))

@@ -50,7 +50,8 @@ class SessionSampler:
             self._waiting[future] = request.conversation
         num_said = sum(len(part.tokens) for part in said)
         wanted = Wanted(
-            prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]),
+            # Samples of one request share its array, and so a prompt.
+            prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]) if said else request.prompt,
             seed=seed_after(request.seed, num_said),
             max_tokens=request.max_tokens - num_said,
             sampling=request.sampling,
