@@ -15,6 +15,7 @@ PRELOADED += [
     "fsdp2_lora_cases",
     "fsdp2_replay_cases",
     "fsdp2_two_rank_cases",
+    "fsdp2_value_cases",
     "rlcore_megatron",
     "megatron_checkpoint_cases",
     "megatron_layout_cases",

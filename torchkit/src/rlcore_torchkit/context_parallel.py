@@ -131,6 +131,12 @@ def part_logprobs(
     return whole[0], None if entropies is None else whole[1]
 
 
+def part_values(values: Tensor, part: ContextPart) -> Tensor:
+    """[T]: the values of the whole microbatch on every rank, from those of this rank's tokens [S]; gradients as of
+    `part_logprobs`."""
+    return F.pad(part.gather(values), (0, -part.num_padding))
+
+
 def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
     """ContractError unless the ranks can share the query heads equally."""
     if num_heads % num_ranks or num_heads % num_kv_heads:

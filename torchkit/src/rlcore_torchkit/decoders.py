@@ -20,9 +20,10 @@ _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def described_family(config: Mapping[str, Any], path: str = "") -> Architecture | None:
-    """The family that describes all of the model with this config.json; None where the model trains through its own class."""
+    """The family that describes all of the model with this config.json, whatever it ends in; None where the model trains
+    through its own class."""
     family = find_architecture(config, path)
-    return None if isinstance(family, Problem) or any(family.problems(config, path)) else family
+    return None if isinstance(family, Problem) or any(family.problems(config, path, "value")) else family
 
 
 def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code: bool) -> Iterator[Problem]:

@@ -15,7 +15,9 @@ from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
-from rlcore.spi.weights import ITEM_BYTES, DtypeName, TensorSpec, WeightExport
+from rlcore.spi.weights import ITEM_BYTES, DtypeName, Head, TensorSpec, WeightExport
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.safetensors_files import model_file
 
 if TYPE_CHECKING:
@@ -40,7 +42,13 @@ BUCKET_BYTES = 2**28
 
 
 def save_hf(
-    export: Callable[[ExportWeightsRequest], WeightExport], model: ModelSpec, directory: Path, *, rank: int, weight_version: int
+    export: Callable[[ExportWeightsRequest], WeightExport],
+    model: ModelSpec,
+    directory: Path,
+    *,
+    rank: int,
+    weight_version: int,
+    head: Head = "tokens",
 ) -> tuple[str, ...]:
     """Write a trainer's weights, which `export` streams, in the model's dtype as a directory that transformers and vLLM load.
 
@@ -50,7 +58,7 @@ def save_hf(
     request = ExportWeightsRequest(weight_version=weight_version, dtype=model.dtype, max_bucket_bytes=BUCKET_BYTES)
     weights = export(request)
     if rank == 0:
-        return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision)
+        return write_hf_directory(weights, model.path, directory, model.dtype, revision=model.revision, head=head)
     for _ in weights.buckets:
         pass
     return ()
@@ -64,18 +72,20 @@ def write_hf_directory(
     *,
     revision: str | None = None,
     max_shard_bytes: int = 2 * 2**30,
+    head: Head = "tokens",
 ) -> tuple[str, ...]:
     """Write `export` as a directory that transformers and vLLM load; returns the names of the files written.
 
     `source` is the model that was trained, a directory or a name on the Hub: config, generation config and tokenizer come
-    from it. Tensors are written in `dtype`. At most one shard is in memory at a time. StorageError where a write fails.
+    from it. Tensors are written in `dtype`. At most one shard is in memory at a time. With the head "value" the config is that
+    of a sequence classifier with one label. StorageError where a write fails.
     """
     with model_storage_errors(directory):
         shards = _plan(export.specs, ITEM_BYTES[dtype], max_shard_bytes)
         files = _write_shards(_tensors(export, dtype), shards, directory)
         if len(shards) > 1:
             files.append(_write_index(export.specs, shards, ITEM_BYTES[dtype], directory))
-        return (*files, *_write_companions(source, revision, directory, dtype))
+        return (*files, *_write_companions(source, revision, directory, dtype, head))
 
 
 @contextmanager
@@ -143,8 +153,8 @@ def _write_index(specs: Sequence[TensorSpec], shards: dict[str, list[str]], item
     return INDEX_FILE
 
 
-def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName) -> list[str]:
-    """config.json with the dtype written, and copies of the companion files."""
+def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName, head: Head) -> list[str]:
+    """config.json with the dtype and the class written, and copies of the companion files."""
     spec = ModelSpec(path=source, revision=revision)
     try:
         found = {name: model_file(spec, name) for name in ("config.json", *COMPANION_FILES)}
@@ -155,6 +165,8 @@ def _write_companions(source: str, revision: str | None, directory: Path, dtype:
         raise StorageError(f"writing the model to {directory} failed: {source} no longer has a config.json")
     config = json.loads(config_file.read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
+    if head == "value":
+        config |= _classifier(config, source)
     _write_json(directory / "config.json", config | {"dtype": dtype})
     written = ["config.json"]
     for name, file in found.items():
@@ -162,6 +174,13 @@ def _write_companions(source: str, revision: str | None, directory: Path, dtype:
             shutil.copyfile(file, directory / name)
             written.append(name)
     return written
+
+
+def _classifier(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """What config.json says of a classifier with one label."""
+    family = find_architecture(config, source)
+    assert isinstance(family, Architecture), "the model was loaded"
+    return {"architectures": [family.classifier_name], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -66,6 +66,14 @@ def adapter_shapes(layers: Mapping[str, Shape], rank: int) -> dict[str, Shape]:
 def lora_problems(context: CheckContext) -> Iterator[Problem]:
     """Targets that the model has not, and adapters to begin with that are not for this model or another form."""
     model, spec = model_config(context), context.lora
+    if spec is not None and context.head == "value":
+        yield Problem(
+            path="lora",
+            found="the section, with an algorithm that trains a model of values",
+            expected="no such section: a head of values is trained whole, and adapters are all that a PEFT directory holds",
+            remedy="Leave it out.",
+        )
+        return
     if spec is None or model is None:
         return
     family, dims = find_architecture(model, str(config_file(context))), ModelDims.of(model)

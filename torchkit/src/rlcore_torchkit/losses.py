@@ -43,8 +43,16 @@ def load_loss(path: str) -> LossFunction:
     return function
 
 
-def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tensor | None, counts: GlobalCounts) -> LossOutput:
-    """The loss of one microbatch, given the log-probabilities and entropies [T] of its tokens.
+def evaluate(
+    loss: LossSpec,
+    batch: Microbatch,
+    logprobs: Tensor,
+    entropy: Tensor | None,
+    counts: GlobalCounts,
+    values: Tensor | None = None,
+) -> LossOutput:
+    """The loss of one microbatch, given the log-probabilities and entropies [T] of its tokens, or zeros and the values [T]
+    after them.
 
     Where LossSpec.generation_mismatch asks for them, MISMATCH_METRICS stand beside the loss's own metrics.
     """
@@ -58,6 +66,7 @@ def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tenso
         sequence_columns=batch.sequence_columns,
         counts=counts,
         previous_logprobs=None if previous is None else previous.detach(),
+        values=values,
     )
     function = load_loss(loss.path)
     try:
@@ -65,14 +74,14 @@ def evaluate(loss: LossSpec, batch: Microbatch, logprobs: Tensor, entropy: Tenso
     except Exception as error:
         error.add_note(f"raised in the loss {loss.path}")
         raise
-    _check(loss.path, output, logprobs)
+    _check(loss.path, output, logprobs if values is None else values)
     if not loss.generation_mismatch:
         return output
     found = mismatch(logprobs, batch.token_columns[GENERATION_LOGPROBS], MaskedMean(batch.loss_mask, counts))
     return evolve(output, sums={**output.sums, **found})
 
 
-def _check(path: str, output: object, logprobs: Tensor) -> None:
+def _check(path: str, output: object, figures: Tensor) -> None:
     """ContractError where the loss function returned what it must not. Looks at no value, so it waits for no device."""
 
     def refuse(found: str, expected: str) -> NoReturn:
@@ -93,8 +102,10 @@ def _check(path: str, output: object, logprobs: Tensor) -> None:
             refuse(f"{name} that is a {type(value).__name__}", "a scalar tensor")
         if value.ndim or not (value.is_floating_point() or name != "loss"):
             refuse(f"{name} of shape {list(value.shape)} and {value.dtype}", "a scalar tensor, already reduced")
-    if logprobs.requires_grad and not output.loss.requires_grad:
-        refuse("a loss without a gradient", "one that is computed from inputs.logprobs, with torch, and not detached")
+    if figures.requires_grad and not output.loss.requires_grad:
+        refuse(
+            "a loss without a gradient", "one that is computed from inputs.logprobs, or values, with torch, and not detached"
+        )
 
 
 def total(outputs: Sequence[LossOutput]) -> Totals:

@@ -19,7 +19,10 @@ def trained_model_problems(context: CheckContext, *, any_decoder: bool = False) 
     if context.model.dtype == "float16":
         remedy = "Set model.dtype to bfloat16: gradients in float16 would need a loss scale"
         yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
-    problems = any_decoder_problems(context.model) if any_decoder else architecture_problems(context.model.path)
+    if any_decoder:
+        problems = any_decoder_problems(context.model, context.head)
+    else:
+        problems = architecture_problems(context.model.path, context.head)
     yield from problems
     config = read_object(config_file(context)) if any_decoder else model_config(context)
     if problems or config is None or isinstance(config, Problem):

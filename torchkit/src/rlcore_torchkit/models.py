@@ -9,6 +9,7 @@ from rlcore.model_files import CONFIG_FILE, model_problems, read_object
 from rlcore.schema.listing import listed
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ModelError, Problem
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -22,21 +23,23 @@ if TYPE_CHECKING:
 _MAX_NAMED = 3
 
 
-def architecture_problems(path: str) -> list[Problem]:
+def architecture_problems(path: str, head: Head = "tokens") -> list[Problem]:
     """What torchkit cannot load of the model at `path`, from its config.json alone: another architecture, quantised weights.
 
     Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """
     file = Path(path).expanduser() / CONFIG_FILE
     config = read_object(file)
-    return [] if isinstance(config, Problem) else _config_problems(str(file), config, find_architecture(config, str(file)))
+    family = config if isinstance(config, Problem) else find_architecture(config, str(file))
+    return [] if isinstance(config, Problem) else _config_problems(str(file), config, family, head)
 
 
 def architecture_of(config: Any) -> Architecture:
-    """The family of a model, from its transformers config; ModelError where it is none that is installed."""
+    """The family of a model, whatever it ends in, from its transformers config; ModelError where it is none that is
+    installed."""
     path, content = str(getattr(config, "name_or_path", "")), config.to_dict()
     family = find_architecture(content, path)
-    _raise_problems(_config_problems(path, content, family))
+    _raise_problems(_config_problems(path, content, family, "value"))
     assert isinstance(family, Architecture)
     return family
 
@@ -53,50 +56,59 @@ def dims_of(config: Any) -> ModelDims:
     return dims
 
 
-def any_decoder_problems(spec: ModelSpec) -> list[Problem]:
+def any_decoder_problems(spec: ModelSpec, head: Head = "tokens") -> list[Problem]:
     """`architecture_problems` for what trains any decoder: also models that no family describes are fine, where transformers
-    has a class for them."""
+    has a class for them, but with a head of values."""
     file = Path(spec.path).expanduser() / CONFIG_FILE
     config = read_object(file)
-    return [] if isinstance(config, Problem) else _any_decoder_problems(str(file), config, spec)
+    return [] if isinstance(config, Problem) else _any_decoder_problems(str(file), config, spec, head)
 
 
-def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec) -> list[Problem]:
+def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec, head: Head) -> list[Problem]:
     family = described_family(config, path)
-    if family is not None:
-        return _config_problems(path, config, family)
+    if family is not None or head == "value":
+        return _config_problems(path, config, family or find_architecture(config, path), head)
     problems = decoder_problems(config, path, trust_remote_code=spec.trust_remote_code)
     return [*problems, *_quantization_problems(path, config)]
 
 
-def load_config(spec: ModelSpec, *, any_decoder: bool = False) -> Any:
+def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = False) -> Any:
     """The model's transformers config; ModelError where it cannot be had or its architecture is not supported. `any_decoder`
     says whether one that no family describes is."""
-    architecture = any_decoder_problems(spec) if any_decoder else architecture_problems(spec.path)
+    architecture = any_decoder_problems(spec, head) if any_decoder else architecture_problems(spec.path, head)
     _raise_problems([*model_problems(spec.path), *architecture])
     import_transformers()
     from transformers import AutoConfig
 
     with model_errors(spec.path), _quiet():
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+    content = config.to_dict()
     if any_decoder:
-        _raise_problems(_any_decoder_problems(spec.path, config.to_dict(), spec))
+        _raise_problems(_any_decoder_problems(spec.path, content, spec, head))
     else:
-        architecture_of(config)
+        _raise_problems(_config_problems(spec.path, content, find_architecture(content, spec.path), head))
+    if head == "value":
+        config.num_labels = 1
     return config
 
 
 def load_model(
-    spec: ModelSpec, *, dtype: "torch.dtype", device: "torch.device | str" = "cpu", any_decoder: bool = False
+    spec: ModelSpec,
+    *,
+    dtype: "torch.dtype",
+    device: "torch.device | str" = "cpu",
+    any_decoder: bool = False,
+    head: Head = "tokens",
 ) -> Any:
-    """The transformers causal language model with packed attention, in `dtype`, in eval mode, on `device`.
+    """The transformers causal language model with packed attention, in `dtype`, in eval mode, on `device`. With the head
+    "value" the sequence classifier with one label, whose head begins at zero where a language model's directory holds none.
 
     With `any_decoder` also one that no family describes, whose attention is then GENERAL_ATTENTION. On device "meta" it has
     shapes and names but no values. Nothing is printed. ModelError where it cannot be loaded.
     """
-    config = load_config(spec, any_decoder=any_decoder)
+    config = load_config(spec, head, any_decoder=any_decoder)
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from rlcore_torchkit.attention import register_packed_attention
     from rlcore_torchkit.general_attention import register_general_attention
@@ -105,14 +117,23 @@ def load_model(
     attention = register_packed_attention() if is_described else register_general_attention()
     options = {"dtype": dtype, "attn_implementation": attention}
     options["trust_remote_code"] = spec.trust_remote_code
+    kind = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
     if torch.device(device).type == "meta":
         with torch.device("meta"), _quiet():
-            return AutoModelForCausalLM.from_config(config, **options).eval()
+            return kind.from_config(config, **options).eval()
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with model_errors(spec.path), _quiet():
-        model, loading = AutoModelForCausalLM.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+        model, loading = kind.from_pretrained(spec.path, config=config, revision=spec.revision, **options)
+    if head == "value" and may_lack_value_head(config) and VALUE_HEAD_WEIGHT in loading["missing_keys"]:
+        torch.nn.init.zeros_(model.get_parameter(VALUE_HEAD_WEIGHT))
+        loading["missing_keys"] = set(loading["missing_keys"]) - {VALUE_HEAD_WEIGHT}
     _raise_problems(_loading_problems(spec.path, loading))
     return model.eval().to(device)
+
+
+def may_lack_value_head(config: Any) -> bool:
+    """Whether a model's directory need not hold a head of values: that of a language model, from its transformers config."""
+    return not architecture_of(config).is_classifier(config.to_dict())
 
 
 def checkpoint_shapes(model: Any) -> dict[str, tuple[int, ...]]:
@@ -152,8 +173,8 @@ def _raise_problems(problems: list[Problem]) -> None:
         raise ModelError(problems)
 
 
-def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem) -> list[Problem]:
-    problems = [family] if isinstance(family, Problem) else list(family.problems(config, path))
+def _config_problems(path: str, config: dict[str, Any], family: Architecture | Problem, head: Head) -> list[Problem]:
+    problems = [family] if isinstance(family, Problem) else list(family.problems(config, path, head))
     return [*problems, *_quantization_problems(path, config)]
 
 

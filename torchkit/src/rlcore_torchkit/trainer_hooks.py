@@ -44,7 +44,8 @@ def save_state(
     rank = context.rank_info.rank
     if request.kind == "peft":
         return SaveStateResult(files=_save_peft(request.directory, context, adapters))
-    return SaveStateResult(files=save_hf(export, context.model, request.directory, rank=rank, weight_version=weight_version))
+    files = save_hf(export, context.model, request.directory, rank=rank, weight_version=weight_version, head=context.head)
+    return SaveStateResult(files=files)
 
 
 def _save_peft(

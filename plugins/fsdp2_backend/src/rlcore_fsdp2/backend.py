@@ -19,7 +19,7 @@ from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
 from rlcore_fsdp2.layout_check import layout_problems, undescribed_problems
-from rlcore_fsdp2.logprobs import compute_logprobs
+from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
 from rlcore_fsdp2.routing_replay import attach
@@ -61,13 +61,13 @@ class Fsdp2Backend:
     def _build(self, context: spi.TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self.adapters: Adapters | None = None
         if context.lora is None:
-            self.policy, self._exporter = make_policy(context.model, config, meshes, self.device)
+            self.policy, self._exporter = make_policy(context.model, config, meshes, self.device, context.head)
         else:
             self.policy, self._exporter, self.adapters = make_adapted_policy(context, config, meshes, self.device)
         self._dims = dims_of(self.policy.config) if is_described(self.policy) else None
         self._working = None
         if not self._is_sharded and context.model.dtype != "float32" and self.adapters is None:
-            self._working = make_working_copy(context.model, config, self.policy, self.device)
+            self._working = make_working_copy(context.model, config, self.policy, self.device, context.head)
         self._computing = self.policy if self._working is None else self._working.model
         self._reference = None
         if context.needs_reference and (self.adapters is None or context.reference is not None):
@@ -105,6 +105,12 @@ class Fsdp2Backend:
             check_routing(request.microbatches, self._dims)
             logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
+
+    @spi.hookimpl
+    def get_values(self, request: spi.ValuesRequest) -> spi.ValuesResult:
+        self._check("get_values", request.weight_version)
+        values = compute_values(self._computing, request, self.device, self._replay)
+        return spi.ValuesResult(values=values, weight_version=self._weight_version)
 
     @spi.hookimpl
     def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
@@ -253,7 +259,7 @@ class Fsdp2Backend:
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     """What `check` could not see of a model on the Hub."""
-    rank_info, content = context.rank_info, load_config(context.model, any_decoder=True).to_dict()
+    rank_info, content = context.rank_info, load_config(context.model, context.head, any_decoder=True).to_dict()
     family = described_family(content)
     model = None if family is None else family.standard(content)
     problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rlcore.spi import ContractError
 from rlcore_torchkit.attention import PackedSequences, packed_attention
-from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs
+from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs, part_values
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, own_head
+from rlcore_torchkit.values import shared_by, token_values
 
 CONTEXT_ATTENTION = "rlcore_context"
 """The name under which transformers knows attention over split tokens."""
@@ -67,11 +68,21 @@ def patch_context(model: Any, group: dist.ProcessGroup, head: HeadLogprobs | Non
     Its forward returns the log-probabilities and entropies of the whole microbatch on every rank; the gradients are those of
     this rank's tokens, to be summed over the ranks. `head` takes the place of `token_logprobs` with the head's weight.
     """
+    _attend(model)
+    model.forward = partial(_policy_forward, model, group, head or own_head(model))
+
+
+def patch_context_values(model: Any, group: dist.ProcessGroup, num_ranks: int) -> None:
+    """As `patch_context`, of a model that went through `patch_value_head` with so many tensor ranks."""
+    _attend(model)
+    model.forward = partial(_value_forward, model, group, num_ranks)
+
+
+def _attend(model: Any) -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(CONTEXT_ATTENTION, context_attention)
     model.set_attn_implementation(CONTEXT_ATTENTION)
-    model.forward = partial(_policy_forward, model, group, head or own_head(model))
 
 
 def _policy_forward(
@@ -86,3 +97,9 @@ def _policy_forward(
     part = ContextPart.of(packed, group)
     hidden = context_forward(model, input_ids, part)
     return part_logprobs(hidden, input_ids, part, compute, temperature=temperature, entropy=entropy)
+
+
+def _value_forward(model: Any, group: dist.ProcessGroup, num_ranks: int, input_ids: Tensor, packed: PackedSequences) -> Tensor:
+    part = ContextPart.of(packed, group)
+    hidden = shared_by(context_forward(model, input_ids, part)[: part.size], num_ranks)
+    return part_values(token_values(hidden, model.score.weight), part)

@@ -14,6 +14,7 @@ from rlcore_torchkit.logprobs import packed_logprobs
 from rlcore_torchkit.losses import Totals, evaluate, total
 from rlcore_torchkit.microbatch import Microbatch
 from rlcore_torchkit.step_stats import StepStats
+from rlcore_torchkit.values import has_value_head, packed_values
 
 
 def accumulate(
@@ -82,8 +83,12 @@ def _set_last(model: FSDPModule, is_last: bool) -> None:
 def _backward(
     model: nn.Module, batch: Microbatch, loss: LossSpec, counts: GlobalCounts, temperature: float
 ) -> tuple[LossOutput, Tensor]:
-    logprobs, entropy = packed_logprobs(model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy)
-    output = evaluate(loss, batch, logprobs, entropy, counts)
+    if has_value_head(model):
+        values = packed_values(model, batch.tokens, batch.packed)
+        logprobs, output = values, evaluate(loss, batch, torch.zeros_like(values), None, counts, values)
+    else:
+        logprobs, entropy = packed_logprobs(model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy)
+        output = evaluate(loss, batch, logprobs, entropy, counts)
     output.loss.backward()
     return LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima), logprobs.detach()
 

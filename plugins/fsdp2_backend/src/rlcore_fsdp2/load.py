@@ -9,19 +9,22 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_fsdp2.adapters import is_adapter
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.architectures.modules import ModuleNames
-from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.models import architecture_of, may_lack_value_head
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
+from rlcore_torchkit.values import has_value_head
 
 _EXPERTS = re.compile(r"(.+)\.(gate_up_proj|down_proj)")
 
 
 @torch.no_grad()
 def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_on: torch.device) -> None:
-    """Give a causal language model on device "meta", already divided and sharded, its values; each rank for itself.
+    """Give a causal language model, or one with a head of values, on device "meta", already divided and sharded, its values;
+    each rank for itself.
 
     Parameters keep their dtype and go to `parameters_on`, buffers to `device`; adapters are left without values. ModelError,
     the same on every rank, where tensors of the architecture are missing or have another shape.
@@ -30,6 +33,8 @@ def load_parts(model: Any, spec: ModelSpec, device: torch.device, *, parameters_
     is_tied = _allocate(model, modules, device, parameters_on)
     parameters = {name: parameter for name, parameter in model.named_parameters() if not is_adapter(name)}
     with open_tensors(spec) as files:
+        if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(model.config) and VALUE_HEAD_WEIGHT in parameters:
+            local(parameters.pop(VALUE_HEAD_WEIGHT)).zero_()
         tensors = {
             name: list(_file_tensors(name, tuple(parameter.shape), modules, files)) for name, parameter in parameters.items()
         }
@@ -47,7 +52,8 @@ def _allocate(model: Any, modules: ModuleNames, device: torch.device, parameters
     others = [name for name, _ in model.named_buffers() if not name.startswith(f"{modules.rotary}.")]
     if others:
         raise ContractError(f"found the buffer {others[0]}; expected those of rotary embeddings alone")
-    head, embedding = model.get_submodule(modules.head), model.get_submodule(modules.embedding)
+    embedding = model.get_submodule(modules.embedding)
+    head = model.score if has_value_head(model) else model.get_submodule(modules.head)
     is_tied = head._parameters["weight"] is embedding._parameters["weight"]
     model.to_empty(device=parameters_on)
     if is_tied:  # what to_empty has put into the one module is not what it has put into the other

@@ -1,16 +1,17 @@
-"""Log-probabilities of given tokens, without a gradient."""
+"""Log-probabilities of given tokens, and values after them, without a gradient."""
 
 import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor, nn
 
-from rlcore.spi import LogprobsRequest
+from rlcore.spi import LogprobsRequest, ValuesRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore_fsdp2.routing_replay import ModelReplay
 from rlcore_fsdp2.sharding import reshard
 from rlcore_torchkit.logprobs import packed_logprobs
 from rlcore_torchkit.microbatch import move
+from rlcore_torchkit.values import packed_values
 
 
 @torch.no_grad()
@@ -34,6 +35,20 @@ def compute_logprobs(
     reshard(model)
     lengths = [batch.num_tokens for batch in request.microbatches]
     return _to_host(logprobs, lengths), _to_host(entropies, lengths) if request.entropy else None
+
+
+@torch.no_grad()
+def compute_values(
+    model: nn.Module, request: ValuesRequest, device: torch.device, replay: ModelReplay
+) -> tuple[Float32Array, ...]:
+    """float32 [T] for each microbatch, of a model with a head of values, as `compute_logprobs`."""
+    values = []
+    for batch in request.microbatches:
+        microbatch = move(batch, device, ())
+        replay.use(microbatch)
+        values.append(packed_values(model, microbatch.tokens, microbatch.packed))
+    reshard(model)
+    return _to_host(values, [batch.num_tokens for batch in request.microbatches])
 
 
 def _to_host(values: list[Tensor], lengths: list[int]) -> tuple[Float32Array, ...]:

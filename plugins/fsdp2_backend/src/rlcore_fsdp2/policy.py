@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from rlcore.spi import ModelSpec, TrainerContext
+from rlcore.spi import Head, ModelSpec, TrainerContext
 from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.context_parallel import patch_context
+from rlcore_fsdp2.context_parallel import patch_context, patch_context_values
 from rlcore_fsdp2.experts import divide_experts, expert_modules
 from rlcore_fsdp2.export import Exporter
 from rlcore_fsdp2.float8 import use_float8
@@ -24,11 +24,14 @@ from rlcore_torchkit.models import load_model
 from rlcore_torchkit.onednn import use_onednn
 from rlcore_torchkit.packing_probe import probe_packing
 from rlcore_torchkit.rms_norm import fuse_norms
+from rlcore_torchkit.values import has_value_head, patch_value_head
 
 
-def make_policy(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> tuple[Any, Exporter]:
+def make_policy(
+    spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device, head: Head = "tokens"
+) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
-    model = _load_unplaced(spec, torch.float32, meshes)
+    model = _load_unplaced(spec, torch.float32, meshes, head)
     exporter = Exporter(model)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, meshes, device)
@@ -40,7 +43,7 @@ def make_adapted_policy(
     context: TrainerContext, config: Fsdp2Config, meshes: Meshes | None, device: torch.device
 ) -> tuple[Any, Exporter, Adapters]:
     """The model frozen in the compute dtype beside float32 adapters, what exports the two as one, and the adapters."""
-    model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes)
+    model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes, context.head)
     exporter = Exporter(model, context.lora)
     _checkpoint(model, config)
     adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
@@ -50,9 +53,11 @@ def make_adapted_policy(
     return model, exporter, adapters
 
 
-def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device) -> WorkingCopy:
+def make_working_copy(
+    spec: ModelSpec, config: Fsdp2Config, master: Any, device: torch.device, head: Head = "tokens"
+) -> WorkingCopy:
     """What computes in the compute dtype for `master`, on a single rank."""
-    model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True)
+    model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True, head=head)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, None, device)
     _probe(model, spec, None, device)
@@ -61,15 +66,15 @@ def make_working_copy(spec: ModelSpec, config: Fsdp2Config, master: Any, device:
 
 def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, device: torch.device) -> Any:
     """The frozen model at `spec`, stored in the compute dtype."""
-    model = _load_unplaced(spec, getattr(torch, spec.dtype), meshes).requires_grad_(False)
+    model = _load_unplaced(spec, getattr(torch, spec.dtype), meshes, "tokens").requires_grad_(False)
     _place_on_device(model, spec, config, meshes, device)
     _probe(model, spec, meshes, device)
     return model
 
 
-def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None) -> Any:
+def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None, head: Head) -> Any:
     """Load the model; if it will be sharded, create it on the meta device."""
-    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True)
+    return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True, head=head)
 
 
 def _probe(model: Any, spec: ModelSpec, meshes: Meshes | None, device: torch.device) -> None:
@@ -116,13 +121,18 @@ def _divide(model: Any, meshes: Meshes | None) -> None:
         patch_decoder(model)
         return
     if meshes is None:
-        patch_head(model)
+        patch_value_head(model) if has_value_head(model) else patch_head(model)
         return
     layout, head = meshes.layout, None
     if layout.tensor > 1:
         head = parallelize(model, meshes.tensor, sequence_parallel=layout.sequence_parallel, experts=layout.expert == 1)
     if layout.expert > 1 and any(expert_modules(model)):
         divide_experts(model, meshes.expert)
-    patch_head(model, head)
-    if layout.context > 1:
+    if has_value_head(model):
+        patch_value_head(model, layout.tensor)
+    else:
+        patch_head(model, head)
+    if layout.context > 1 and has_value_head(model):
+        patch_context_values(model, meshes.context_group, layout.tensor)
+    elif layout.context > 1:
         patch_context(model, meshes.context_group, head=head)

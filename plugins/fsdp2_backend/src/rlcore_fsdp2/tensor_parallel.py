@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.logprobs import HeadLogprobs
 from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.values import has_value_head
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 TOKENS = 1
@@ -197,8 +198,9 @@ def _leave(exchange: Exchange, module: nn.Module, inputs: Any, outputs: Any) -> 
     return exchange.leave(outputs)
 
 
-def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, experts: bool) -> HeadLogprobs:
-    """Divide a transformers causal language model, in place, over the one dimension of `mesh`; returns its head.
+def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, experts: bool) -> HeadLogprobs | None:
+    """Divide a transformers causal language model, in place, over the one dimension of `mesh`; returns its head. A head of
+    values is whole on every rank, and None is returned.
 
     Its decoder still returns whole hidden states [1, T', H], of which the first T tokens count and whose gradients are summed
     over ranks. `experts` says whether experts are divided here; if not, it is left to expert parallelism.
@@ -206,20 +208,21 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     exchange = Exchange(mesh=mesh, sequence_parallel=sequence_parallel)
     family = architecture_of(model.config)
     modules = family.modules
-    head, embedding = model.get_submodule(modules.head), model.get_submodule(modules.embedding)
+    has_values, embedding = has_value_head(model), model.get_submodule(modules.embedding)
+    head = model.score if has_values else model.get_submodule(modules.head)
     is_tied = head.weight is embedding.weight
     for layer in modules.layers_of(model):
         parallelize_module(layer, mesh, _layer_plan(layer, family, exchange, experts=experts), src_data_rank=None)
-    plan = {
+    plan: dict[str, ParallelStyle] = {
         modules.embedding: Vocabulary(exchange),
         modules.norm: Replicated(summed=sequence_parallel),
-        modules.head: Colwise(),
+        **({"score": Replicated(summed=False)} if has_values else {modules.head: Colwise()}),
     }
     parallelize_module(model, mesh, plan, src_data_rank=None)
     model.get_submodule(modules.norm).register_forward_hook(lambda _, __, states: exchange.enter(states))
     if is_tied:
         head.register_parameter("weight", embedding._parameters["weight"])
-    return partial(_head_logprobs, head, mesh)
+    return None if has_values else partial(_head_logprobs, head, mesh)
 
 
 def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:

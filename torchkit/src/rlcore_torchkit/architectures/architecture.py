@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore.spi.errors import Problem
+from rlcore.spi.weights import Head
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.architectures.values import value_problems
 
@@ -50,8 +51,18 @@ class Architecture:
             for problem in problems
         ]
 
-    def problems(self, config: Mapping[str, Any], path: str) -> Iterator[Problem]:
-        """What in a config.json of this model_type makes the model another than the family's; `path` is the file's."""
+    @property
+    def classifier_name(self) -> str:
+        """The class in transformers of models that end in a linear layer in place of the vocabulary's head."""
+        return self.class_name.replace("ForCausalLM", "ForSequenceClassification")
+
+    def is_classifier(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json of this model_type is one of such a model."""
+        return config.get("architectures") == [self.classifier_name]
+
+    def problems(self, config: Mapping[str, Any], path: str, head: Head = "tokens") -> Iterator[Problem]:
+        """What in a config.json of this model_type makes the model another than the family's; `path` is the file's. A model of
+        values (`head`) may be a classifier with one label, or any language model."""
         if malformed := self.malformed_values(config, path):
             yield from malformed
             return
@@ -59,6 +70,12 @@ class Architecture:
         found = classes[0] if isinstance(classes, list) else classes
         key, kinds = self.window_key, set(config.get("layer_types") or ()) - {"full_attention"}
         window = self.standard(config).get(key)
+        if head == "value" and self.is_classifier(config):
+            found = self.class_name
+            # transformers takes two labels where the file names none
+            if (num_labels := len(config.get("id2label") or "01")) != 1:
+                given = f"{self.classifier_name} with {num_labels} labels"
+                yield Problem(path=path, found=given, expected="one label (num_labels = 1), or a language model")
         if found != self.class_name:
             expected = f"{self.class_name}, the language model of model_type {self.model_type}"
             yield Problem(path=path, found=f"architecture {found}", expected=expected)
