@@ -23,6 +23,7 @@ TRIED = {
     "logprobs_memory.py",
     "long_context.py",
     "phase_memory.py",
+    "real_model.py",
     "refit.py",
     "residency.py",
     "sampling_precision.py",
@@ -153,6 +154,20 @@ def test_sampling_precision(script: Script) -> None:
     assert len(re.findall(r"^float32 +(?:narrow|wide) .* 1\.0\d+ ", output, re.MULTILINE)) == 8
 
 
+def test_real_model(script: Script, tmp_path: Path) -> None:
+    figure = tmp_path / "curves.svg"
+    output = script("real_model.py", tmp_path / "results", "--quick", "--device", "cpu", "--seeds", 0, "--figure", figure)
+    if shutil.which("trl") is None:
+        assert "TRL is not installed here" in output
+    for side in ("fsdp2", "megatron"):
+        record = json.loads((tmp_path / "results" / f"{side}-0.json").read_text())
+        assert [one["step"] for one in record["held_out"]] == [0, 1, 2]
+        assert record["held_out"][-1]["seconds"] == pytest.approx(sum(record["step_s"]))
+        assert all(seconds > 0.0 for seconds in record["step_s"])
+        assert len(rows(output, side)[side]) == 7
+    assert "<svg" in figure.read_text()
+
+
 def test_trainer_curves(script: Script, tmp_path: Path) -> None:
     folder = tmp_path / "demo-seed0" / "grpo"
     folder.mkdir(parents=True)
@@ -172,6 +187,7 @@ def test_trainer_curves(script: Script, tmp_path: Path) -> None:
         ("headline.py", "results"),
         ("logprobs_memory.py", "--device", "cuda"),
         ("long_context.py",),
+        ("real_model.py", "results"),
         ("refit.py",),
         ("residency.py",),
         ("sampling_precision.py",),

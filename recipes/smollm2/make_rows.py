@@ -1,0 +1,85 @@
+"""Rows for the recipes smollm2-*.toml from reasoning-gym's generators: problems whose answers are whole numbers.
+
+    pip install reasoning-gym==0.1.25
+    python recipes/smollm2/make_rows.py runs/smollm2
+
+writes train.jsonl and held-out.jsonl, in which families take turns. A row has a prompt of messages, the answer and
+reasoning-gym's own entry, by which scoring.py rewards; and what the other recipes learn from: the answer as a completion, and
+as the better of a pair. No held-out prompt is trained on. The same seed gives the same rows.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+FAMILIES: dict[str, dict[str, int]] = {
+    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+    "gcd": {"min_value": 1, "max_value": 50},
+    "letter_counting": {"min_words": 1, "max_words": 2},
+}
+"""Families that SmolLM2-135M-Instruct solves sometimes: at a temperature of 1, one in ten."""
+ASKS_FOR = "\nAnswer:"
+BLOCK = 1000
+"""Problems that one data set of reasoning-gym has here."""
+
+
+def problems(family: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Without end, in blocks: reasoning-gym makes problem i of a data set by the seed plus i, so the next begins behind."""
+    import reasoning_gym
+
+    while True:
+        yield from reasoning_gym.create_dataset(family, size=BLOCK, seed=seed, **FAMILIES[family])
+        seed += BLOCK
+
+
+def row_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """What the recipes read of a problem; the wrong answer of its pair is close to the right one."""
+    answer = entry["answer"]
+    wrong = int(answer) + random.Random(entry["question"]).choice((-10, -2, -1, 1, 2, 10))
+    return {
+        "prompt": [{"role": "user", "content": entry["question"].strip() + ASKS_FOR}],
+        "answer": answer,
+        "completion": answer,
+        "chosen": [{"role": "assistant", "content": answer}],
+        "rejected": [{"role": "assistant", "content": str(wrong)}],
+        "entry": entry,
+    }
+
+
+def distinct(families: list[str], seed: int, known: set[str]) -> Iterator[dict[str, Any]]:
+    """Problems of the families in turns, none of them known and each once; it adds them to `known`."""
+    for entries in zip(*(problems(family, seed) for family in families), strict=True):
+        for entry in entries:
+            if entry["question"] not in known:
+                known.add(entry["question"])
+                yield row_of(entry)
+
+
+def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--families", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES))
+    parser.add_argument("--train", type=int, default=4000, help="rows")
+    parser.add_argument("--held-out", type=int, default=256, help="rows")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError:
+        raise SystemExit("found no reasoning-gym; pip install reasoning-gym==0.1.25") from None
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    rows = distinct(arguments.families, arguments.seed * 1_000_000, set())
+    write(arguments.directory / "held-out.jsonl", islice(rows, arguments.held_out))
+    write(arguments.directory / "train.jsonl", islice(rows, arguments.train))
+
+
+if __name__ == "__main__":
+    main()
