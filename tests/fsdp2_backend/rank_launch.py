@@ -21,6 +21,7 @@ PRELOADED += [
     "megatron_layout_cases",
     "megatron_lora_cases",
     "megatron_replay_cases",
+    "megatron_value_cases",
     "megatron_weights_cases",
     "rank_launch_frozen",
 ]

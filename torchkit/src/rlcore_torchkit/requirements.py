@@ -20,6 +20,7 @@ TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.PREVIOUS_LOGPROBS,
     capabilities.STEP_LOGPROBS,
     capabilities.SCHEDULE_STEP,
+    capabilities.VALUE_HEAD,
     capabilities.MULTI_RANK,
     capabilities.ROUTING_REPLAY,
     capabilities.RESIDENCY,

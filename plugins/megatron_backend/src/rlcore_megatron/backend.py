@@ -54,7 +54,7 @@ class MegatronBackend:
             )  # its layers keep what adapters read, the norm's output, to themselves
         self._context, self._config = context, config
         self._device = use_device(rank_info)
-        self._hf = load_config(context.model)
+        self._hf = load_config(context.model, context.head)
         self._dims = dims_of(self._hf)
         reference = load_config(context.reference) if context.needs_reference and context.reference is not None else self._hf
         self._parallel = _layout(context, config, standard_config(self._hf), standard_config(reference))
@@ -75,10 +75,10 @@ class MegatronBackend:
         context, config, layout = self._context, self._config, self._parallel
         groups = parallel.Groups.current()
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
-        policy = build(transformer, self._hf, layout)
+        policy = build(transformer, self._hf, layout, context.head)
         attach(policy)
         auxiliary_loss.watch(policy)
-        load_initial(policy, self._hf, context.model, config, layout)
+        load_initial(policy, self._hf, context.model, config, layout, context.head)
         adapters = None if context.lora is None else attach_adapters(policy, self._hf, context, layout)
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
@@ -95,12 +95,13 @@ class MegatronBackend:
             load_initial(self._reference, hf, spec, own, layout)
             for model in self._reference:
                 model.requires_grad_(False)
-        self._exporter = Exporter(policy, Names.of(self._hf), layout, groups)
+        self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, groups)
         self._adapters = None if adapters is None else Exporter(policy, adapters, layout, groups)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
     def _passes_of(self, models: Sequence[Any]) -> Passes:
-        return Passes(models=models, layout=self._parallel, groups=self._groups, device=self._device)
+        head = self._context.head
+        return Passes(models=models, layout=self._parallel, groups=self._groups, device=self._device, head=head)
 
     @spi.hookimpl
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
@@ -125,6 +126,13 @@ class MegatronBackend:
         with self._requested(request) as models, cuda_or_cpu(self._device.type):
             logprobs, entropies = self._passes_of(models).logprobs(request)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self.weight_version)
+
+    @spi.hookimpl
+    def get_values(self, request: spi.ValuesRequest) -> spi.ValuesResult:
+        self._check("get_values", request.weight_version)
+        with cuda_or_cpu(self._device.type):
+            values = self._passes.values(request)
+        return spi.ValuesResult(values=values, weight_version=self.weight_version)
 
     @spi.hookimpl
     def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:

@@ -48,6 +48,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *forwarded_problems(config, context.device, context.model.dtype, dims),
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
+        *_value_problems(context, config),
     ]
     return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
 
@@ -100,6 +101,15 @@ def _replay_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     if isinstance(modules, list | tuple) and "moe" in modules:
         found = '"moe", which runs the router again apart from its layer'
         yield option_problem("transformer.recompute_modules", found, "other modules", f'{remedy}, or recompute to "full"')
+
+
+def _value_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    """Weights in Megatron's format, which have the vocabulary's head."""
+    for name in ("checkpoint", "conversion_cache"):
+        value = getattr(config, name)
+        if context.head == "value" and value:
+            found = f"{str(value).lower()}, with an algorithm that trains a model of values"
+            yield option_problem(name, found, "no such key", "Megatron's format has the vocabulary's head")
 
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:
@@ -188,7 +198,7 @@ def _transformer_problems(context: CheckContext, config: MegatronConfig, model: 
     sizes = evolve(config, **{name: 1 for name in AUTO_SIZES if getattr(config, name) == "auto"})
     layout = ParallelLayout.of(sizes, 0, context.world_size, model, context.device, context.max_sequence_length)
     try:
-        transformer_config(load_config(context.model), config, layout, context.model.dtype, context.device)
+        transformer_config(load_config(context.model, context.head), config, layout, context.model.dtype, context.device)
     except (AssertionError, ValueError, ImportError) as error:
         found = f"{', '.join(config.transformer)}, refused with: {str(error).strip() or type(error).__name__}"
         yield option_problem("transformer", found, "values that Megatron's TransformerConfig takes for this model")

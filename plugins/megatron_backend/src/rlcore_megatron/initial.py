@@ -4,14 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.spi import ModelSpec
+from rlcore.spi import Head, ModelSpec
 from rlcore_megatron import conversion, distributed_weights
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.load import load_hf
 
 
-def load_initial(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, config: MegatronConfig, layout: ParallelLayout) -> None:
+def load_initial(
+    model_chunks: Sequence[Any],
+    hf: Any,
+    spec: ModelSpec,
+    config: MegatronConfig,
+    layout: ParallelLayout,
+    head: Head = "tokens",
+) -> None:
     """Fill the model chunks, together with all other ranks.
 
     They come from the Megatron checkpoint that the recipe names, or else from the model at `spec`, by way of what is kept
@@ -22,4 +29,4 @@ def load_initial(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, config: 
     elif config.conversion_cache:
         conversion.load(model_chunks, hf, spec, layout)
     else:
-        load_hf(model_chunks, hf, spec, layout)
+        load_hf(model_chunks, hf, spec, layout, head)

@@ -6,26 +6,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.spi import ModelError, ModelSpec, Problem
+from rlcore.spi import Head, ModelError, ModelSpec, Problem
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parameter_rows import rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import HfTensor, Names, Source
+from rlcore_torchkit.models import may_lack_value_head
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 
 @torch.no_grad()
-def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout) -> None:
-    """Fill every parameter of `model_chunks`, in its own dtype, with its rank's share of the tensors at `spec`.
+def load_hf(model_chunks: Sequence[Any], hf: Any, spec: ModelSpec, layout: ParallelLayout, head: Head = "tokens") -> None:
+    """Fill every parameter of `model_chunks`, in its own dtype, with its rank's share of the tensors at `spec`. A head of
+    values that a language model's files do not hold is zero.
 
     ModelError, the same on every rank, where tensors of the architecture are missing or have another shape.
     """
-    names = Names.of(hf)
+    names = Names.of(hf, head)
     with open_tensors(spec) as files:
-        files.raise_problems(list(_problems(names.order, files)))
+        absent = {VALUE_HEAD_WEIGHT} if VALUE_HEAD_WEIGHT not in files and may_lack_value_head(hf) else set[str]()
+        files.raise_problems(list(_problems([tensor for tensor in names.order if tensor.name not in absent], files)))
         for model_chunk in model_chunks:
             sources = names.of_model_chunk(model_chunk, layout.expert_rank, layout.expert)
             for name, parameter in model_chunk.named_parameters():
-                _fill(parameter, sources[name], files, layout)
+                if sources[name].tensors[0].name in absent:
+                    parameter.zero_()
+                else:
+                    _fill(parameter, sources[name], files, layout)
 
 
 def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: ParallelLayout) -> None:

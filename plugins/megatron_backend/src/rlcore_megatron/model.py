@@ -10,17 +10,19 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
+from rlcore.spi import Head
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import rotary_frequencies
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
-from rlcore_torchkit.context_parallel import part_logprobs
+from rlcore_torchkit.context_parallel import part_logprobs, part_values
 from rlcore_torchkit.logprobs import HeadLogprobs, token_logprobs
 from rlcore_torchkit.models import dims_of, standard_config
+from rlcore_torchkit.values import token_values
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 
@@ -28,25 +30,28 @@ class PolicyModel(GPTModel):
     """One model chunk: a pipeline stage, or one of its virtual stages.
 
     Called with a PackedBatch as `packed_seq_params`. The part with the head returns float32 [1, T], the log-probabilities of
-    all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies.
+    all of the microbatch's tokens on every context and tensor rank, or [2, T] with their entropies; with a head of values
+    [1, T], the values after all of the tokens.
     """
 
-    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, **place: Any) -> None:
+    def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, head: Head, **place: Any) -> None:
         dims = dims_of(hf)
         super().__init__(
             config,
             spec,
             vocab_size=dims.vocab_size,
             max_sequence_length=standard_config(hf)["max_position_embeddings"],
-            share_embeddings_and_output_weights=dims.tied,
+            share_embeddings_and_output_weights=dims.tied and head == "tokens",
             position_embedding_type="rope",
             parallel_output=True,
             **place,
         )
         self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(torch.cuda.current_device()))
         if self.post_process:
+            if head == "value":
+                self.output_layer = nn.Linear(dims.hidden_size, 1, bias=False, dtype=config.params_dtype)
             # Called as a module, so that whatever gathers its weight before it is used goes on doing so.
-            self.output_layer.forward = self._logprobs
+            self.output_layer.forward = self._values if head == "value" else self._logprobs
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
         if not self.post_process:
@@ -68,6 +73,16 @@ class PolicyModel(GPTModel):
         )
         return torch.stack([logprobs] if entropies is None else [logprobs, entropies])
 
+    def _values(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        """Every tensor rank computes all of them, so that its gradients are whole already."""
+        assert batch.part is not None
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
+        values = token_values(hidden.squeeze(1)[: batch.part.size], self.output_layer.weight)
+        return part_values(values, batch.part)[None]
+
     def _head(self) -> HeadLogprobs:
         shared = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
@@ -88,7 +103,7 @@ def release_graphs(models: Sequence[torch.nn.Module]) -> None:
             vars(module.token_dispatcher).clear()
 
 
-def build(config: TransformerConfig, hf: Any, layout: ParallelLayout) -> list[PolicyModel]:
+def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head = "tokens") -> list[PolicyModel]:
     """This rank's model chunks of the model, in the order that interleaving runs them in, with weights that are not set.
 
     `hf` is the transformers config.
@@ -100,7 +115,7 @@ def build(config: TransformerConfig, hf: Any, layout: ParallelLayout) -> list[Po
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
         _adapt(spec, fused)
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
-        model = PolicyModel(config, spec, hf, pre_process=first, post_process=last, vp_stage=stage)
+        model = PolicyModel(config, spec, hf, head, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
     _mark_experts(model_chunks, layout)
     return model_chunks

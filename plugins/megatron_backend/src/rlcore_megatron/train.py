@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from rlcore.spi import GlobalCounts, LogprobsRequest, LossOutput, LossSpec, TokenBatch
+from rlcore.spi import GlobalCounts, Head, LogprobsRequest, LossOutput, LossSpec, TokenBatch, ValuesRequest
 from rlcore.spi.arrays import Float32Array
 from rlcore_megatron.auxiliary_loss import AuxiliaryLosses
 from rlcore_megatron.layout import ParallelLayout
@@ -35,6 +35,7 @@ class Passes:
     layout: ParallelLayout
     groups: Groups
     device: torch.device
+    head: Head = "tokens"
 
     @property
     def _replay(self) -> RoutingReplay:
@@ -64,8 +65,10 @@ class Passes:
         def reduce(batch: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:
             if is_filler:
                 return result.sum() * 0.0, _no_tokens(), None
-            entropy = result[1] if len(result) > 1 else None
-            output = evaluate(loss, batch, result[0], entropy, counts)
+            if self.head == "value":
+                output = evaluate(loss, batch, torch.zeros_like(result[0]), None, counts, result[0])
+            else:
+                output = evaluate(loss, batch, result[0], result[1] if len(result) > 1 else None, counts)
             if logprobs is not None:
                 logprobs.append(result[:1].detach())
             outputs.append(LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima))
@@ -86,7 +89,17 @@ class Passes:
         microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
         if request.model == "reference":  # which routes itself, and with adapters is the policy's own model
             microbatches = [evolve(batch, token_columns={}) for batch in microbatches]
-        lengths = [batch.num_tokens for batch in request.microbatches]
+        wanted = Wanted(temperature=request.temperature, entropy="metric" if request.entropy else "none")
+        parts = self._without_gradient(microbatches, wanted)
+        return parts[0], parts[1] if request.entropy else None
+
+    def values(self, request: ValuesRequest) -> tuple[Float32Array, ...]:
+        """float32 [T] for each microbatch, on every rank."""
+        microbatches = [move(batch, self.device, ()) for batch in request.microbatches]
+        return self._without_gradient(microbatches, Wanted(temperature=1.0, entropy="none"))[0]
+
+    def _without_gradient(self, microbatches: Sequence[Microbatch], wanted: Wanted) -> list[tuple[Float32Array, ...]]:
+        """What the last stage makes of each microbatch, by its rows, float32 [T] each, on every rank."""
         found: list[Tensor] = []
 
         def keep(_: Microbatch, is_filler: bool, result: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -94,11 +107,10 @@ class Passes:
                 found.append(result)
             return result.sum(), _no_tokens(), None
 
-        wanted = Wanted(temperature=request.temperature, entropy="metric" if request.entropy else "none")
         with torch.no_grad():
             self._run(microbatches, wanted, keep, forward_only=True)
-        parts = self.on_every_stage(found, lengths, num_rows=2 if request.entropy else 1)
-        return parts[0], parts[1] if request.entropy else None
+        lengths = [batch.packed.num_tokens for batch in microbatches]
+        return self.on_every_stage(found, lengths, num_rows=1 if wanted.entropy == "none" else 2)
 
     def on_every_stage(self, found: Sequence[Tensor], lengths: Sequence[int], num_rows: int) -> list[tuple[Float32Array, ...]]:
         """Each row of what the last stage has for each microbatch, float32 [rows, T], on every rank."""

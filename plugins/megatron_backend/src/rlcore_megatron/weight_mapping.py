@@ -12,7 +12,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from rlcore.schema.listing import listed
-from rlcore.spi import ModelError, Problem
+from rlcore.spi import Head, ModelError, Problem
+from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.modules import ModuleNames
@@ -80,16 +81,18 @@ class Names:
     """Whether these are the names of adapters, and not of the weights below them."""
 
     @classmethod
-    def of(cls, hf: Any) -> "Names":
-        """The names for a transformers config; ModelError where Megatron's parameters cannot hold the model."""
+    def of(cls, hf: Any, head: Head = "tokens") -> "Names":
+        """The names for a transformers config; ModelError where Megatron's parameters cannot hold the model. A head of values
+        stands where the vocabulary's would."""
         family, dims = architecture_of(hf), dims_of(hf)
+        tied = dims.tied and head == "tokens"
         problems = name_problems(standard_config(hf), str(hf.name_or_path))
         if problems:
             raise ModelError(problems)
-        sources = list(_Table(family, dims).sources())
+        sources = list(_Table(family, dims).sources(head))
         order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family.modules))
         return cls(
-            sources={source.parameter: source for source in sources}, order=order, tied=dims.tied, num_experts=dims.num_experts
+            sources={source.parameter: source for source in sources}, order=order, tied=tied, num_experts=dims.num_experts
         )
 
     def of_model_chunk(self, model_chunk: Any, expert_rank: int, num_expert_ranks: int) -> dict[str, Source]:
@@ -147,7 +150,7 @@ class _Table:
     family: Architecture
     dims: ModelDims
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self, head: Head) -> Iterator[Source]:
         """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""
         dims, modules = self.dims, self.family.modules
         table = (dims.vocab_size, dims.hidden_size)
@@ -158,7 +161,9 @@ class _Table:
             for ours, theirs in (("input", modules.input_norm), ("pre_mlp", modules.mlp_norm)):
                 yield self._in_layer(layer, f"{ours}_layernorm.weight", theirs, (dims.hidden_size,))
         yield _source("decoder.final_layernorm.weight", HfTensor(name=f"{modules.norm}.weight", shape=(dims.hidden_size,)))
-        if not dims.tied:
+        if head == "value":
+            yield _source(OUTPUT, HfTensor(name=VALUE_HEAD_WEIGHT, shape=(1, dims.hidden_size)))
+        elif not dims.tied:
             yield _source(OUTPUT, HfTensor(name=f"{modules.head}.weight", shape=table, tp_dim=0))
 
     def _attention(self, layer: int) -> Iterator[Source]:
