@@ -93,7 +93,7 @@ FAULTS = (
     Fault(
         "the schedule is a step ahead",
         LOOP,
-        "batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step",
+        "batch, planned = training.batch, (step - 1 - num_warmup_steps) * self.recipe.training.updates_per_step",
         "batch, planned = training.batch, step * self.recipe.training.updates_per_step",
         WITH_KL,
     ),
@@ -272,8 +272,8 @@ FAULTS = (
     Fault(
         "ranks divide by the counts of one sequence",
         "rlcore.run.execution.ray.pool_groups",
-        "given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]",
-        "given = [(evolve(request, counts=batch.select(sequences[:1]).counts()), *parts[rank], True) for rank in parts]",
+        "given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]",
+        "given = [(self.model, evolve(request, counts=batch.select(sequences[:1]).counts()), *parts[r], True) for r in parts]",
         "tests/core/run/execution/ray/test_pool_groups.py::test_the_figures_are_those_of_one_process[two]",
     ),
     Fault(

@@ -58,6 +58,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_grpo",
         "rlcore_sft",
         "rlcore_dpo",
+        "rlcore_ppo",
         "rlcore_distill",
         "rlcore_math",
     } <= modules

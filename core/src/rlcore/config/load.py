@@ -15,7 +15,7 @@ from rlcore.spi import ConfigError, Problem
 Key = tuple[str, ...]
 
 EXTENDS = "extends"
-MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"))
+MODEL_PATHS: tuple[Key, ...] = (("model", "path"), ("reference", "path"), ("critic", "path"))
 ADAPTER_PATH: Key = ("lora", "init_from")
 DATA_PATHS: tuple[Key, ...] = (("data", "train", "path"), ("data", "evaluation", "path"))
 FILE_SOURCES = ("jsonl", "csv", "parquet")

@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.cluster import ClusterConfig
+from rlcore.config.critic import CriticConfig, Offload
 from rlcore.config.model import ModelConfig, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
@@ -210,7 +211,7 @@ class ResidencyConfig:
 
     generator_sleeps: bool = True
     """While the trainer works, the generator's weights and KV cache leave the device."""
-    offload_trainer: Literal["none", "state", "all"] = "none"
+    offload_trainer: Offload = "none"
     """What of the trainer leaves the device while the generator works: nothing, optimizer state and gradients, or its weights
     too."""
 
@@ -281,6 +282,8 @@ class Recipe:
     training: TrainingConfig = field(factory=TrainingConfig)
     optimizer: OptimizerSpec = field(factory=OptimizerSpec)
     schedule: ScheduleSpec = field(factory=ScheduleSpec)
+    critic: CriticConfig | None = None
+    """None where the algorithm trains none, or one with the defaults of this section."""
     lora: LoraSpec | None = None
     """None where all weights train."""
     refit: RefitConfig = field(factory=RefitConfig)

@@ -99,6 +99,7 @@ class AlgorithmHandle:
         try:
             batch = check_record(returned, TrainingBatch)
             _check_batch(batch, self.vocab_size)
+            _check_critic_loss(batch, self.needs)
             if self.needs.whole_groups:
                 _check_groups(batch.batch)
         except RlcoreError as error:
@@ -161,6 +162,7 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
         "untruncated_sampling",
         "whole_groups",
         "dynamic_sampling",
+        "critic",
     ):
         _check_choice(f"needs.{name}", getattr(needs, name), (False, True))
     if needs.reference_logprobs_in_rollouts and not (needs.reference_logprobs and needs.source == "rollouts"):
@@ -173,6 +175,8 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
     if needs.head == "value" and (excluded or needs.source == "rollouts"):
         found = " and ".join([*excluded, *(['source = "rollouts"'] if needs.source == "rollouts" else [])])
         raise ContractError(f'needs.head: found "value" with {found}; expected "tokens": a model of values has no such thing')
+    if needs.critic and needs.source != "rollouts":
+        raise ContractError(f'needs.critic: found True with source = {needs.source!r}; expected it with "rollouts" alone')
     check_int("needs.min_samples_per_prompt", needs.min_samples_per_prompt, at_least=1)
 
 
@@ -180,14 +184,7 @@ def _check_batch(training: TrainingBatch, vocab_size: int | None) -> None:
     if not isinstance(training.batch, TokenBatch):
         raise ContractError(f"batch: found a {type(training.batch).__name__}; expected a TokenBatch")
     _check_values(training.batch, vocab_size)
-    loss = training.loss
-    if not isinstance(loss, LossSpec):
-        raise ContractError(f"loss: found a {type(loss).__name__}; expected a LossSpec")
-    check_loss_path(loss.path)
-    columns = loss.token_columns
-    if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
-        raise ContractError(f"loss.token_columns: found {columns!r}; expected a tuple of names")
-    _check_choice("loss.entropy", loss.entropy, ("none", "metric", "loss"))
+    _check_loss("loss", training.loss, ("none", "metric", "loss"))
     reason = training.no_signal
     if reason is not None and (not isinstance(reason, str) or not reason):
         raise ContractError(f"no_signal: found {reason!r}; expected the reason in words, or None where there is a signal")
@@ -195,6 +192,23 @@ def _check_batch(training: TrainingBatch, vocab_size: int | None) -> None:
         check_array("has_signal", training.has_signal, np.bool_, training.batch.num_sequences)
     check_metrics("metrics", training.metrics)
     check_own_names("metrics", training.metrics)
+
+
+def _check_loss(name: str, loss: object, entropy: Sequence[str]) -> None:
+    if not isinstance(loss, LossSpec):
+        raise ContractError(f"{name}: found a {type(loss).__name__}; expected a LossSpec")
+    check_loss_path(loss.path)
+    columns = loss.token_columns
+    if not isinstance(columns, tuple) or not all(isinstance(column, str) for column in columns):
+        raise ContractError(f"{name}.token_columns: found {columns!r}; expected a tuple of names")
+    _check_choice(f"{name}.entropy", loss.entropy, entropy)
+
+
+def _check_critic_loss(training: TrainingBatch, needs: AlgorithmNeeds) -> None:
+    if needs.critic:
+        _check_loss("critic_loss", training.critic_loss, ("none",))
+    elif training.critic_loss is not None:
+        raise ContractError("critic_loss: found one without needs.critic; expected None: there is no critic to train")
 
 
 def _check_groups(batch: TokenBatch) -> None:

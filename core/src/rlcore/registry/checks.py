@@ -39,6 +39,9 @@ OWN_METRICS = frozenset(
         "tokens_per_second",
         "generated_tokens_per_second",
         "mean_generated_tokens",
+        "critic/loss",
+        "critic/grad_norm",
+        "critic/learning_rate",
         *MISMATCH_METRICS,
     }
 )

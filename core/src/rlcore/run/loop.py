@@ -16,6 +16,7 @@ from rlcore import spi
 from rlcore.config.recipe import Recipe
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.seeds import Stream
+from rlcore.run.execution.critic import Critic
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard
@@ -57,6 +58,8 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
+    critic: Critic | None = None
+    """None where the algorithm trains none."""
     held_out: HeldOutExamples | None = None
     """None where no held-out examples are measured."""
     reference_store: ReferenceStore | None = None
@@ -95,6 +98,7 @@ class Loop:
                 if (record := self.source.recorded()) is not None:
                     self.saver.save_schedule(record)  # before the step counts, so that no checkpoint of it is without
                 position.step, position.step_version = position.step + 1, position.weight_version
+                position.step_critic_version = position.critic_version
                 self.source.trained()
                 position.algorithm_state = self.algorithm.save_state()
                 self._end_step(position.unlogged)
@@ -142,16 +146,19 @@ class Loop:
         if self.algorithm.needs.reference_logprobs_in_rollouts:
             self._to_training()
             samples = evolve(samples, batch=self._with_reference(samples.batch))
+        if self.critic is not None:
+            self._to_training()
+            samples = evolve(samples, batch=self.critic.with_values(samples.batch, self.position))
         training = self.algorithm.build_batch(samples)
         self._to_training()
-        results = self._train(training, step)
+        results, of_critic = self._train(training, step)
         collected = samples if isinstance(samples, CollectedRollouts) else None
         if collected is not None:
             self._refit()
         times = self.clock.end_step()
         times |= idle_seconds(times, self.source.generating_s())
         metrics = {} if collected is None else rollout_metrics(collected)
-        metrics |= {**training.metrics, **training_metrics(results)}
+        metrics |= {**training.metrics, **training_metrics(results), **of_critic}
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
         metrics |= throughput_metrics(samples, times["time/total_s"])
         metrics |= {} if self.residency is None else self.residency.metrics
@@ -160,17 +167,27 @@ class Loop:
             self.saver.save_rollouts(step, collected, training.batch)
         return metrics | times
 
-    def _train(self, training: spi.TrainingBatch, step: int) -> list[spi.TrainStepResult]:
-        """Make all updates of a step; none where there is nothing to learn from."""
-        reason = training.no_signal
+    def _train(self, training: spi.TrainingBatch, step: int) -> tuple[list[spi.TrainStepResult], Mapping[str, float]]:
+        """Make all updates of a step; none where there is nothing to learn from. The results of the policy's, and figures of
+        the critic's. Those come last: what refuses the policy's first update then leaves the step as it was."""
+        reason, minibatches = training.no_signal, list[Minibatch]()
         if reason is None and not training.batch.loss_mask.any():
             reason = "no token takes part in the loss"
+        if reason is None:
+            minibatches = self._minibatches(training, step)
+            reason = None if minibatches else "no sequence that takes part in the loss has a signal"
         if reason is not None:
-            return self._without_signal(reason, step)
-        minibatches = self._minibatches(training, step)
-        if not minibatches:
-            return self._without_signal("no sequence that takes part in the loss has a signal", step)
-        (first, loss), *later = self._with_logprobs(minibatches, training.loss)
+            self._without_signal(reason, step)
+            return [], {}
+        warms_up = self.recipe.critic is not None and step <= self.recipe.critic.warmup_steps
+        results = [] if warms_up else self._train_policy(minibatches, training.loss, step)
+        if self.critic is None or training.critic_loss is None:
+            return results, {}
+        return results, self.critic.train(minibatches, training.critic_loss, self.position)
+
+    def _train_policy(self, minibatches: Sequence[Minibatch], spec: spi.LossSpec, step: int) -> list[spi.TrainStepResult]:
+        """An update on each minibatch."""
+        (first, loss), *later = self._with_logprobs(minibatches, spec)
         compared: Minibatch | None = None
         if self.algorithm.needs.source == "rollouts" and not self.recipe.rollout.truncates:
             # The first update sees the weights that generated.
@@ -204,18 +221,18 @@ class Loop:
             monitor.judge(step, compared, result, logprobs)
         return result
 
-    def _without_signal(self, reason: str, step: int) -> list[spi.TrainStepResult]:
+    def _without_signal(self, reason: str, step: int) -> None:
         message = f"step {step} has nothing to learn from: {reason}"
         if self.recipe.training.on_no_signal == "error":
             remedy = "Make the tasks easier or harder, raise rollout.samples_per_prompt, or set training.on_no_signal=skip."
             raise spi.RewardError(f"{message}. {remedy}")
         self.progress.note(f"{message}; no update was made")
-        return []
 
     def _minibatches(self, training: spi.TrainingBatch, step: int) -> list[Minibatch]:
         """Return the step's minibatches, without those that have no signal: AdamW would move the weights all the same, by its
         moments and its decay."""
-        batch, planned = training.batch, (step - 1) * self.recipe.training.updates_per_step
+        num_warmup_steps = 0 if self.recipe.critic is None else self.recipe.critic.warmup_steps
+        batch, planned = training.batch, (step - 1 - num_warmup_steps) * self.recipe.training.updates_per_step
         num_loss_tokens = batch.loss_lengths
         counted = num_loss_tokens if training.has_signal is None else num_loss_tokens * training.has_signal
         return [

@@ -169,6 +169,8 @@ class Backends:
     generator: GeneratorGroup | None
     route: WeightRoute | None
     """None where no generator runs."""
+    critic: TrainerGroup | None = None
+    """The critic, on the trainer's ranks; None where none is trained."""
 
 
 @define(kw_only=True, eq=False)
@@ -179,6 +181,10 @@ class LoopPosition:
     """The number of steps that are done."""
     weight_version: int = 0
     """Optimizer steps done: the version the trainer holds."""
+    critic_version: int = 0
+    """Optimizer steps of the critic that are done: the version that it holds."""
+    step_critic_version: int = 0
+    """The critic's version that `step` ended with."""
     step_version: int = 0
     """The version that `step` ended with: behind weight_version while updates of the next step are done."""
     unlogged: dict[str, float] | None = None
@@ -191,4 +197,4 @@ class LoopPosition:
     @property
     def is_whole(self) -> bool:
         """Whether no step is half done."""
-        return self.weight_version == self.step_version
+        return (self.weight_version, self.critic_version) == (self.step_version, self.step_critic_version)

@@ -14,6 +14,8 @@ from rlcore.registry.plugin_errors import first_line
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.ending import finish, run_to_end
 from rlcore.run.execution.backends import OpenBackends, execution
+from rlcore.run.execution.critic import Critic
+from rlcore.run.execution.critic_residency import CriticResidency
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import InterruptGuard, ended_by_sigterm
@@ -155,13 +157,15 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     with open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store:
         source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
         source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
+        critic = _critic(run, backends)
         loop = Loop(
             recipe=recipe,
             algorithm=algorithm,
             trainer=backends.trainer,
             source=source,
             refitter=Refitter.of(prepared, backends, run.clock, progress),
-            residency=Residency.of(prepared, backends, run.clock),
+            residency=Residency.of(prepared, backends, run.clock, None if critic is None else critic.residency.make_room),
+            critic=critic,
             evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
             saver=saver,
             sinks=run.sinks,
@@ -181,3 +185,15 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
         finally:
             source.close()
     return finish(loop, time.perf_counter() - run.start)
+
+
+def _critic(run: _Run, backends: Backends) -> Critic | None:
+    plan = run.prepared
+    if backends.critic is None:
+        return None
+    return Critic(
+        group=backends.critic,
+        residency=CriticResidency.of(plan, backends.critic, run.clock),
+        clock=run.clock,
+        num_warmup_updates=plan.critic_warmup_steps * plan.recipe.training.updates_per_step,
+    )

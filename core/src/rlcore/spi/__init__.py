@@ -19,6 +19,7 @@ from rlcore.spi.batch import GROUP_IDS as GROUP_IDS
 from rlcore.spi.batch import PREVIOUS_LOGPROBS as PREVIOUS_LOGPROBS
 from rlcore.spi.batch import REFERENCE_LOGPROBS as REFERENCE_LOGPROBS
 from rlcore.spi.batch import ROUTED_EXPERTS as ROUTED_EXPERTS
+from rlcore.spi.batch import VALUES as VALUES
 from rlcore.spi.batch import WEIGHT_VERSIONS as WEIGHT_VERSIONS
 from rlcore.spi.batch import GlobalCounts as GlobalCounts
 from rlcore.spi.batch import RaggedTokens as RaggedTokens

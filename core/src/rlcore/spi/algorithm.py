@@ -49,6 +49,9 @@ class AlgorithmNeeds:
     head: Head = "tokens"
     """What the trained model ends in (TrainerContext.head). "value" is for models that judge, such as reward models: nothing
     generates with one, so that `source` is not "rollouts", and no log-probabilities exist."""
+    critic: bool = False
+    """A second model, with the head "value", is trained beside the policy ([critic] in a recipe): RolloutBatch.batch carries
+    the token column `values`, and TrainingBatch.critic_loss trains it. For rollouts alone."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -74,9 +77,10 @@ class RolloutBatch:
 
     batch: TokenBatch
     """Whole conversations. loss_mask is True where the policy generated the token; the token columns `generation_logprobs`
-    and `weight_versions` and the sequence column `group_ids` are there. For demonstrations loss_mask is True on the
-    completion and the token columns are absent. Preferences are groups of two sequences, the prompt with the chosen answer and
-    then with the rejected one; loss_mask is True on the answers and the token that ends them."""
+    and `weight_versions` and the sequence column `group_ids` are there, and `values` with AlgorithmNeeds.critic. For
+    demonstrations loss_mask is True on the completion and the token columns are absent. Preferences are groups of two
+    sequences, the prompt with the chosen answer and then with the rejected one; loss_mask is True on the answers and the token
+    that ends them."""
     rewards: Float32Array
     """float32 [N], finite; 0.0 where `valid` is False and for demonstrations. Of preferences 1.0 for the chosen answer and 0.0
     for the rejected one."""
@@ -156,8 +160,11 @@ class TrainingBatch:
     no_signal: str | None = None
     """Why this batch has nothing to learn from (all rewards equal, say); None where it has."""
     has_signal: BoolArray | None = None
-    """bool [N]: False for a sequence whose part of the loss has no gradient. A minibatch of such sequences alone makes no
-    update. None: every sequence may have one."""
+    """bool [N]: False for a sequence whose part of the loss has no gradient, nor its part of `critic_loss`. A minibatch of such
+    sequences alone makes no update. None: every sequence may have one."""
+    critic_loss: LossSpec | None = None
+    """What the critic is trained with, on the same minibatches and after the policy; it asks for no entropy. There with
+    AlgorithmNeeds.critic, and only then."""
 
 
 class Algorithm(Protocol):

@@ -11,7 +11,7 @@ from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.groups import InProcessGenerator, InProcessTrainer
-from rlcore.run.execution.residency import make_room, room_for_generator
+from rlcore.run.execution.residency import make_room, room_beside_critic, room_for_generator
 from rlcore.run.execution.shutdown import closed_after
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, RefitCommand
@@ -38,13 +38,8 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
     rank_info, observers = RankInfo(device=prepared.device), prepared.observers
     context = prepared.trainer_context(rank_info)
     trainer = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), observers)
-    with closed_after(trainer):
-        group = InProcessTrainer(
-            handle=trainer,
-            max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
-            temperature=prepared.recipe.rollout.temperature,
-            whole_groups=prepared.algorithm.needs.whole_groups,
-        )
+    with closed_after(trainer), _critic(prepared, rank_info) as critic:
+        group = _group(prepared, trainer)
         if "generator" not in prepared.chosen:
             yield Backends(trainer=group, generator=None, route=None)
             return
@@ -54,4 +49,27 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
         generator = build_generator(entry, generator_context, prepared.config("generator"), observers)
         with closed_after(generator):
             route = InProcessRoute(trainer=trainer, generator=generator)
-            yield Backends(trainer=group, generator=InProcessGenerator(handle=generator, tokenizer=tokenizer), route=route)
+            generators = InProcessGenerator(handle=generator, tokenizer=tokenizer)
+            yield Backends(trainer=group, generator=generators, route=route, critic=critic)
+
+
+@contextmanager
+def _critic(prepared: RunPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer | None]:
+    """The critic, which leaves the device to a generator that is to be started there; None where none is trained."""
+    context = prepared.critic_context(rank_info)
+    if context is None:
+        yield None
+        return
+    handle = build_trainer(prepared.chosen["trainer"], context, prepared.config("trainer"), prepared.observers)
+    with closed_after(handle):
+        make_room(handle, room_beside_critic(prepared))
+        yield _group(prepared, handle)
+
+
+def _group(prepared: RunPlan, handle: TrainerHandle) -> InProcessTrainer:
+    return InProcessTrainer(
+        handle=handle,
+        max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
+        temperature=prepared.recipe.rollout.temperature,
+        whole_groups=prepared.algorithm.needs.whole_groups,
+    )

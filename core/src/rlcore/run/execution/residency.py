@@ -5,6 +5,7 @@ from typing import Literal
 
 from attrs import define, evolve
 
+from rlcore.config.critic import Offload
 from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, TrainerGroup
@@ -17,14 +18,29 @@ GIB = 2**30
 
 def room_for_generator(prepared: RunPlan) -> SetResidencyRequest | None:
     """Where the trainer's memory is while the generator starts; None where that need not care."""
-    options = prepared.recipe.residency
-    if not prepared.shares_devices or not (options.generator_sleeps or options.offload_trainer != "none"):
+    return _room(prepared, prepared.recipe.residency.offload_trainer)
+
+
+def room_beside_critic(prepared: RunPlan) -> SetResidencyRequest | None:
+    """Where the critic's memory is while the generator starts; None where that need not care."""
+    return _room(prepared, offload_of_critic(prepared))
+
+
+def offload_of_critic(prepared: RunPlan) -> Offload:
+    """What of the critic leaves the device while a generator on the same one works: what the trainer leaves too, or more."""
+    alone: Offload = "none" if prepared.recipe.critic is None else prepared.recipe.critic.offload
+    order: tuple[Offload, ...] = ("none", "state", "all")
+    return max(alone, prepared.recipe.residency.offload_trainer, key=order.index)
+
+
+def _room(prepared: RunPlan, offload: Offload) -> SetResidencyRequest | None:
+    if not prepared.shares_devices or not (prepared.recipe.residency.generator_sleeps or offload != "none"):
         return None
-    return _idle_trainer(options.offload_trainer)
+    return idle_trainer(offload)
 
 
-def _idle_trainer(offload: Literal["none", "state", "all"]) -> SetResidencyRequest:
-    """Where the trainer's memory is while the generator works."""
+def idle_trainer(offload: Offload) -> SetResidencyRequest:
+    """Where a trainer's memory is while another works on its device."""
     return SetResidencyRequest(
         weights="host" if offload == "all" else "device", state="device" if offload == "none" else "host"
     )
@@ -44,17 +60,21 @@ class Residency:
     trainer: TrainerGroup
     generator: GeneratorGroup
     generator_sleeps: bool
-    offload_trainer: Literal["none", "state", "all"]
+    offload_trainer: Offload
     trainer_moves: bool
     """Whether the trainer can be asked for memory."""
     clock: PhaseClock
     turn: Literal["training", "generation"] | None
     """None at first where the trainer made room for the generator to start: the device is nobody's alone."""
+    move_critic: Callable[[], None] | None
+    """Makes a critic leave the device to the generator; None where there is none."""
     metrics: dict[str, float]
     """What each leaves on the device while the other works, in GiB."""
 
     @classmethod
-    def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock) -> "Residency | None":
+    def of(
+        cls, plan: RunPlan, backends: Backends, clock: PhaseClock, move_critic: Callable[[], None] | None = None
+    ) -> "Residency | None":
         """A plan's; None unless the two share a GPU's memory and the recipe wants them to take turns."""
         options, trainer, generator = plan.recipe.residency, backends.trainer, backends.generator
         if generator is None or not plan.shares_devices:
@@ -72,6 +92,7 @@ class Residency:
             trainer_moves=moves,
             clock=clock,
             turn="generation" if offloads == "none" else None,
+            move_critic=move_critic,
             metrics={},
         )
 
@@ -95,13 +116,15 @@ class Residency:
         if self.turn == "generation":
             refit()
             return
+        if self.move_critic is not None:
+            self.move_critic()
         with self.clock.phase("residency"):
-            self._make_room(evolve(_idle_trainer(self.offload_trainer), weights="device"))
+            self._make_room(evolve(idle_trainer(self.offload_trainer), weights="device"))
             if self.generator_sleeps:
                 self.generator.set_residency(SetResidencyRequest(weights="device", state="host"))
         refit()
         with self.clock.phase("residency"):
-            self._make_room(_idle_trainer(self.offload_trainer))
+            self._make_room(idle_trainer(self.offload_trainer))
             if self.generator_sleeps:
                 self.generator.set_residency(RESIDENT)
         self.turn = "generation"

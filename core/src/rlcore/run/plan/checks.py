@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attrs import evolve
+
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
@@ -10,7 +12,7 @@ from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
-from rlcore.run.plan.reference_check import reference_problems
+from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem
@@ -28,7 +30,7 @@ def check_plan(plan: RunPlan) -> None:
     ]
     if any(entry.provider is not None and entry.role in AUTO_ROLES and entry.provider.reads_model for entry in plugins):
         problems += model_problems(model.path)
-        problems += reference_problems(model, plan.reference)
+        problems += judge_problems(recipe)
     context = CheckContext(
         model=model,
         device=plan.device,
@@ -47,7 +49,11 @@ def check_plan(plan: RunPlan) -> None:
     )
     for entry in plugins:
         require_module(entry)
-        found = run_check(entry, context, plugin_config(recipe, entry))
+        found = list(run_check(entry, context, plugin_config(recipe, entry)))
+        if entry.role == "trainer" and plan.critic is not None:
+            # The same plugin with the same options, for another model.
+            of_critic = evolve(context, model=plan.critic, needs_reference=False, lora=None, reference=None, head="value")
+            found += run_check(entry, of_critic, plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]
     raise_problems(problems, model)
 
@@ -107,6 +113,7 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             remedy="Leave it out; held-out rows of [data.evaluation] are judged by the model itself.",
         )
     yield from _reference_problems(recipe, needs)
+    yield from _critic_problems(recipe, needs)
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(
             path="rollout.samples_per_prompt",
@@ -167,6 +174,34 @@ def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Probl
             found=f"the section, with algorithm {recipe.algorithm.name!r} as configured, which compares with no reference",
             expected="no such section",
             remedy="Leave it out, or give the algorithm's term that compares a weight.",
+        )
+
+
+def _critic_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """A section that nothing reads, and a warm-up that is all there is."""
+    critic = recipe.critic
+    if critic is None:
+        return
+    if not needs.critic:
+        yield Problem(
+            path="critic",
+            found=f"the section, with algorithm {recipe.algorithm.name!r}, which trains no critic",
+            expected="no such section",
+            remedy="Leave it out, or take an algorithm that trains one.",
+        )
+    elif critic.warmup_steps >= recipe.run.num_steps:
+        yield Problem(
+            path="critic.warmup_steps",
+            found=f"{critic.warmup_steps}, of run.num_steps = {recipe.run.num_steps}",
+            expected="fewer: the policy would never be trained",
+            remedy="Lower it, or raise run.num_steps.",
+        )
+    if critic.revision is not None and critic.path is None:
+        yield Problem(
+            path="critic.revision",
+            found=f"{critic.revision!r}, without critic.path",
+            expected="none: the critic begins with the policy's model, at model.revision",
+            remedy="Leave it out, or name the model in critic.path.",
         )
 
 

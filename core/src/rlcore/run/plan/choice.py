@@ -117,6 +117,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.MULTI_RANK] = f"[cluster] has {recipe.cluster.world_size} ranks"
     if algorithm.needs.head == "value":
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a model of values"
+    if algorithm.needs.critic:
+        needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a critic"
     if algorithm.needs.entropy:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
     if recipe.lora is not None:

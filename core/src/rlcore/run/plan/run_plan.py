@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from rlcore import spi
+from rlcore.config.critic import CriticConfig
 from rlcore.config.dump import dump_toml
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
@@ -67,6 +68,14 @@ class RunPlan:
         return None if named is None else evolve(self.model, path=named.path, revision=named.revision)
 
     @property
+    def critic(self) -> spi.ModelSpec | None:
+        """The model that the critic begins with; None where none is trained."""
+        named = self.recipe.critic or CriticConfig()
+        if not self.algorithm.needs.critic:
+            return None
+        return self.model if named.path is None else evolve(self.model, path=named.path, revision=named.revision)
+
+    @property
     def observers(self) -> tuple[ObserverEntry, ...]:
         """The observers in use."""
         return self.registry.observers(self.recipe.observers.names)
@@ -120,11 +129,12 @@ class RunPlan:
 
     def trainer_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
         """What the trainer of a rank is built with."""
+        updates_per_step = self.recipe.training.updates_per_step
         return spi.TrainerContext(
             model=self.model,
             rank_info=rank_info,
             seed=self.recipe.run.seed,
-            num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
+            num_train_steps=max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * updates_per_step,
             needs_reference=self.algorithm.needs.reference_logprobs,
             reference=self.reference,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
@@ -134,6 +144,26 @@ class RunPlan:
             lora=self.recipe.lora,
             head=self.algorithm.needs.head,
         )
+
+    def critic_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext | None:
+        """What the critic of a rank is built with, by the trainer's plugin; None where there is none, as in an evaluation."""
+        if self.critic is None or self.evaluating:
+            return None
+        return evolve(
+            self.trainer_context(rank_info),
+            model=self.critic,
+            num_train_steps=self.recipe.run.num_steps * self.recipe.training.updates_per_step,
+            needs_reference=False,
+            reference=None,
+            optimizer=(self.recipe.critic or CriticConfig()).optimizer(self.recipe.optimizer),
+            lora=None,
+            head="value",
+        )
+
+    @property
+    def critic_warmup_steps(self) -> int:
+        """First steps that train the critic alone."""
+        return 0 if self.recipe.critic is None else self.recipe.critic.warmup_steps
 
     def generator_context(self, rank_info: spi.RankInfo, log_directory: Path | None) -> spi.GeneratorContext:
         """What the generator of a rank is built with."""

@@ -4,6 +4,7 @@ step-000010/manifest.json     every other file with its size and SHA-256
             loop.json         where the loop stands
             rollouts.pickle   samples under way, and the position in the data, where they do not follow from the step
             trainer/…         what the backends wrote
+            critic/…          where one is trained
             generator/…
 """
 
@@ -43,6 +44,10 @@ class LoopState:
     """The plugin that wrote it, which alone can read it."""
     reference: str | None = None
     """Digest of the model in [reference], or its Hub name; None where the recipe has no such section."""
+    critic: str | None = None
+    """Digest of the model that the critic began with, or its Hub name; None where none is trained."""
+    critic_version: int = 0
+    """The number of the critic's optimizer steps that are done."""
     unlogged: Mapping[str, float] | None = None
     """Metrics of `step` where it was saved before its evaluation and its line in metrics.jsonl; None after them."""
 

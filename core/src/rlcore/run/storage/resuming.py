@@ -138,6 +138,8 @@ def restore(
         saved_step=state.step,
         weight_version=state.weight_version,
         step_version=state.weight_version,
+        critic_version=state.critic_version,
+        step_critic_version=state.critic_version,
         unlogged=None if state.unlogged is None else dict(state.unlogged),
     )
 
@@ -145,7 +147,12 @@ def restore(
 def model_changes(prepared: RunPlan, state: LoopState) -> list[Change]:
     """How the recipe's models are others than those that the checkpoint's run began with."""
     recipe, changes = prepared.recipe, []
-    for key, model, before in (("model", recipe.model, state.model), ("reference", recipe.reference, state.reference)):
+    now_and_before = (
+        ("model", recipe.model, state.model),
+        ("reference", recipe.reference, state.reference),
+        ("critic", prepared.critic, state.critic),
+    )
+    for key, model, before in now_and_before:
         digest = None if model is None else model_digest(model.path, model.revision)
         if digest != before:
             was = "none" if before is None else f"digest {before:.12}"

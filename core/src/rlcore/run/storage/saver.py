@@ -13,7 +13,7 @@ from rlcore.files import storage_errors
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.protocols import Backends, CollectedRollouts, LoopPosition
+from rlcore.run.protocols import Backends, CollectedRollouts, Group, LoopPosition
 from rlcore.run.report.metrics_file import append_metrics
 from rlcore.run.rollout.schedule_record import StepRecord
 from rlcore.run.storage.algorithm_state import write_state
@@ -72,6 +72,9 @@ class RunSaver:
     reference: str | None = field(init=False)
     """`model_digest` of the model in [reference]; None without that section."""
 
+    critic: str | None = field(init=False)
+    """`model_digest` of the model that the critic begins with; None where none is trained."""
+
     @model.default
     def _model(self) -> str:
         return model_digest(self.plan.recipe.model.path, self.plan.recipe.model.revision)
@@ -79,6 +82,11 @@ class RunSaver:
     @reference.default
     def _reference(self) -> str | None:
         named = self.plan.recipe.reference
+        return None if named is None else model_digest(named.path, named.revision)
+
+    @critic.default
+    def _critic(self) -> str | None:
+        named = self.plan.critic
         return None if named is None else model_digest(named.path, named.revision)
 
     def save(self, position: LoopPosition, rollouts: bytes | None, *, prune: bool) -> None:
@@ -89,6 +97,8 @@ class RunSaver:
             model=self.model,
             reference=self.reference,
             trainer=self.plan.chosen["trainer"].name,
+            critic=self.critic,
+            critic_version=position.critic_version,
             unlogged=position.unlogged,
         )
         write = partial(self._write, position.algorithm_state, rollouts)
@@ -97,14 +107,19 @@ class RunSaver:
 
     @property
     def can_save(self) -> bool:
-        """Whether trainer and generator are in a known state."""
-        return self.backends.trainer.is_usable and (self.backends.generator is None or self.backends.generator.is_usable)
+        """Whether trainer, critic and generator are in a known state."""
+        others = (self.backends.critic, self.backends.generator)
+        return self.backends.trainer.is_usable and all(other is None or other.is_usable for other in others)
 
     def load(self, checkpoint: Path, state: LoopState) -> None:
-        """Bring trainer and generator to a checkpoint of this model and trainer."""
-        found = self.backends.trainer.load_state(LoadStateRequest(directory=checkpoint / "trainer")).weight_version
-        if found != state.weight_version:
-            raise CheckpointError(f"{checkpoint} holds weights of version {found}; its loop.json says {state.weight_version}")
+        """Bring trainer, critic and generator to a checkpoint of this model and trainer."""
+        of_critic = (("critic", self.backends.critic, state.critic_version),)
+        for name, group, expected in (("trainer", self.backends.trainer, state.weight_version), *of_critic):
+            found = (
+                expected if group is None else group.load_state(LoadStateRequest(directory=checkpoint / name)).weight_version
+            )
+            if found != expected:
+                raise CheckpointError(f"{checkpoint / name} holds weights of version {found}; its loop.json says {expected}")
         if self.backends.generator is not None and (checkpoint / "generator").is_dir():
             self.backends.generator.load_state(LoadStateRequest(directory=checkpoint / "generator"))
 
@@ -148,10 +163,14 @@ class RunSaver:
     def _write(self, algorithm_state: AlgorithmState | None, rollouts: bytes | None, checkpoint: Path) -> None:
         if rollouts is not None:
             (checkpoint / ROLLOUTS).write_bytes(rollouts)
-        (checkpoint / "trainer").mkdir()
-        self.backends.trainer.save_state(SaveStateRequest(directory=checkpoint / "trainer", kind="resume"))
-        if self.backends.generator is not None:
-            (checkpoint / "generator").mkdir()
-            self.backends.generator.save_state(SaveStateRequest(directory=checkpoint / "generator", kind="resume"))
+        groups: dict[str, Group | None] = {
+            "trainer": self.backends.trainer,
+            "critic": self.backends.critic,
+            "generator": self.backends.generator,
+        }
+        for name, group in groups.items():
+            if group is not None:
+                (checkpoint / name).mkdir()
+                group.save_state(SaveStateRequest(directory=checkpoint / name, kind="resume"))
         if algorithm_state is not None:
             write_state(checkpoint, self.plan.chosen["algorithm"].name, algorithm_state)

@@ -10,6 +10,7 @@ from rlcore.spi import (
     ADVANTAGES,
     GENERATION_LOGPROBS,
     REFERENCE_LOGPROBS,
+    VALUES,
     AlgorithmContext,
     AlgorithmNeeds,
     Head,
@@ -18,7 +19,13 @@ from rlcore.spi import (
     TrainingBatch,
 )
 from rlcore.spi.arrays import Float32Array
-from rlcore.testing.fakes.loss import FakeLikelihoodConfig, FakePolicyGradientConfig, FakePreferenceConfig, FakeRegressionConfig
+from rlcore.testing.fakes.loss import (
+    TOKEN_REWARDS,
+    FakeLikelihoodConfig,
+    FakePolicyGradientConfig,
+    FakePreferenceConfig,
+    FakeRegressionConfig,
+)
 from rlcore.testing.fakes.policy import Float64Array
 
 
@@ -38,6 +45,8 @@ class FakeAlgorithmConfig:
     """Entropy bonus."""
     head: Head = "tokens"
     """"value": learn a value of 1 after each token of demonstrations."""
+    critic: bool = False
+    """Train a critic on the rewards, and compare each token's with what it told in place of the group's mean."""
 
 
 class FakeAlgorithm:
@@ -59,6 +68,7 @@ class FakeAlgorithm:
             corrects_staleness=self.config.generation_ratio,
             whole_groups=self.config.source == "preferences",
             head=self.config.head,
+            critic=self.config.critic,
         )
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
@@ -75,6 +85,8 @@ class FakeAlgorithm:
             return TrainingBatch(
                 batch=batch, loss=LossSpec(path="rlcore.testing.fakes.loss:fake_preference", config=preference)
             )
+        if self.config.critic:
+            return self.build_with_critic(rollouts)
         advantages = group_advantages(rollouts)
         per_token = np.where(batch.loss_mask, np.repeat(advantages, batch.lengths), 0).astype(np.float32)
         return TrainingBatch(
@@ -88,6 +100,17 @@ class FakeAlgorithm:
     def measure_values(self, examples: RolloutBatch, values: Float32Array) -> Mapping[str, float]:
         """The mean of the values after the loss tokens."""
         return {"value_mean": float(values[examples.batch.loss_mask].mean())}
+
+    def build_with_critic(self, rollouts: RolloutBatch) -> TrainingBatch:
+        """A token's advantage is its sample's reward less the value before it."""
+        batch = rollouts.batch
+        rewards = np.where(batch.loss_mask, np.repeat(rollouts.rewards, batch.lengths), 0).astype(np.float32)
+        before = np.where(batch.loss_mask, np.roll(batch.token_columns[VALUES], 1), 0).astype(np.float32)
+        batch = batch.with_token_column(ADVANTAGES, rewards - before).with_token_column(TOKEN_REWARDS, rewards)
+        critic_loss = LossSpec(
+            path="rlcore.testing.fakes.loss:fake_value_error", config=FakeRegressionConfig(), token_columns=(TOKEN_REWARDS,)
+        )
+        return TrainingBatch(batch=batch, loss=self.loss(), critic_loss=critic_loss)
 
     def loss(self) -> LossSpec:
         """The policy gradient, with the columns and the entropy that its coefficients ask for."""

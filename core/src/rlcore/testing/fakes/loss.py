@@ -78,6 +78,20 @@ def fake_regression(inputs: LossInputs, config: FakeRegressionConfig) -> LossOut
     return _output(loss, {"loss/squared_error": 2 * value})
 
 
+TOKEN_REWARDS = "token_rewards"
+"""float32 [T], a token column: its sample's reward; 0.0 where loss_mask is False."""
+
+
+def fake_value_error(inputs: LossInputs, config: FakeRegressionConfig) -> LossOutput:  # noqa: ARG001
+    """Mean over the masked tokens of (value before the token - its reward)² / 2."""
+    weights = np.asarray(inputs.loss_mask, np.float64) / max(inputs.counts.num_loss_tokens, 1)
+    columns: dict[str, Any] = dict(inputs.token_columns)
+    errors = weights * (np.roll(np.asarray(inputs.values, np.float64), 1) - columns[TOKEN_REWARDS])
+    value = float((errors**2)[weights > 0].sum() / weights.max() / 2) if weights.any() else 0.0
+    loss = FakeLoss(value=value, logprob_grads=np.zeros_like(errors), value_grads=np.roll(errors, -1))
+    return _output(loss, {"squared_error": 2 * value})
+
+
 @frozen(kw_only=True)
 class FakePolicyGradientConfig:
     """Constants of fake_policy_gradient."""

@@ -23,7 +23,7 @@ class RankedFakeTrainer(FakeTrainer):
         super().__init__(context, config)
         info = context.rank_info
         self.layout = TrainerLayout(data_parallel_rank=info.rank, data_parallel_size=info.world_size)
-        if info.world_size > 1:
+        if info.world_size > 1 and not dist.is_initialized():  # by another trainer of this process, such as a policy's critic
             dist.init_process_group("gloo", init_method=info.rendezvous, rank=info.rank, world_size=info.world_size)
 
     @hookimpl

@@ -45,6 +45,22 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
 
 
+@pytest.mark.parametrize("layout", ["two", "helpers"])
+def test_a_critic_is_trained_on_the_same_ranks(run: Run, tmp_path: Path, layout: str) -> None:
+    options = (
+        "algorithm.ranked.critic=true",
+        "critic.learning_rate=0.01",
+        "trainer.ranked.initial_scale=0.3",
+        "evaluation.at_end=false",
+    )
+    run("run.name=alone", *options)
+    run("run.name=pool", *options, *LAYOUTS[layout], "run.num_steps=2", "checkpoint.every_n_steps=1")
+    run("run.name=pool", *options, *LAYOUTS[layout], resume=True)
+    found = read_metrics(tmp_path / "runs" / "pool")
+    assert_close(found, read_metrics(tmp_path / "runs" / "alone"))
+    assert found[-1]["critic/grad_norm"] > 0
+
+
 def test_neighbours_share_a_generator_that_spans_their_devices(run: Run, tmp_path: Path) -> None:
     run("cluster.gpus_per_node=4", "generator.ranked.span=2", "run.num_steps=1")
     logs = [tmp_path / "runs" / "run" / "logs" / f"rank-{rank}.log" for rank in range(4)]

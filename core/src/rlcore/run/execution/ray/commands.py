@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from attrs import frozen
@@ -83,14 +83,22 @@ class WorkerEnv:
     """The driver's OMP_NUM_THREADS; None where each rank takes its share of the cores."""
 
 
+TrainedModel: TypeAlias = Literal["policy", "critic"]
+"""Which of a rank's trainers a call is for."""
+
+
 @frozen(kw_only=True, eq=False)
 class BuildCommand:
-    """What to build the trainer of a rank with."""
+    """What to build the trainers of a rank with: the policy's, and the critic's where there is one."""
 
     trainer: TrainerContext
     trainer_config: Any
     room_for_generator: SetResidencyRequest | None
     """Where the trainer's memory is while generators start."""
+    critic: TrainerContext | None
+    """What to build the critic with, by the same plugin and options; None where there is none."""
+    room_beside_critic: SetResidencyRequest | None
+    """Where the critic's memory is while generators start."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -12,18 +12,18 @@ from uuid import uuid4
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.calls import BESIDE, COLLECT, Calls, Rank
-from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
+from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
 from rlcore.run.execution.ray.failures import WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import end_everywhere
 from rlcore.run.execution.ray.placement import reserved
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
-from rlcore.run.execution.residency import room_for_generator
+from rlcore.run.execution.residency import room_beside_critic, room_for_generator
 from rlcore.run.plan.generator_placement import hosts_generator
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends
 from rlcore.run.report.progress import Progress
 from rlcore.run.train_step.microbatches import model_width
-from rlcore.spi import ContractError, PluginError, RankInfo, TrainerLayout, WorkerError
+from rlcore.spi import ContractError, ModelSpec, PluginError, RankInfo, TrainerLayout, WorkerError
 
 ARRIVE_S = 120.0
 """Most seconds for Ray to start the processes."""
@@ -107,21 +107,31 @@ def _set_up(
 
 
 def _backends(prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout]) -> Backends:
-    trainer = PoolTrainer(
-        calls=calls,
-        entry=prepared.chosen["trainer"],
-        members=_data_parallel(layouts),
-        max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
-        temperature=prepared.recipe.rollout.temperature,
-        width=model_width(prepared.model.path),
-        whole_groups=prepared.algorithm.needs.whole_groups,
-    )
+    trainer = _trainer(prepared, calls, layouts, "policy", prepared.model)
+    critic = None
+    if prepared.critic is not None and not prepared.evaluating:
+        critic = _trainer(prepared, calls, layouts, "critic", prepared.critic)
     if "generator" not in prepared.chosen:
         return Backends(trainer=trainer, generator=None, route=None)
     cluster = prepared.recipe.cluster
     assert cluster is not None
     generator = PoolGenerator(calls=calls, entry=prepared.chosen["generator"], hosts=_hosts(prepared, cluster))
-    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls))
+    return Backends(trainer=trainer, generator=generator, route=PoolRoute(calls=calls), critic=critic)
+
+
+def _trainer(
+    prepared: RunPlan, calls: Calls, layouts: Sequence[TrainerLayout], model: TrainedModel, spec: ModelSpec
+) -> PoolTrainer:
+    return PoolTrainer(
+        calls=calls,
+        entry=prepared.chosen["trainer"],
+        model=model,
+        members=_data_parallel(layouts),
+        max_tokens_per_microbatch=prepared.recipe.training.max_tokens_per_microbatch,
+        temperature=prepared.recipe.rollout.temperature,
+        width=model_width(spec.path),
+        whole_groups=prepared.algorithm.needs.whole_groups,
+    )
 
 
 def _hosts(prepared: RunPlan, cluster: ClusterConfig) -> list[int]:
@@ -163,6 +173,8 @@ def _build_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
         trainer=prepared.trainer_context(rank_info),
         trainer_config=prepared.config("trainer"),
         room_for_generator=room_for_generator(prepared),
+        critic=prepared.critic_context(rank_info),
+        room_beside_critic=room_beside_critic(prepared),
     )
 
 

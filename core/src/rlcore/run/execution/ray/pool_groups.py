@@ -11,6 +11,7 @@ from rlcore import spi
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest
 from rlcore.run.execution.ray.calls import Calls
+from rlcore.run.execution.ray.commands import TrainedModel
 from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
 from rlcore.run.protocols import RefitCommand, ResponseFeed
@@ -43,6 +44,8 @@ class _PoolGroup:
 class PoolTrainer(_PoolGroup, MinibatchTrainer):
     """The trainer on all ranks."""
 
+    model: TrainedModel
+    """Which of the ranks' trainers it is."""
     members: Sequence[Sequence[int]]
     """The ranks of each data-parallel rank; they get the same data, and the first returns what comes of it."""
     max_tokens_per_microbatch: int
@@ -57,7 +60,7 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
         """The step, each data-parallel rank with its part of the sequences."""
         dispatch = self._dispatch(batch, sequences, self._groups(batch, sequences))
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
-        given = [(request, *parts[rank], rank in leaders) for rank in sorted(parts)]
+        given = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
         results: list[spi.TrainStepResult] = self.calls.together("train_step", given)
         for rank, result in enumerate(results):
             if not _same_metrics(result, results[0]):
@@ -72,25 +75,28 @@ class PoolTrainer(_PoolGroup, MinibatchTrainer):
     def _evaluate(self, request: TokensRequest, batch: spi.TokenBatch, sequences: Int64Array) -> Float32Array:
         dispatch = self._dispatch(batch, sequences, None)
         parts, leaders = self._parts(batch, dispatch), [ranks[0] for ranks in self.members]
-        results = self.calls.together("token_figures", [(request, *parts[rank], rank in leaders) for rank in sorted(parts)])
+        asked = [(self.model, request, *parts[rank], rank in leaders) for rank in sorted(parts)]
+        results = self.calls.together("token_figures", asked)
         return dispatch.join(batch, [results[leader] for leader in leaders])
 
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
         """Move what every rank holds."""
         return spi.SetResidencyResult(
-            device_bytes=max(self.calls.together("move_trainer", [(request,)] * len(self.calls.ranks)))
+            device_bytes=max(self.calls.together("move_trainer", [(self.model, request)] * len(self.calls.ranks)))
         )
 
     def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
         """Write every rank's part; CheckpointError where the driver does not see it."""
         request = evolve(request, directory=request.directory.absolute())
-        written = self.calls.all("save_trainer", request)
+        written = self.calls.all("save_trainer", self.model, request)
         return spi.SaveStateResult(files=_seen(request.directory, self.calls, range(len(written)), written))
 
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore every rank's part."""
         request = evolve(request, directory=request.directory.absolute())
-        results: list[spi.LoadStateResult] = self.calls.together("load_trainer", [(request,)] * len(self.calls.ranks))
+        results: list[spi.LoadStateResult] = self.calls.together(
+            "load_trainer", [(self.model, request)] * len(self.calls.ranks)
+        )
         if len({result.weight_version for result in results}) > 1:
             raise spi.CheckpointError(f"{request.directory}: ranks loaded different versions: {results}")
         return results[0]

@@ -27,7 +27,7 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.groups import TokensRequest, tokens_figures
 from rlcore.run.execution.ray.affinity import bind_near
-from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, WorkerEnv
+from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import mark_children
@@ -47,6 +47,7 @@ class Worker:
         self._rank = rank
         self._log_file = log_file
         self._trainer: TrainerHandle | None = None
+        self._critic: TrainerHandle | None = None
         self._generator: GeneratorHandle | None = None
         self._tokenizer: Tokenizer | None = None
         self._plugins: tuple[Entry, Entry | None, tuple[ObserverEntry, ...]] | None = None
@@ -78,7 +79,7 @@ class Worker:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-        handles = [handle for handle in (self._trainer, self._generator) if handle is not None]
+        handles = [handle for handle in (self._trainer, self._critic, self._generator) if handle is not None]
         return Reply(value=value, error=error, is_usable=all(handle.is_usable for handle in handles))
 
     def where(self) -> str:
@@ -145,16 +146,21 @@ class Worker:
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def build(self, order: BuildCommand) -> Built:
-        """Build the trainer, together with all other ranks, and make room for generators."""
+        """Build the trainer and, where there is one, the critic, together with all other ranks; make room for generators."""
         assert self._plugins is not None
         trainer, _, observers = self._plugins
         if sys.platform != "linux":  # elsewhere no socket can listen at a port that another one is bound to
             self._release_port()
         try:
             self._trainer = build_trainer(trainer, order.trainer, order.trainer_config, observers)
+            if order.critic is not None:
+                self._critic = build_trainer(trainer, order.critic, order.trainer_config, observers)
         finally:
             self._release_port()
         make_room(self._trainer, order.room_for_generator)
+        if self._critic is not None:
+            _require_same_layout(self._trainer.layout, self._critic.layout)
+            make_room(self._critic, order.room_beside_critic)
         return Built(layout=self._trainer.layout)
 
     def build_generator(self, order: GeneratorCommand) -> None:
@@ -166,19 +172,19 @@ class Worker:
         self._tokenizer = pickle.loads(order.tokenizer)
 
     def train_step(
-        self, request: spi.TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool
+        self, model: TrainedModel, request: spi.TrainStepRequest, parts: Sequence[RankPart], number: int, returns: bool
     ) -> spi.TrainStepResult:
         """This rank's share of an optimizer step, one of those that came to its node. Ranks that only help another one return
         no log-probabilities."""
-        result = self._trainer_handle().train_step(evolve(request, microbatches=parts[number].microbatches()))
+        result = self._trainer_handle(model).train_step(evolve(request, microbatches=parts[number].microbatches()))
         return result if returns else evolve(result, logprobs=None)
 
     def token_figures(
-        self, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool
+        self, model: TrainedModel, request: TokensRequest, parts: Sequence[RankPart], number: int, returns: bool
     ) -> Float32Array | None:
         """float32 [T] of this rank's share, the log-probabilities or values that are asked for; None from ranks that only help
         another one."""
-        found = tokens_figures(self._trainer_handle(), request, parts[number].microbatches())
+        found = tokens_figures(self._trainer_handle(model), request, parts[number].microbatches())
         return np.concatenate(found) if returns else None
 
     def refit(self, order: RefitCommand) -> Mapping[str, int]:
@@ -186,7 +192,7 @@ class Worker:
 
         Every rank takes part in the export to its end, also where its generator fails: the others wait for it.
         """
-        export = self._trainer_handle().export_weights(order.export)
+        export = self._trainer_handle("policy").export_weights(order.export)
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
         if self._generator is not None:
@@ -225,25 +231,25 @@ class Worker:
         if self._stream is not None:
             self._stream.end()
 
-    def move_trainer(self, request: spi.SetResidencyRequest) -> int:
+    def move_trainer(self, model: TrainedModel, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
-        return self._trainer_handle().set_residency(request).device_bytes
+        return self._trainer_handle(model).set_residency(request).device_bytes
 
     def move_generator(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         return self._generator_handle().set_residency(request).device_bytes
 
-    def save_trainer(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
+    def save_trainer(self, model: TrainedModel, request: spi.SaveStateRequest) -> tuple[str, ...]:
         """The files that this rank wrote."""
-        return self._trainer_handle().save_state(request).files
+        return self._trainer_handle(model).save_state(request).files
 
     def save_generator(self, request: spi.SaveStateRequest) -> tuple[str, ...]:
         """The files that this rank wrote."""
         return self._generator_handle().save_state(request).files
 
-    def load_trainer(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
-        """Restore the trainer's state."""
-        return self._trainer_handle().load_state(request)
+    def load_trainer(self, model: TrainedModel, request: spi.LoadStateRequest) -> spi.LoadStateResult:
+        """Restore a trainer's state."""
+        return self._trainer_handle(model).load_state(request)
 
     def load_generator(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         """Restore the generator's state."""
@@ -255,7 +261,7 @@ class Worker:
             self._stream.end()
             self._stream.join()
         with ExitStack() as stack:
-            for handle in (self._trainer, self._generator):
+            for handle in (self._trainer, self._critic, self._generator):
                 if handle is not None:
                     stack.enter_context(closed_after(handle))
 
@@ -263,15 +269,23 @@ class Worker:
         if self._reserved is not None:
             self._reserved.close()
 
-    def _trainer_handle(self) -> TrainerHandle:
-        if self._trainer is None:
+    def _trainer_handle(self, model: TrainedModel) -> TrainerHandle:
+        handle = self._trainer if model == "policy" else self._critic
+        if handle is None:
             raise spi.ContractError("a worker is asked before it has built its trainer; this is a defect of the driver")
-        return self._trainer
+        return handle
 
     def _generator_handle(self) -> GeneratorHandle:
         if self._generator is None:
             raise spi.ContractError("a worker without a generator is asked for what only those with one do; this is a defect")
         return self._generator
+
+
+def _require_same_layout(policy: spi.TrainerLayout, critic: spi.TrainerLayout) -> None:
+    if policy != critic:
+        raise spi.ContractError(
+            f"layout: found {critic} of the critic; expected the policy's, {policy}: both get the same data"
+        )
 
 
 def _redirect_output(log_file: Path) -> None:

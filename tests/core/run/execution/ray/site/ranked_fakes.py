@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
 from operator import attrgetter
 from pathlib import Path
@@ -125,6 +126,12 @@ class Meeting:
             raise RuntimeError("connection closed by peer") from error
 
 
+@cache
+def meeting(rank: int, world_size: int, rendezvous: str | None) -> Meeting:
+    """One for all trainers of a process, as the process groups of torch are: policy and critic never talk at once."""
+    return Meeting(rank, world_size, rendezvous)
+
+
 def connect(where: tuple[str, int]) -> Connection:
     for _ in range(200):
         try:
@@ -186,7 +193,7 @@ class RankedTrainer(FakeTrainer):
         self.layout = TrainerLayout(data_parallel_rank=rank // helpers, data_parallel_size=rank_info.world_size // helpers)
         note_process(config.folder, f"trainer-{rank}", os.getpid())
         print(f"this is rank {rank}")
-        self.meeting = Meeting(rank, rank_info.world_size, rank_info.rendezvous)
+        self.meeting = meeting(rank, rank_info.world_size, rank_info.rendezvous)
         self.tokens_seen: list[int] = []
 
     @hookimpl
