@@ -1,6 +1,7 @@
 """Runs that train adapters: from the recipe to files that transformers and PEFT load."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.serve.serving import find_target, prepare_serving, served_model
+from rlcore.spi import RefitRequest, RefitResult
+from rlcore.testing.models import make_model
 
 from .system_support import (  # type: ignore[import-not-found]
+    DIGITS,
     STEPS_ALONE,
     Workplace,
     expect_failure,
@@ -21,6 +26,7 @@ OPTIONS = (
     "trainer.name=fsdp2",
     "generator.name=transformers",
     "run.num_steps=3",
+    "run.seed=2",
     "lora.rank=4",
     "optimizer.learning_rate=3e-2",
     "algorithm.grpo.kl_coefficient=0.01",
@@ -28,18 +34,58 @@ OPTIONS = (
 )
 
 
+VLLM = ("generator.name=vllm", "generator.vllm.cpu_kv_cache_gib=0.1")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose heads are as wide as vLLM's attention on CPU takes."""
+    return make_model(tmp_path_factory.mktemp("wide") / "model", alphabet=DIGITS, hidden_size=64, num_heads=2, max_length=64)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of elements that each refit brings."""
+    sizes: list[int] = []
+    refit = GeneratorHandle.refit
+
+    def watched(handle: GeneratorHandle, request: RefitRequest) -> RefitResult:
+        sizes.append(sum(math.prod(spec.shape) for spec in request.weights.specs))
+        return refit(handle, request)
+
+    monkeypatch.setattr(GeneratorHandle, "refit", watched)
+    return sizes
+
+
+@pytest.mark.parametrize("adapters", ["merged", "auto"])
+@pytest.mark.parametrize("generator", [(), VLLM], ids=["transformers", "vllm"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
-def test_adapters_reach_the_generator_and_the_disk(workplace: Workplace, model: Path, trainer: str) -> None:
-    """The generator samples from the trainer's policy in every step; the exported adapters are what was trained."""
-    workplace.train("grpo.toml", *OPTIONS, "checkpoint.export=peft", "run.name=adapters", f"trainer.name={trainer}")
+def test_adapters_reach_the_generator_and_the_disk(
+    workplace: Workplace,
+    wide: Path,
+    sent: list[int],
+    trainer: str,
+    generator: tuple[str, ...],
+    adapters: str,
+) -> None:
+    """The generator samples from the trainer's policy in every step, whether adapters travel in the weights or without them;
+    the exported adapters are what was trained."""
+    options = ("checkpoint.export=peft", "run.name=adapters", f"trainer.name={trainer}", f"refit.adapters={adapters}")
+    workplace.train("grpo.toml", *OPTIONS, *generator, *options, f"model.path={wide}")
     metrics = read_metrics(workplace.run("adapters"))
     assert [step["step"] for step in metrics] == [1, 2, 3]
     assert max(step["token_mult_prob_error"] for step in metrics) < 1.0001, "the generator has other weights"
     assert metrics[-1]["kl"] > 1e-4, "the adapters did not move the policy"
     directory = workplace.run("adapters") / "adapter"
-    assert json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"] == str(model)
+    assert json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"] == str(wide)
     trained = load_file(directory / "adapter_model.safetensors")
     assert any(tensor.any() for name, tensor in trained.items() if name.endswith("lora_B.weight"))
+    of_model = sum(tensor.numel() for tensor in load_file(wide / "model.safetensors").values())
+    of_adapters = sum(tensor.numel() for tensor in trained.values())
+    first, *others = sent
+    assert first == of_model + (0 if adapters == "merged" else of_adapters)
+    assert len(others) >= 2
+    assert set(others) == {of_model if adapters == "merged" else of_adapters}
 
 
 def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: Path) -> None:

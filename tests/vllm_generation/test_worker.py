@@ -27,6 +27,7 @@ class Worker(WorkerExtension):
         self._weight_update_active = False
         self.weight_transfer_engine = SimpleNamespace(
             abandon=lambda: self.calls.append("abandon"),
+            put_adapters_in_place=lambda: self.calls.append("adapters"),
             reset_weight_update_target=lambda: self.calls.append("reset"),
             acknowledgement=lambda: {"weight_version": 5, "digests": {"a": 1}},
         )
@@ -63,7 +64,7 @@ def test_the_steps_of_a_refit_are_vllms_calls_in_order(rank):
     answers = [rank.rlcore_refit(step, {"of": step}) for step in ("connect", "begin", "bucket", "finish")]
     assert answers == [{}, {}, {}, {"weight_version": 5, "digests": {"a": 1}}]
     begin, bucket = {"manifest": {"of": "begin"}}, {"bucket": {"of": "bucket"}}
-    assert rank.calls == [("connect", {"of": "connect"}), "start", begin, bucket, "finish"]
+    assert rank.calls == [("connect", {"of": "connect"}), "start", begin, bucket, "finish", "adapters"]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ from rlcore.spi import ConfigError
         "schedule.min_learning_rate_ratio=0.5",
         "refit.max_bucket_mib=0",
         'checkpoint.export="peft"',
+        'refit.adapters="apart"',
         "evaluation.every_n_steps=-1",
         "evaluation.every_n_steps=5",
         "evaluation.max_prompts=0",

@@ -5,6 +5,7 @@ import pytest
 from rlcore.spi import (
     CloseRequest,
     ContractError,
+    ExportWeightsRequest,
     LoadStateRequest,
     LoadStateResult,
     PluginError,
@@ -97,6 +98,13 @@ def test_saving_a_model_directory_needs_its_capability(make, tmp_path):
         make(declared=()).save_state(SaveStateRequest(directory=tmp_path, kind="hf"))
     with pytest.raises(ContractError, match="'lora'"):
         make(declared=()).save_state(SaveStateRequest(directory=tmp_path, kind="peft"))
+
+
+def test_adapters_apart_need_their_capability(make_trainer):
+    with pytest.raises(ContractError, match="'adapter_refit'"):
+        make_trainer().export_weights(
+            ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1, adapters="alone")
+        )
 
 
 def test_a_good_save_returns_what_was_written(make_trainer, tmp_path):

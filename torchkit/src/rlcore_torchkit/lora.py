@@ -3,15 +3,29 @@
 import hashlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlcore.spi.lora import LoraSpec
-from rlcore_torchkit.lora_targets import LORA_A, Shape, adapter_shapes
+from rlcore_torchkit.decoders import described_family, layers_of
+from rlcore_torchkit.lora_targets import LORA_A, Shape, adapter_shapes, linear_layers
+from rlcore_torchkit.models import dims_of
 from rlcore_torchkit.peft_directory import read_adapters
+
+
+def linear_layers_of(model: Any) -> dict[str, Shape]:
+    """Name to (out, in) of the linear layers in the layers of a transformers decoder, which may be on the meta device: by its
+    family, or of one without those that are there."""
+    family = described_family(model.config.to_dict())
+    if family is not None:
+        return linear_layers(family, dims_of(model.config))
+    inside = {id(module) for module in layers_of(model).modules()}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) in inside}
+    return {name: (module.out_features, module.in_features) for name, module in linear.items()}
 
 
 def initial_adapters(layers: Mapping[str, Shape], spec: LoraSpec, model: str, seed: int) -> dict[str, Tensor]:

@@ -63,6 +63,11 @@ def adapter_shapes(layers: Mapping[str, Shape], rank: int) -> dict[str, Shape]:
     return shapes
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a tensor's name is that of A or B."""
+    return name.endswith((f".{LORA_A}", f".{LORA_B}"))
+
+
 def lora_problems(context: CheckContext) -> Iterator[Problem]:
     """Targets that the model has not, and adapters to begin with that are not for this model or another form."""
     model, spec = model_config(context), context.lora

@@ -199,6 +199,10 @@ class RefitConfig:
 
     channel: ChannelName = "auto"
     """"auto" takes the cheapest that both sides declare for where they run."""
+    adapters: Literal["auto", "merged", "apart"] = "auto"
+    """How the adapters of [lora] travel. "merged": in the whole model's weights, each time. "apart": without these, which the
+    generator keeps; only its first refit, and each after it slept or was started anew, brings the weights too. "auto" is
+    "apart" where trainer and generator both can."""
     max_bucket_mib: Positive = 256
     """Most MiB that travel at once."""
     max_attempts: Positive = 2

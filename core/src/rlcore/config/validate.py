@@ -90,6 +90,17 @@ def _adapters_to_export(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("lora", "refit.adapters")
+def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.refit.adapters == "apart" and recipe.lora is None:
+        yield Problem(
+            path="refit.adapters",
+            found='"apart", without a [lora]',
+            expected='"auto": there are no adapters',
+            remedy="Write [lora], or leave it out.",
+        )
+
+
 @rule("schedule.decay", "schedule.min_learning_rate_ratio")
 def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
     schedule = recipe.schedule

@@ -90,6 +90,7 @@ class TrainerHandle(BackendHandle):
     def export_weights(self, request: ExportWeightsRequest) -> WeightExport:
         """Stream the weights. The buckets check themselves as they are read, and raise ContractError then."""
         self._require_legal("export_weights", request, ExportWeightsRequest)
+        self._require_capabilities("export_weights", {capabilities.ADAPTER_REFIT: request.adapters != "merged"})
         self._state.require_version("export_weights", request.weight_version)
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
         self._state.weight_version = export.weight_version

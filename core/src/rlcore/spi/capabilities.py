@@ -67,6 +67,9 @@ CHEAP_RESET = "cheap_reset"
 """reset is quick and depends on its row alone: the core resets every row once before a run, to check prompt lengths."""
 
 # trainers and generators
+ADAPTER_REFIT = "adapter_refit"
+"""ExportWeightsRequest.adapters and GeneratorContext.lora: adapters are sent without the weights that they do not change, and
+generation adds them to these."""
 RESIDENCY = "residency"
 """set_residency frees and restores device memory; without it only the fully resident state is accepted."""
 

@@ -95,6 +95,10 @@ class GeneratorContext:
     one themselves."""
     routed_experts: bool = False
     """Whether requests may ask for GenerateResult.routed_experts."""
+    lora: LoraSpec | None = None
+    """Where it is set, refits bring adapters of this form apart from the model's weights (ExportWeightsRequest.adapters): the
+    first of them, and each that follows where no weights count, both; the others adapters alone, beside which the weights stay.
+    What is sampled is the model with its adapters. Needs the capability `adapter_refit`."""
 
 
 @frozen(kw_only=True)
@@ -132,6 +136,8 @@ class CheckContext:
     """TrainerContext.needs_reference, as it will be."""
     lora: LoraSpec | None = None
     """TrainerContext.lora, as it will be."""
+    generator_lora: LoraSpec | None = None
+    """GeneratorContext.lora, as it will be."""
     reference: ModelSpec | None = None
     """TrainerContext.reference, as it will be."""
     head: Head = "tokens"

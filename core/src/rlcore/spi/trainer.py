@@ -131,6 +131,10 @@ class ExportWeightsRequest:
     """Floating-point tensors are cast to it."""
     max_bucket_bytes: int
     """A bucket holds at most this much, or one tensor that is larger."""
+    adapters: Literal["merged", "apart", "alone"] = "merged"
+    """How a trainer of adapters sends them: "merged" into the weights; "apart", the model's own weights and behind them
+    A and B of every adapter, by a layer's name with `lora_A.weight` and `lora_B.weight`; or "alone", A and B without the
+    weights, which have not changed since they were sent "apart". All but "merged" need the capability `adapter_refit`."""
 
 
 OPTIONAL_TRAINER_HOOKS = ("get_values",)

@@ -18,10 +18,8 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
-from rlcore_torchkit.decoders import described_family, layers_of
-from rlcore_torchkit.lora import Dropout, initial_adapters
-from rlcore_torchkit.lora_targets import Shape, linear_layers, target_problems, targeted
-from rlcore_torchkit.models import dims_of
+from rlcore_torchkit.lora import Dropout, initial_adapters, linear_layers_of
+from rlcore_torchkit.lora_targets import Shape, target_problems, targeted
 
 A, B = "lora_A", "lora_B"
 
@@ -45,7 +43,7 @@ class Adapters:
         """Freeze a whole model, which may be on the meta device, and give it adapters without values. ConfigError where it has
         no layer that is a target."""
         assert context.lora is not None
-        found = _linear_layers(model)
+        found = linear_layers_of(model)
         problems = list(target_problems(found, context.lora))
         if problems:
             raise ConfigError(problems)
@@ -108,21 +106,6 @@ class Adapters:
         rank = 0 if self.layout is None or num_columns == num_inputs else self.layout.tensor_rank
         rows = states.reshape(num_rows, num_columns)
         return dropout.kept(name, rows, num_inputs, num_rows=num_rows, first_row=0, first_column=rank * num_columns)
-
-
-def _linear_layers(model: Any) -> dict[str, Shape]:
-    """Name to (O, I) of the linear layers in the decoder's layers: by its family, or of one without those that are there."""
-    family = described_family(model.config.to_dict())
-    if family is not None:
-        return linear_layers(family, dims_of(model.config))
-    inside = {id(module) for module in layers_of(model).modules()}
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) in inside}
-    return {name: (module.out_features, module.in_features) for name, module in linear.items()}
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a parameter's name is one of an adapter."""
-    return name.endswith((f".{A}.weight", f".{B}.weight"))
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

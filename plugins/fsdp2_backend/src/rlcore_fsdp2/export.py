@@ -1,6 +1,6 @@
 """The policy's full tensors under the names that `save_pretrained` writes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from attrs import frozen
@@ -12,7 +12,7 @@ from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, We
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_torchkit.lora import merged
-from rlcore_torchkit.lora_targets import LORA_A, LORA_B
+from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class _Exported:
 
 
 class Exporter:
-    """Streams a model's parameters, with its adapters merged in; built while they are whole and without adapters."""
+    """Streams a model's parameters, with its adapters merged in or apart; built while they are whole and without adapters."""
 
     def __init__(self, model: nn.Module, lora: LoraSpec | None = None) -> None:
         self._model, self._lora = model, lora
@@ -38,38 +38,56 @@ class Exporter:
     def export(self, request: ExportWeightsRequest, parameters: Mapping[str, Tensor], device: torch.device) -> WeightExport:
         """Every rank iterates, and gets tensors on `device`; whole `parameters` that are there in the dtype are not copied."""
         dtype = getattr(torch, request.dtype)
-        is_own = self._lora is None and all(
-            each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in self._exported
+        exported = [] if request.adapters == "alone" else self._exported
+        lora = self._lora if request.adapters == "merged" else None
+        if request.adapters != "merged":
+            exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
+        is_own = lora is None and all(
+            each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in exported
         )
         return WeightExport(
             weight_version=request.weight_version,
-            specs=tuple(self._specs(request.dtype)),
-            buckets=make_buckets(self._tensors(parameters, dtype, device), request.max_bucket_bytes),
+            specs=tuple(_specs(exported, request.dtype)),
+            buckets=make_buckets(self._tensors(exported, parameters, lora, dtype, device), request.max_bucket_bytes),
             persistent=is_own,
         )
 
-    def _specs(self, dtype: DtypeName) -> Iterator[TensorSpec]:
-        for each in self._exported:
-            for name, shape in each.shapes.items():
-                yield TensorSpec(name=name, shape=shape, dtype=dtype)
-
     def _tensors(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+        self,
+        exported: Iterable[_Exported],
+        parameters: Mapping[str, Tensor],
+        lora: LoraSpec | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Iterator[tuple[str, Tensor]]:
-        for each in self._exported:
-            full = self._whole(each.parameter, parameters, dtype, device)
+        for each in exported:
+            full = _whole_weight(each.parameter, parameters, lora, dtype, device)
             if each.is_itself:
                 yield each.parameter, full
             else:
                 yield from revert_weight_conversion(self._model, {each.parameter: full}).items()
 
-    def _whole(self, name: str, parameters: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-        weight = parameters[name].detach()
-        a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
-        if self._lora is None or a is None or b is None:
-            return whole(weight, dtype, device)
-        a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
-        return merged(whole(weight, weight.dtype, device), a, b, self._lora.scale).to(dtype)
+
+def _specs(exported: Iterable[_Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
+    for each in exported:
+        for name, shape in each.shapes.items():
+            yield TensorSpec(name=name, shape=shape, dtype=dtype)
+
+
+def _whole_weight(
+    name: str, parameters: Mapping[str, Tensor], lora: LoraSpec | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """With its adapter merged in, where it has one of `lora`."""
+    weight = parameters[name].detach()
+    a, b = (parameters.get(f"{name.removesuffix('weight')}{key}") for key in (LORA_A, LORA_B))
+    if lora is None or a is None or b is None:
+        return whole(weight, dtype, device)
+    a, b = (whole(factor.detach(), torch.float32, device) for factor in (a, b))
+    return merged(whole(weight, weight.dtype, device), a, b, lora.scale).to(dtype)
+
+
+def _itself(name: str, parameter: Tensor) -> _Exported:
+    return _Exported(parameter=name, shapes={name: tuple(parameter.shape)})
 
 
 def exported_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rlcore.spi import ContractError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
-from rlcore_fsdp2.adapters import is_adapter
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.architectures.modules import ModuleNames
+from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_torchkit.models import architecture_of, may_lack_value_head
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 from rlcore_torchkit.values import has_value_head

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from rlcore.spi import ModelError, ModelSpec, Problem
-from rlcore_fsdp2.adapters import is_adapter
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.lora_targets import is_adapter
 from rlcore_torchkit.models import load_model
 
 

@@ -19,7 +19,7 @@ from rlcore_megatron.adapters import adapters_off
 from rlcore_megatron.adapters import attach as attach_adapters
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
-from rlcore_megatron.export import Exporter
+from rlcore_megatron.export import Exporter, one_after_the_other
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import layout_problems, reference_layout_problems
@@ -96,7 +96,10 @@ class MegatronBackend:
             for model in self._reference:
                 model.requires_grad_(False)
         self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, groups)
-        self._adapters = None if adapters is None else Exporter(policy, adapters, layout, groups)
+        self._adapters = self._below = None
+        if adapters is not None:
+            self._adapters = Exporter(policy, adapters, layout, groups)
+            self._below = Exporter(policy, Names.of(self._hf), layout, groups, merges=False)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
 
     def _passes_of(self, models: Sequence[Any]) -> Passes:
@@ -138,7 +141,7 @@ class MegatronBackend:
     def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
         self._check("export_weights", request.weight_version)
         self._gather_parameters()
-        return self._exporter.export(request)
+        return self._export(request)
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
@@ -162,7 +165,7 @@ class MegatronBackend:
     def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002
         release_graphs(self.models)
         del self.models, self._passes, self._reference, self.optimizer, self._rates, self._exporter, self.residency
-        del self._groups, self._adapters
+        del self._groups, self._adapters, self._below
         gc.collect()  # hooks on parameters and the head refer to what holds them
         with cuda_or_cpu(self._device.type):
             parallel.leave()
@@ -181,6 +184,13 @@ class MegatronBackend:
             return
         with adapters_off(self.models):
             yield self.models
+
+    def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
+        if request.adapters == "merged" or self._adapters is None or self._below is None:
+            return self._exporter.export(request)
+        if request.adapters == "alone":
+            return self._adapters.export(request)
+        return one_after_the_other(self._below.export(request), self._adapters.export(request))
 
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
         if self._adapters is not None:

@@ -1,13 +1,13 @@
 """The policy's full tensors under Hugging Face's names, from any layout, gathered in few collectives while others are used."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
@@ -45,9 +45,12 @@ Collective = Generator[dist.Work | None, None, list[Tensor]]
 class Exporter:
     """Streams the weights of a rank's model chunks; every rank of the trainer iterates, and gets every tensor."""
 
-    def __init__(self, model_chunks: Sequence[Any], names: Names, layout: ParallelLayout, groups: Groups) -> None:
+    def __init__(
+        self, model_chunks: Sequence[Any], names: Names, layout: ParallelLayout, groups: Groups, *, merges: bool = True
+    ) -> None:
         """`model_chunks` as `model.build` makes them, wrapped afterwards or not. Weights are exported with their adapters
-        merged in; where `names` are those of adapters, these alone."""
+        merged in, unless `merges` is False; where `names` are those of adapters, these alone."""
+        self._merges = merges
         self._model_chunks, self._layout, self._groups = model_chunks, layout, groups
         self._sources = [names.of_model_chunk(chunk, layout.expert_rank, layout.expert) for chunk in model_chunks]
         self._items = self._make_items(names)
@@ -159,7 +162,12 @@ class Exporter:
         model_chunk, name = item.parameter
         model = self._model_chunks[model_chunk]
         share = rows_of(model.get_parameter(name).detach(), item.source, size)[item.index]
-        return model.adapters.merged(item.tensor.name, share) if hasattr(model, "adapters") else share
+        return model.adapters.merged(item.tensor.name, share) if self._merges and hasattr(model, "adapters") else share
+
+
+def one_after_the_other(first: WeightExport, second: WeightExport) -> WeightExport:
+    """Both exports of one version as one, of which nothing stays valid."""
+    return evolve(first, specs=(*first.specs, *second.specs), buckets=chain(first.buckets, second.buckets), persistent=False)
 
 
 class _Fetch:

@@ -9,7 +9,7 @@ PROVIDER = Provider(
     name="megatron",
     spi=(2, 0),
     priority=80,
-    capabilities=TRAINER_CAPABILITIES | {capabilities.LORA},
+    capabilities=TRAINER_CAPABILITIES | {capabilities.LORA, capabilities.ADAPTER_REFIT},
     config=MegatronConfig,
     # Without a GPU it runs where it is named; what fits a CPU trains faster without Megatron around it.
     devices={"cuda"},

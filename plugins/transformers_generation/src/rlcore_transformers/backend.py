@@ -1,6 +1,6 @@
 """The generator: hooks, and the states in which each is legal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,15 @@ import torch
 
 from rlcore import spi
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
-from rlcore_torchkit.models import architecture_of, checkpoint_shapes, checkpoint_tensors, load_model, standard_config
+from rlcore_torchkit.lora_targets import adapted_layers, adapter_shapes
+from rlcore_torchkit.models import (
+    architecture_of,
+    checkpoint_shapes,
+    checkpoint_tensors,
+    dims_of,
+    load_model,
+    standard_config,
+)
 from rlcore_transformers.cache import SlotCache
 from rlcore_transformers.check import model_problems
 from rlcore_transformers.config import TransformersConfig
@@ -39,10 +47,10 @@ class TransformersBackend:
         self._config: Any = model.config
         rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
         self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
-        self._weights = HeldWeights(checkpoint_shapes(model), self._dtype, self._device)
+        self._weights = HeldWeights(checkpoint_shapes(model) | self._adapter_shapes(), self._dtype, self._device)
         if context.channel is None:
             self._weights.adopt(checkpoint_tensors(model))
-            self._decoder.bind(self._weights.tensors)
+            self._bind()
         self._cache: SlotCache | None = None
         self._tokenizer: Any = None
 
@@ -76,7 +84,7 @@ class TransformersBackend:
         self._decoder.unbind()
         with torch.no_grad():
             digests = self._weights.receive(request.weights, request.may_alias)
-        self._decoder.bind(self._weights.tensors)
+        self._bind()
         return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
     @spi.hookimpl
@@ -88,7 +96,8 @@ class TransformersBackend:
         if self._device.type != "cpu":
             self._weights.move(self._device if request.weights == "device" else torch.device("cpu"))
             if self._weights.tensors:
-                self._decoder.bind(self._weights.tensors)
+                self._decoder.unbind()
+                self._bind()
         if request.state == "host":
             self._cache = None
         if self._device.type == "cuda":
@@ -103,6 +112,19 @@ class TransformersBackend:
         self._decoder.unbind()
         self._weights.drop()
         self._cache = self._tokenizer = None
+
+    def _adapter_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of A and B of adapters that come apart from the weights, by name."""
+        lora = self._context.lora
+        if lora is None:
+            return {}
+        return adapter_shapes(adapted_layers(architecture_of(self._config), dims_of(self._config), lora), lora.rank)
+
+    @torch.no_grad()
+    def _bind(self) -> None:
+        """Compute with the weights held. Adapters are merged into copies: what they are merged into has to stay as it is."""
+        lora = self._context.lora
+        self._decoder.bind(self._weights.tensors if lora is None else self._weights.merged(lora))
 
     @contextmanager
     def _generation(self, weight_version: int) -> Iterator[Generation]:

@@ -13,6 +13,7 @@ PROVIDER = Provider(
         capabilities.CONTINUOUS,
         capabilities.ROUTED_EXPERTS,
         capabilities.OWN_WEIGHTS,
+        capabilities.ADAPTER_REFIT,
         capabilities.RESIDENCY,
         capabilities.DISCARD_WEIGHTS,
         "refit.in_process",

@@ -1,20 +1,24 @@
 """The weights that the generator holds: its own copies, or the trainer's tensors themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.schema.listing import listed
-from rlcore.spi import NamedTensor, RefitError, WeightExport
+from rlcore.spi import LoraSpec, NamedTensor, RefitError, WeightExport
 from rlcore_torchkit.digest import tensor_digest, tensor_digests
+from rlcore_torchkit.lora import merged
+from rlcore_torchkit.lora_targets import LORA_A, LORA_B, is_adapter
 
 
 class HeldWeights:
     """Complete weights of one version, or none."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        """`shapes` are those of all tensors; where A and B of adapters are among them, an export may bring these alone, and the
+        others stay."""
         self._shapes = shapes
         self._dtype = dtype
         self._device = device
@@ -28,8 +32,10 @@ class HeldWeights:
 
         RefitError, and nothing held, where a tensor is missing, unknown, repeated, misshapen or not what its digest says.
         """
+        kept = {} if _has_weights(export) else {name: held for name, held in self.tensors.items() if not is_adapter(name)}
         self.tensors = {}
-        self._check_specs(export)
+        expected = self._shapes.keys() - kept.keys()
+        self._check_specs(export, expected)
         received: dict[str, Tensor] = {}
         cast: dict[str, int] = {}
         claimed: dict[str, int] = {}
@@ -40,12 +46,24 @@ class HeldWeights:
                     cast[named.name] = tensor_digest(tensor)
                 received[named.name] = self._keep(named.name, tensor, may_alias and export.persistent)
                 claimed[named.name] = named.digest
-        _refuse("missing from the buckets", self._shapes.keys() - received.keys())
+        _refuse("missing from the buckets", expected - received.keys())
         digests = dict(zip(received, tensor_digests(received.values()), strict=True)) | cast
         _refuse("changed on the way, by their digests", [name for name in received if digests[name] != claimed[name]])
-        self._own = {name: tensor for name, tensor in self._own.items() if received[name] is tensor}
-        self.tensors = received
+        self.tensors = kept | received
+        self._own = {name: tensor for name, tensor in self._own.items() if self.tensors[name] is tensor}
         return digests
+
+    def merged(self, lora: LoraSpec) -> dict[str, Tensor]:
+        """The model's weights as its adapters of this form change them; those without one are the tensors held."""
+        tensors = {}
+        for name, weight in self.tensors.items():
+            layer = name.removesuffix("weight")
+            a, b = (self.tensors.get(f"{layer}{key}") for key in (LORA_A, LORA_B))
+            if not is_adapter(name):
+                tensors[name] = (
+                    weight if a is None or b is None else merged(weight, a.float(), b.float(), lora.scale).to(self._dtype)
+                )
+        return tensors
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Hold these, of the model's names and shapes, by copies where the dtype, device or layout is another."""
@@ -67,9 +85,9 @@ class HeldWeights:
         held = [*self.tensors.values(), *self._own.values()]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in held if tensor.device == device}.values())
 
-    def _check_specs(self, export: WeightExport) -> None:
+    def _check_specs(self, export: WeightExport, expected: Set[str]) -> None:
         names = [spec.name for spec in export.specs]
-        _refuse("missing from the export", self._shapes.keys() - set(names))
+        _refuse("missing from the export", expected - set(names))
         _refuse("unknown to the model", set(names) - self._shapes.keys())
         _refuse(
             "listed more than once", {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
@@ -94,6 +112,10 @@ class HeldWeights:
         if own is None or own.device != self._device:
             own = self._own[name] = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
         return own.copy_(tensor)
+
+
+def _has_weights(export: WeightExport) -> bool:
+    return not all(is_adapter(spec.name) for spec in export.specs)
 
 
 def _refuse(problem: str, names: Any) -> None:

@@ -13,6 +13,7 @@ from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
+from rlcore_vllm.manifest import Manifest
 from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
@@ -104,6 +105,11 @@ class VllmBackend:
                 f"refit: found channel {request.channel}; expected {channel}, which the engines were built for"
             )
         with self._changing:
+            manifest = Manifest.of(request.weights)
+            if self._version == NO_WEIGHTS and not manifest.has_weights:
+                raise spi.RefitError(
+                    "refit: found adapters alone; expected the model's weights too, of which there are none here"
+                )
             self._version = NO_WEIGHTS
             try:
                 _await(replica.begin_update() for replica in self._replicas)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.spi import CheckContext, Problem
+from rlcore.spi import CheckContext, LoraSpec, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB, device_memories, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
@@ -15,7 +15,7 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
-from rlcore_vllm.settings import engines_per_device, with_devices
+from rlcore_vllm.settings import LORA_RANKS, engines_per_device, with_devices
 
 SECTION = "generator.vllm"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
@@ -43,6 +43,8 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     dims = ModelDims.of(model)
     if dims is not None:
         problems += parallel_problems(dims, config.tensor_parallel)
+    if context.generator_lora is not None:
+        problems += adapter_problems(context.generator_lora, context.device, dims)
     if context.replays_routing:
         problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu" and dims is not None:
@@ -140,6 +142,16 @@ def parallel_problems(dims: ModelDims, tensor_parallel: int) -> Iterator[Problem
         yield _problem("tensor_parallel", f"{found}{kv_heads} key-value heads", "a divisor or a multiple of that")
     elif width % tensor_parallel:
         yield _problem("tensor_parallel", f"{found}MLPs {width} wide", "a divisor of that")
+
+
+def adapter_problems(spec: LoraSpec, device: Literal["cpu", "cuda"], dims: ModelDims | None) -> Iterator[Problem]:
+    """Adapters that vLLM has no room for, or beside which it cannot compute experts."""
+    if device == "cpu" and dims is not None and dims.num_experts:
+        found = "adapters apart from a model with experts, which vLLM on a CPU cannot compute beside them"
+        yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy="Or choose another generator")
+    if spec.rank > LORA_RANKS[-1]:
+        remedy = 'Or set refit.adapters = "merged"'
+        yield Problem(path="lora.rank", found=f"{spec.rank}", expected=f"at most {LORA_RANKS[-1]} in vLLM", remedy=remedy)
 
 
 def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> Iterator[Problem]:

@@ -221,7 +221,7 @@ class Engine:
                 limit = int(samples.limits[index])
                 prompt = prompts[samples.prompt_of[index]]
                 params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
-                request = versions.make_request(str(self._num_requests), prompt, params)
+                request = versions.make_request(str(self._num_requests), prompt, params, adapters=self._settings.adapters)
                 self._num_requests += 1
                 sample = _Sample(job, number, len(prompt), limit, self._weight_version)
                 if samples.sampling.stop_strings:

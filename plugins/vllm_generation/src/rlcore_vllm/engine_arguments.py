@@ -45,6 +45,10 @@ OWNED: dict[str, str] = {
     "worker_extension_cls": "Leave it out: it receives the weights.",
     "enable_return_routed_experts": "Set rollout.replay_routing.",
     "aux_output_config": "Set rollout.replay_routing.",
+    "enable_lora": "Leave it out: [lora] and refit.adapters say which adapters there are.",
+    "max_loras": "Leave it out: all requests have the same adapters.",
+    "max_lora_rank": "Set lora.rank.",
+    "lora_target_modules": "Set lora.targets.",
     "weight_transfer_config": "Leave it out: [refit] says how weights travel.",
 }
 """Arguments that follow from other keys of the recipe, each with what to do instead."""

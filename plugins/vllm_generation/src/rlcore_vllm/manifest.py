@@ -8,8 +8,10 @@ from typing import Any, get_args
 from attrs import frozen
 
 from rlcore.schema.listing import listed
-from rlcore.spi import DtypeName, RefitError, TensorSpec, WeightExport
+from rlcore.spi import DtypeName, LoraSpec, RefitError, TensorSpec, WeightExport
 from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.lora import linear_layers_of
+from rlcore_torchkit.lora_targets import adapter_shapes, is_adapter, targeted
 from rlcore_torchkit.models import checkpoint_shapes
 
 _MAX_NAMED = 5
@@ -23,26 +25,37 @@ class Manifest:
     specs: tuple[TensorSpec, ...]
     persistent: bool
     """Whether the tensors themselves stay valid until the refit ends, rather than until their bucket is acknowledged."""
+    lora: LoraSpec | None = None
+    """The form of the adapters among them; None where there are none."""
 
     @classmethod
-    def of(cls, export: WeightExport) -> "Manifest":
-        return cls(weight_version=export.weight_version, specs=export.specs, persistent=export.persistent)
+    def of(cls, export: WeightExport, lora: LoraSpec | None = None) -> "Manifest":
+        return cls(weight_version=export.weight_version, specs=export.specs, persistent=export.persistent, lora=lora)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it brings the model's own weights, and not adapters alone."""
+        return not all(is_adapter(spec.name) for spec in self.specs)
 
     def to_wire(self) -> dict[str, Any]:
         """Plain containers, which vLLM passes on between processes."""
+        lora = self.lora
         return {
             "weight_version": self.weight_version,
             "names": [spec.name for spec in self.specs],
             "shapes": [list(spec.shape) for spec in self.specs],
             "dtypes": [spec.dtype for spec in self.specs],
             "persistent": self.persistent,
+            "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
         }
 
     @classmethod
     def from_wire(cls, content: Mapping[str, Any]) -> "Manifest":
         columns = zip(content["names"], content["shapes"], content["dtypes"], strict=True)
         specs = tuple(TensorSpec(name=name, shape=tuple(shape), dtype=dtype) for name, shape, dtype in columns)
-        return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"])
+        form = content["lora"]
+        lora = None if form is None else LoraSpec(rank=form["rank"], alpha=form["alpha"], targets=tuple(form["targets"]))
+        return cls(weight_version=content["weight_version"], specs=specs, persistent=content["persistent"], lora=lora)
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """RefitError, naming tensors, unless exactly `expected` (name to shape) is announced, each once."""
@@ -66,13 +79,22 @@ def refuse(problem: str, names: Iterable[str]) -> None:
         raise RefitError(f"refit: {len(found)} tensor(s) {problem}: {listed(found, _MAX_NAMED)}")
 
 
+def expected_adapters(hf_config: Any, trust_remote_code: bool, spec: LoraSpec) -> dict[str, tuple[int, ...]]:
+    """Name to shape of A and B of every layer that has an adapter."""
+    layers = linear_layers_of(_empty_model(hf_config, trust_remote_code))
+    return dict(adapter_shapes(targeted(layers, spec), spec.rank))
+
+
 def expected_shapes(hf_config: Any, trust_remote_code: bool) -> dict[str, tuple[int, ...]]:
     """`checkpoint_shapes` of transformers' own model class: vLLM's skips names that it does not know."""
+    return checkpoint_shapes(_empty_model(hf_config, trust_remote_code))
+
+
+def _empty_model(hf_config: Any, trust_remote_code: bool) -> Any:
     import torch
 
     import_transformers()
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)
-    return checkpoint_shapes(model)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)

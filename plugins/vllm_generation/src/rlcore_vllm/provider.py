@@ -19,8 +19,8 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
-    """What a section rules out: ways to refit that its layout has no use for, and exactness where weights or the KV cache are
-    quantised."""
+    """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
+    quantised, and adapters apart from weights that are, or that mirrors take over too."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
         "process": config.replicas > 1 or config.tensor_parallel > 1,
@@ -30,6 +30,8 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
         "any": False,
     }
     names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
+    if config.quantization != "none" or config.mirrors:
+        names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
     if config.quantization != "none" or config.engine.get("kv_cache_dtype", "auto") not in WIDE_CACHES:
         names.add(capabilities.EXACT_LOGPROBS)
     return frozenset(names)
@@ -47,6 +49,7 @@ PROVIDER = Provider(
         capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
         capabilities.OWN_WEIGHTS,
+        capabilities.ADAPTER_REFIT,
         *ROUTED_EXPERTS,
         *CHANNEL_CAPABILITIES,
     },

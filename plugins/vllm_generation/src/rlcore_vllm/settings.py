@@ -5,11 +5,14 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-from rlcore.spi import CHANNELS, GeneratorContext, ModelSpec
-from rlcore_torchkit.models import model_errors
+from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
+from rlcore_torchkit.lora_targets import targeted
+from rlcore_torchkit.models import load_model, model_errors
 from rlcore_vllm.config import VllmConfig
 
 GIB = 2**30
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for the largest rank; adapters of a smaller one are filled up with zeros."""
 FLOAT32_HEAD = {"head_dtype": "float32"}
 """An entry of vLLM's hf_overrides: in a model's own bfloat16 the head would round logits, and the model runner V2 of 0.26 once
 more after it divides them by the temperature."""
@@ -28,6 +31,8 @@ class EngineSettings:
     """Whether nothing is compiled, the sampler included."""
     arguments: Mapping[str, Any]
     """Arguments of vLLM's EngineArgs, by its names."""
+    adapters: bool = False
+    """Whether requests are computed with the adapters that refits bring."""
 
     def load_tokenizer(self) -> Any:
         """The model's tokenizer, which only stop strings need."""
@@ -74,6 +79,8 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     }
     if context.routed_experts:
         arguments["enable_return_routed_experts"] = True
+    if context.lora is not None:
+        arguments |= adapter_arguments(context.model, context.lora)
     if device == "cpu":
         arguments |= {
             "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),
@@ -95,7 +102,24 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         tensor_parallel=config.tensor_parallel,
         eager=eager,
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
+        adapters=context.lora is not None,
     )
+
+
+def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:
+    """What makes vLLM leave room for one set of adapters beside the layers that have one, and no others."""
+    import torch
+
+    from rlcore_torchkit.lora import linear_layers_of
+
+    empty = load_model(model, dtype=torch.float32, device="meta", any_decoder=True)
+    layers = targeted(linear_layers_of(empty), spec)
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= spec.rank),
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+    }
 
 
 def _overrides(config: VllmConfig) -> dict[str, Any]:
@@ -129,8 +153,11 @@ def replica_devices(config: VllmConfig, own_device: int) -> list[tuple[int, ...]
 
 def vocab_size(model: ModelSpec) -> int:
     """Rows of the model's embedding, by its configuration."""
+    return int(_hf_config(model).get_text_config().vocab_size)
+
+
+def _hf_config(model: ModelSpec) -> Any:
     from transformers import AutoConfig
 
     with model_errors(model.path):
-        config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    return int(config.get_text_config().vocab_size)
+        return AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)

@@ -32,7 +32,7 @@ class Transfer:
         """`channel` is None where the engines have read weights themselves, and nothing is sent."""
         self._channel = channel
         self._replicas = replicas
-        self._dtype = context.model.dtype
+        self._dtype, self._lora = context.model.dtype, context.lora
         self._config = config
         self._receivers = Receivers(replicas, config.refit_timeout_s)
         self._sender: Sender | None = None
@@ -49,7 +49,7 @@ class Transfer:
         buckets, device = _first_device(export.buckets)
         try:
             sender = self._connected(device)
-            claimed = self._send(sender, Manifest.of(export), buckets)
+            claimed = self._send(sender, Manifest.of(export, self._lora), buckets)
             return self._acknowledged(export.weight_version, claimed)
         except BaseException as error:
             self._abandon(isinstance(error, spi.WorkerError))

@@ -24,9 +24,18 @@ def import_without_torchao() -> None:
         importlib.import_module("vllm.model_executor.layers.quantization.torchao")
 
 
-def make_request(request_id: str, prompt: list[int], params: Any) -> Any:
-    """An EngineCoreRequest; later versions have more fields, all with defaults."""
+ADAPTERS_ID = 1
+"""vLLM's number of the adapters that all requests of an engine have."""
+
+
+def make_request(request_id: str, prompt: list[int], params: Any, *, adapters: bool = False) -> Any:
+    """An EngineCoreRequest, of an engine whose requests have adapters or not; later versions have more fields, all with
+    defaults."""
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine import EngineCoreRequest
+
+    # The path is never read: a refit has brought the adapters before anything is sampled.
+    named = LoRARequest(lora_name="policy", lora_int_id=ADAPTERS_ID, lora_path="none") if adapters else None
 
     return EngineCoreRequest(
         request_id=request_id,
@@ -35,7 +44,7 @@ def make_request(request_id: str, prompt: list[int], params: Any) -> Any:
         sampling_params=params,
         pooling_params=None,
         arrival_time=time.time(),
-        lora_request=None,
+        lora_request=named,
         cache_salt=None,
         data_parallel_rank=None,
     )

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from rlcore.spi import RefitError, TensorSpec
 from rlcore_torchkit.digest import tensor_digests
+from rlcore_torchkit.lora_targets import is_adapter
+from rlcore_vllm.adapters import replace_adapters, without_adapters
 from rlcore_vllm.channels import make_receiver
 from rlcore_vllm.channels.channel import Receiver
 from rlcore_vllm.loading import Loader
-from rlcore_vllm.manifest import Manifest, expected_shapes, refuse
+from rlcore_vllm.manifest import Manifest, expected_adapters, expected_shapes, refuse
 
 BACKEND = "rlcore"
 
@@ -52,7 +55,10 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
         self._receiver: Receiver | None = None
         self.loader: Loader | None = None
         self._expected: dict[str, tuple[int, ...]] | None = None
+        self._expected_adapters: dict[str, tuple[int, ...]] | None = None
         self._manifest: Manifest | None = None
+        self._adapters: dict[str, Tensor] = {}
+        """Copies of A and B that the refit has brought, until they are put in place."""
         self._specs: dict[str, TensorSpec] = {}
         self._digests: dict[str, int] = {}
 
@@ -80,10 +86,20 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     @torch.no_grad()
     def finish_weight_update(self) -> None:
         refuse("missing from the buckets", self._specs.keys() - self._digests.keys())
-        self._ready_loader().finish()
+        if self._announced().has_weights:
+            with without_adapters(self.model):
+                self._ready_loader().finish()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._connected().end()
+
+    @torch.no_grad()
+    def put_adapters_in_place(self) -> None:
+        """After finish_weight_update, which in some versions of vLLM takes away those that there are."""
+        lora = self._announced().lora
+        if lora is not None:
+            replace_adapters(self.model, self._adapters, lora, self.device.type)
+            self._adapters = {}
 
     def acknowledgement(self) -> dict[str, Any]:
         """Version and digests of what this rank has loaded in the refit that is finished."""
@@ -94,9 +110,10 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
     @torch.no_grad()
     def abandon(self) -> None:
         """End a refit that failed; the next one must be complete, as each is."""
-        self._manifest = None
+        self._manifest, self._adapters = None, {}
         if self.loader is not None:
-            self.loader.abandon()
+            with without_adapters(self.model):
+                self.loader.abandon()
         if self._receiver is not None:
             self._receiver.end()
 
@@ -121,31 +138,48 @@ class RlcoreWeightTransferEngine(WeightTransferEngine[ConnectInfo, StepInfo]):
             raise RefitError("refit: update_weights was called before init_weight_transfer_engine")
         return self._receiver
 
-    def _ready_loader(self) -> Loader:
-        if self.loader is None or self._manifest is None:
+    def _announced(self) -> Manifest:
+        if self._manifest is None:
             raise RefitError("refit: weights came before the manifest")
+        return self._manifest
+
+    def _ready_loader(self) -> Loader:
+        if self.loader is None:
+            raise RefitError("refit: weights came that were not announced")
         return self.loader
 
     def _begin(self, manifest: Manifest) -> None:
+        model = self.model_config.hf_config, self.model_config.trust_remote_code
         if self._expected is None:
-            self._expected = expected_shapes(self.model_config.hf_config, self.model_config.trust_remote_code)
-        manifest.check(self._expected)
+            self._expected = expected_shapes(*model)
+        if self._expected_adapters is None and manifest.lora is not None:
+            self._expected_adapters = expected_adapters(*model, manifest.lora)
+        has_weights = manifest.has_weights or manifest.lora is None
+        manifest.check({**(self._expected if has_weights else {}), **(self._expected_adapters or {})})
         self._connected().begin(manifest.persistent)
-        if self.loader is None:
-            self.loader = Loader(self.model, self.model_config, self.device)
         self._specs = {spec.name: spec for spec in manifest.specs}
-        self._manifest = manifest
-        self.loader.begin()
+        self._manifest, self._adapters = manifest, {}
+        if has_weights:
+            with without_adapters(self.model):
+                if self.loader is None:
+                    self.loader = Loader(self.model, self.model_config, self.device)
+                self.loader.begin()
 
     def _take(self, bucket: Mapping[str, Any]) -> None:
-        loader, receiver, names = self._ready_loader(), self._connected(), bucket["names"]
+        manifest, receiver, names = self._announced(), self._connected(), bucket["names"]
         refuse("unknown to the manifest", set(names) - self._specs.keys())
         refuse("repeated", {name for name in names if name in self._digests or names.count(name) > 1})
         received = receiver.receive(bucket["where"], [self._specs[name] for name in names])
         digests = dict(zip(names, tensor_digests(received.tensors), strict=True))
         claimed = dict(zip(names, bucket["digests"], strict=True))
         refuse("changed on the way, by their digests", [name for name in names if digests[name] != claimed[name]])
-        loader.load(zip(names, received.tensors, strict=True), received.stable)
+        tensors = dict(zip(names, received.tensors, strict=True))
+        if manifest.lora is not None:
+            self._adapters |= {name: tensor.clone() for name, tensor in tensors.items() if is_adapter(name)}
+        weights = [(name, tensor) for name, tensor in tensors.items() if name not in self._adapters]
+        if weights:
+            with without_adapters(self.model):
+                self._ready_loader().load(weights, received.stable)
         self._digests |= digests
         receiver.loaded()
 

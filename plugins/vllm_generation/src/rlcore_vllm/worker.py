@@ -60,6 +60,7 @@ class WorkerExtension:
                 worker.update_weights({"bucket": content})
             case "finish":
                 worker.finish_weight_update()
+                self.weight_transfer_engine.put_adapters_in_place()
                 return self.weight_transfer_engine.acknowledgement()
             case "abandon":
                 self._rlcore_abandon()

@@ -14,7 +14,10 @@ from rlcore.registry.discovery import Registry
 from rlcore.run import train as train_module
 from rlcore.run.evaluate import evaluate
 from rlcore.run.execution.in_process import in_process
+from rlcore.run.execution.refit import Refitter
+from rlcore.run.protocols import RefitCommand
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.timing import PhaseClock
 from rlcore.spi import CheckpointError, RefitError, SampleFeed, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
@@ -222,3 +225,40 @@ def test_weights_that_change_on_the_way_twice_end_the_run(run: Run, mortal: Regi
     monkeypatch.setattr(Mortal, "survive", lambda self, hook: refuse(self, None) if hook == "refit" else None)
     with pytest.raises(RefitError, match="changed on the way"):
         run(registry=mortal)
+
+
+class Unsteady:
+    """A route that fails in the calls of these numbers, counted from 1, and keeps what it was asked to send."""
+
+    is_usable = True
+
+    def __init__(self, *fails_in: int) -> None:
+        self.fails_in = fails_in
+        self.sent: list[str] = []
+
+    def sync_weights(self, order: RefitCommand) -> None:
+        self.sent.append(order.export.adapters)
+        if len(self.sent) in self.fails_in:
+            raise RefitError("another digest")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart: bool) -> None:
+    route: Any = Unsteady(3)
+    refitter = Refitter(
+        route=route,
+        generator=route,
+        channel="in_process",
+        dtype="float32",
+        max_bucket_bytes=1,
+        max_attempts=2,
+        apart=apart,
+        may_alias=False,
+        clock=PhaseClock(Notes()),
+        progress=Notes(),
+    )
+    for version in (0, 0, 1, 2):
+        refitter.refit(version)
+    refitter.version = -1  # as where it sleeps
+    refitter.refit(2)
+    assert route.sent == (["apart", "alone", "alone", "apart", "apart"] if apart else ["merged"] * 5)

@@ -51,13 +51,15 @@ def test_a_run_says_which_plugin_auto_could_not_take_and_why(run: Run) -> None:
     [
         (capabilities.PREVIOUS_LOGPROBS, ("algorithm.fake.previous_logprobs=true",), "compares with the start of the step"),
         (capabilities.LORA, ("lora.rank=4",), "trains adapters"),
+        (capabilities.ADAPTER_REFIT, ("lora.rank=4", 'refit.adapters="apart"'), "refit.adapters"),
         (capabilities.SCHEDULE_STEP, ("schedule.warmup_steps=3",), "changes the learning rate"),
     ],
 )
 def test_a_trainer_that_would_ignore_it_is_refused(
     prepared: Callable[..., RunPlan], capability: str, overrides: tuple[str, ...], reason: str
 ) -> None:
-    trainer = evolve(FAKE_TRAINER, capabilities=FAKE_TRAINER.capabilities - {capability})
+    others = {capabilities.LORA, capabilities.ADAPTER_REFIT}
+    trainer = evolve(FAKE_TRAINER, capabilities=(FAKE_TRAINER.capabilities | others) - {capability})
     others = tuple(entry for entry in fake_registry().entries if entry.role != "trainer")
     registry = evolve(fake_registry(), entries=(*others, *Registry.from_providers({"trainer": [trainer]}).of("trainer")))
     with pytest.raises(PluginError, match=reason):

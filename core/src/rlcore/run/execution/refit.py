@@ -25,6 +25,8 @@ class Refitter:
     dtype: DtypeName
     max_bucket_bytes: int
     max_attempts: int
+    apart: bool
+    """Whether adapters travel apart from the weights, which the generator keeps."""
     may_alias: bool
     """Whether the generator may keep the trainer's own tensors: not where it goes on while the trainer steps."""
     clock: PhaseClock
@@ -44,6 +46,7 @@ class Refitter:
             dtype=plan.model.dtype,
             max_bucket_bytes=plan.recipe.refit.max_bucket_mib * 2**20,
             max_attempts=plan.recipe.refit.max_attempts,
+            apart=plan.generator_lora is not None,
             may_alias=not plan.overlaps,
             clock=clock,
             progress=progress,
@@ -53,9 +56,10 @@ class Refitter:
         """Bring the generator to a version that it does not hold yet. RefitError or WorkerError where no attempt does."""
         if self.version == weight_version:
             return
-        export = ExportWeightsRequest(weight_version=weight_version, dtype=self.dtype, max_bucket_bytes=self.max_bucket_bytes)
         with self.clock.phase("refit"):
             for attempt in range(1, self.max_attempts + 1):
+                export = self._export(weight_version)
+                self.version = -1
                 try:
                     self.route.sync_weights(RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias))
                     break
@@ -64,6 +68,15 @@ class Refitter:
                         raise
                     self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
         self.version = weight_version
+
+    def _export(self, weight_version: int) -> ExportWeightsRequest:
+        """What to send to a generator that holds weights of the last version that it has acknowledged, or none."""
+        return ExportWeightsRequest(
+            weight_version=weight_version,
+            dtype=self.dtype,
+            max_bucket_bytes=self.max_bucket_bytes,
+            adapters="merged" if not self.apart else "apart" if self.version < 0 else "alone",
+        )
 
     def generating(self, generate: Callable[[], ResultT], refit: Callable[[], None]) -> ResultT:
         """What `generate` returns once `refit`, which calls `self.refit`, has brought the weights. A worker that dies in it

@@ -39,6 +39,7 @@ def check_plan(plan: RunPlan) -> None:
         max_microbatch_tokens=plan.max_microbatch_tokens,
         needs_reference=needs.reference_logprobs,
         lora=recipe.lora,
+        generator_lora=plan.generator_lora,
         reference=plan.reference,
         head=needs.head,
         channel=plan.channel,

@@ -99,7 +99,7 @@ def generator_needs(recipe: Recipe) -> dict[str, str]:
         needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTED_EXPERTS] = "rollout.replay_routing = true"
-    return needs
+    return needs | _adapter_needs(recipe)
 
 
 def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
@@ -127,7 +127,11 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
-    return needs
+    return needs | _adapter_needs(recipe)
+
+
+def _adapter_needs(recipe: Recipe) -> dict[str, str]:
+    return {capabilities.ADAPTER_REFIT: 'refit.adapters = "apart"'} if recipe.refit.adapters == "apart" else {}
 
 
 def _as_configured(recipe: Recipe, registry: Registry) -> Registry:

@@ -14,6 +14,7 @@ from rlcore.gpu import Device
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_observers
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry
+from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config
@@ -109,6 +110,15 @@ class RunPlan:
         bound = recipe.training.max_tokens_per_microbatch
         return bound if group == 1 else max(bound, group * recipe.rollout.max_sequence_length)
 
+    @property
+    def generator_lora(self) -> spi.LoraSpec | None:
+        """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
+        if self.recipe.refit.adapters == "merged" or "generator" not in self.chosen:
+            return None
+        providers = [self.chosen[role].provider for role in AUTO_ROLES]
+        both = all(each is not None and spi.capabilities.ADAPTER_REFIT in each.capabilities for each in providers)
+        return self.recipe.lora if both else None
+
     def config(self, role: spi.Role) -> Any:
         """The recipe's section of the chosen plugin."""
         return plugin_config(self.recipe, self.chosen[role])
@@ -176,6 +186,7 @@ class RunPlan:
             devices=generator_devices(self.recipe, self.device, self.ranks_per_generator, rank_info.local_rank),
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,
+            lora=self.generator_lora,
         )
 
 

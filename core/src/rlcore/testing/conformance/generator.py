@@ -1,5 +1,6 @@
 """The generator's half of the conformance kit."""
 
+from rlcore.testing.conformance.generator_adapters import GeneratorAdapters
 from rlcore.testing.conformance.generator_continuous import GeneratorContinuous
 from rlcore.testing.conformance.generator_distribution import GeneratorDistribution
 from rlcore.testing.conformance.generator_routing import GeneratorRouting
@@ -9,7 +10,13 @@ from rlcore.testing.conformance.generator_weights import GeneratorWeights
 
 
 class GeneratorConformance(
-    GeneratorSampling, GeneratorDistribution, GeneratorWeights, GeneratorStreaming, GeneratorContinuous, GeneratorRouting
+    GeneratorSampling,
+    GeneratorDistribution,
+    GeneratorWeights,
+    GeneratorAdapters,
+    GeneratorStreaming,
+    GeneratorContinuous,
+    GeneratorRouting,
 ):
     """What every generator has to pass::
 

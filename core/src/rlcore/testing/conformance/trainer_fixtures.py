@@ -156,10 +156,16 @@ class OpenTrainer(Protocol):
 
 
 def export_request(
-    weight_version: int, *, dtype: DtypeName = "float32", max_bucket_bytes: int = 1 << 20
+    weight_version: int,
+    *,
+    dtype: DtypeName = "float32",
+    max_bucket_bytes: int = 1 << 20,
+    adapters: Literal["merged", "apart", "alone"] = "merged",
 ) -> ExportWeightsRequest:
     """A request for the weights."""
-    return ExportWeightsRequest(weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes)
+    return ExportWeightsRequest(
+        weight_version=weight_version, dtype=dtype, max_bucket_bytes=max_bucket_bytes, adapters=adapters
+    )
 
 
 class TrainerFixtures(BackendFixtures):

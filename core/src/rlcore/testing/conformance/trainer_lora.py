@@ -11,8 +11,13 @@ from rlcore.spi import LoadStateRequest, LoraSpec, Provider, SaveStateRequest, T
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.reference import Reference, reference_logprobs
 from rlcore.testing.conformance.step_outcome import assert_same_step
-from rlcore.testing.conformance.tensors import Values
-from rlcore.testing.conformance.trainer_fixtures import OpenTrainer, TrainerFixtures, TrainerUnderTest
+from rlcore.testing.conformance.tensors import Values, collect
+from rlcore.testing.conformance.trainer_fixtures import (
+    OpenTrainer,
+    TrainerFixtures,
+    TrainerUnderTest,
+    export_request,
+)
 
 PREFIX = "base_model.model."
 
@@ -79,6 +84,28 @@ class TrainerLora(TrainerFixtures):
         with open_trainer(lora=lora, needs_reference=True) as resumed:
             resumed.handle.load_state(LoadStateRequest(directory=tmp_path))
             assert_same_step(resumed.outcome((batch,), 1), followed, before)
+
+    def test_adapters_are_exported_apart(
+        self, lora_trainer: TrainerUnderTest, provider: Provider, lora: LoraSpec, batch: TokenBatch
+    ) -> None:
+        """Beside the weights that the run began with, or alone; merged into these they are what is exported else."""
+        require(provider, capabilities.ADAPTER_REFIT)
+        initial = lora_trainer.weights()
+        for version in range(2):
+            weights = lora_trainer.outcome((batch,), version).weights
+        apart, alone = (
+            collect(lora_trainer.handle.export_weights(export_request(2, adapters=how))) for how in ("apart", "alone")
+        )
+        assert list(apart) == [*initial, *alone], "the model's weights come first, and then adapters"
+        for name, value in alone.items():
+            np.testing.assert_array_equal(apart[name], value, err_msg=name)
+        for name, before in initial.items():
+            np.testing.assert_array_equal(apart[name], before, err_msg=name)
+            layer = name.removesuffix("weight")
+            a, b = (alone.get(f"{layer}{key}") for key in ("lora_A.weight", "lora_B.weight"))
+            product = 0.0 if a is None or b is None else lora.scale * (b @ a)
+            np.testing.assert_allclose(before + product, weights[name], rtol=0, atol=1e-5, err_msg=name)
+        assert any(value.any() for name, value in alone.items() if name.endswith("lora_B.weight")), "no adapter moved"
 
 
 def _saved_products(trainer: TrainerUnderTest, lora: LoraSpec, directory: Path) -> Values:
