@@ -23,8 +23,10 @@ class ChatMl:
     stop_token_ids = (END_ID,)
     prompt_prefix = ()
 
-    def __init__(self, *, strips_thinking: bool = False) -> None:
+    def __init__(self, *, strips_thinking: bool = False, opens: str = "") -> None:
+        """`opens` is what answers begin with."""
         self.strips_thinking = strips_thinking
+        self.opens = opens
         self.num_messages = 0
         """Messages rendered so far."""
 
@@ -54,8 +56,15 @@ class ChatMl:
             if self.strips_thinking and any(later["role"] == "user" for later in messages[number:]):
                 content = content.rpartition("</think>")[2]
             calls = "".join(json.dumps(call["function"]) for call in message.get("tool_calls", ()))
-            text += f"{START}{message['role']}\n{content}{calls}{END}\n"
-        return f"{text}{START}assistant\n"
+            opens = self.opens if message["role"] == "assistant" else ""
+            text += f"{START}{message['role']}\n{opens}{content}{calls}{END}\n"
+        return f"{text}{START}assistant\n{self.opens}"
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatMl":
+        """The variable `opens` is the only one."""
+        if variables.keys() - {"opens"}:
+            raise DataError("the chat template reads no such variable")
+        return ChatMl(strips_thinking=self.strips_thinking, **variables) if variables else self
 
 
 class Script:

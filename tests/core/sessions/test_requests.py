@@ -96,6 +96,7 @@ def test_prompts_may_be_tokens(prompt: Any) -> None:
         ({"stop": 3}, "stop"),
         ({"stream": 1}, "stream"),
         ({"stream_options": 1}, "stream_options"),
+        ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
         ({"logprobs": 1}, "logprobs"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"guided_json": {}}, "guided_json"),

@@ -155,6 +155,29 @@ def test_other_tools_are_another_conversation(sessions: Sessions) -> None:
     assert len(sessions.finish(session)) == 2
 
 
+def test_variables_of_the_template_make_the_prompt_and_another_conversation(sessions: Sessions) -> None:
+    session, script = sessions.open(), Script(f"a{END}", f"b{END}", f"c{END}")
+    model, quick = served(script), {"chat_template_kwargs": {"opens": "<think></think>"}}
+    chat(model, session, user("one?"), **quick)
+    chat(model, session, user("one?"), assistant("a"), user("two?"), **quick)
+    chat(model, session, user("one?"), assistant("a"), user("two?"))
+    first, second = sessions.finish(session)
+    assert shown(first).count("assistant\n<think></think>") == 2
+    assert learnt(first) == f"a{END}b{END}"
+    assert "<think>" not in shown(second)
+    with pytest.raises(RequestError) as caught:
+        chat(model, sessions.open(), user("one?"), chat_template_kwargs={"shouts": True})
+    assert caught.value.status == 400
+
+
+def test_a_chat_that_begins_with_the_answer_to_a_text_is_none_of_it(sessions: Sessions) -> None:
+    session = sessions.open()
+    model = served(Script(f"a{END}", f"b{END}"))
+    complete(model, session, "one")
+    chat(model, session, assistant("a"), user("two?"))
+    assert len(sessions.finish(session)) == 2
+
+
 @pytest.mark.parametrize("history", ["refuse", "segment"])
 def test_a_template_that_rewrites_answers_is_refused_or_begins_a_segment(sessions: Sessions, history: Any) -> None:
     script, session = Script(f"<think>x</think>a{END}", f"b{END}"), sessions.open()

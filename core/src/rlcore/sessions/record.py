@@ -80,10 +80,11 @@ class Record:
         self._answers: list[Answer] = []
         self._by_key: dict[str, Answer] = {}
 
-    def add(self, answer: Answer, key: str) -> None:
-        """Record an answer that conversations whose key is this one continue."""
+    def add(self, answer: Answer, key: str | None) -> None:
+        """Record an answer that conversations whose key is this one continue; none do where the key is None."""
         self._answers.append(answer)
-        self._by_key[key] = answer
+        if key is not None:
+            self._by_key[key] = answer
 
     def longest_known(self, keys: Sequence[str]) -> tuple[int, Answer | None]:
         """Return how many of a conversation's messages are known, given the key after each, and the answer that they end with;
@@ -120,9 +121,12 @@ class Record:
         return segments
 
 
-def conversation_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the key after each message of a conversation. Ids of tool calls and the order of keys do not count."""
-    key, keys = _hash("", list(tools)), []
+def conversation_keys(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> list[str]:
+    """Return the key after each message of a conversation, which a template with these variables shows. Ids of tool calls and
+    the order of keys do not count."""
+    key, keys = _hash("", [*tools, dict(variables)]), []
     for message in messages:
         key = _hash(key, _identity(message))
         keys.append(key)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.sessions.errors import RequestError
 from rlcore.spi import Message, SamplingParams
@@ -28,7 +28,7 @@ _IGNORED = {
 """Keys that ask for nothing that would change an answer."""
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
-_CHAT = {"messages", "max_completion_tokens", "tools"}
+_CHAT = {"messages", "max_completion_tokens", "tools", "chat_template_kwargs"}
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -63,6 +63,8 @@ class AnswerRequest:
     messages: tuple[Message, ...] = ()
     """The messages of a chat, as `normal_message` writes them."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_variables: Mapping[str, Any] = field(factory=dict)
+    """What the chat template reads besides messages and tools, over what it gets anyway."""
     prompt: str | Int32Array | None = None
     """The prompt of a completion: text, or int32 [length]; None in a chat."""
 
@@ -97,6 +99,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
         messages=tuple(normal_message(message) for message in values["messages"]) if is_chat else (),
         tools=tools,
+        template_variables=values.get("chat_template_kwargs", {}),
         prompt=None if is_chat else _prompt(values["prompt"]),
     )
 
@@ -165,8 +168,9 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
         yield f"seed: found {_shown(values['seed'])}; expected a whole number"
     if type(values.get("stream", False)) is not bool:
         yield f"stream: found {_shown(values['stream'])}; expected true or false"
-    if not isinstance(values.get("stream_options", {}), dict):
-        yield f"stream_options: found {_shown(values['stream_options'])}; expected an object"
+    for name in ("stream_options", "chat_template_kwargs"):
+        if not isinstance(values.get(name, {}), dict):
+            yield f"{name}: found {_shown(values[name])}; expected an object"
     stop = values.get("stop", [])
     if not all(isinstance(one, str) and one for one in (stop if isinstance(stop, list) else [stop])):
         yield f"stop: found {_shown(stop)}; expected a text or a list of texts, none of them empty"

@@ -72,6 +72,9 @@ class ChatTokenizer(Protocol):
     def show(self, tokens: Sequence[int] | Int32Array) -> str:
         """Return the text of tokens, special tokens included."""
 
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name."""
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the messages through the chat template, up to where the assistant's answer begins. DataError where the
         template refuses them."""

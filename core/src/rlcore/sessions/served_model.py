@@ -149,19 +149,20 @@ class ServedModel:
 
     def _chat_prompt(self, session: Session, request: AnswerRequest) -> _Prompt:
         """The longest known conversation keeps its tokens; what the template puts behind it is encoded alone."""
-        keys = conversation_keys(request.messages, request.tools)
+        keys = conversation_keys(request.messages, request.tools, request.template_variables)
         known, parent = (0, None) if session.record is None else session.record.longest_known(keys)
         try:
+            tokenizer = self.tokenizer.with_variables(request.template_variables)
             if parent is None:
-                return self._anew(request)
+                return self._anew(request, tokenizer)
             after = request.messages[known:]
             if not after:
                 raise RequestError(400, "messages: found an answer of this session at the end; expected a message behind it")
             assert parent.conversation is not None, "a chat's keys are those of chats"
-            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, self.tokenizer)
+            conversation, behind = parent.conversation.with_text(parent.sample.text).answered(after, tokenizer)
         except RewritingTemplateError as error:
             if self.history == "segment":
-                return self._anew(request)
+                return self._anew(request, tokenizer)
             raise RequestError(
                 400,
                 f"{error}. Set model.chat_template to one that leaves earlier messages as they were, or let "
@@ -171,9 +172,9 @@ class ServedModel:
             raise RequestError(400, str(error)) from error
         return _Prompt(parent=parent, read=self._behind(parent, behind), conversation=conversation)
 
-    def _anew(self, request: AnswerRequest) -> _Prompt:
+    def _anew(self, request: AnswerRequest, tokenizer: ChatTokenizer) -> _Prompt:
         try:
-            conversation = Conversation.begin(request.messages, self.tokenizer, request.tools)
+            conversation = Conversation.begin(request.messages, tokenizer, request.tools)
         except DataError as error:
             raise RequestError(400, str(error)) from error
         read = np.asarray(self.tokenizer.encode(conversation.opened), np.int32)
@@ -213,8 +214,10 @@ class ServedModel:
                 conversation=prompt.conversation,
                 prompt=prompt.text,
             )
-            told = normal_message(assistant_message(choice))
-            key = conversation_keys((*request.messages, told), request.tools)[-1]
+            key = None
+            if prompt.conversation is not None:
+                told = normal_message(assistant_message(choice))
+                key = conversation_keys((*request.messages, told), request.tools, request.template_variables)[-1]
             session.record.add(answer, key)
 
 

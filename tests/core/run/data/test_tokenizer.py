@@ -103,6 +103,17 @@ def test_a_template_reads_the_recipes_variables(directory, value):
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == f"hi|{value}"
 
 
+def test_a_request_sets_variables_over_the_recipes(directory):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}|{{ x }}{{ y }}"
+    tokenizer = load(directory, chat_template=template, chat_template_kwargs={"x": 1, "y": 2})
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.with_variables({"y": [3]}).render_chat(messages) == "hi|1[3]"
+    assert tokenizer.render_chat(messages) == "hi|12"
+    assert tokenizer.with_variables({}) is tokenizer
+    with pytest.raises(DataError, match="found messages, z; expected"):
+        tokenizer.with_variables({"messages": [], "x": 1, "z": 2})
+
+
 def test_messages_without_a_chat_template(directory):
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     del settings["chat_template"]

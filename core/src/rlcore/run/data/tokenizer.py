@@ -5,12 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from rlcore.config.model import ModelConfig
+from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
 from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
 from rlcore.run.data.chat_template import ChatTemplate, reads
-from rlcore.spi import ConfigError, GenerateResult, ModelError, Problem
+from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
 
 
@@ -51,6 +51,9 @@ class Tokenizer(Protocol):
     @property
     def chat_template(self) -> str | None:
         """The chat template, for those who look at what it has in it; None where there is none."""
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer with further variables for its chat template. DataError where that reads none of a name."""
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Messages through the chat template, up to where the assistant's answer begins. DataError where there is none, or it
@@ -132,6 +135,15 @@ class PretrainedTokenizer:
     def chat_template(self) -> str | None:
         template = self.backend.chat_template
         return None if template is None else str(template)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "PretrainedTokenizer":
+        """Return the tokenizer with further variables for its chat template. DataError where that reads none of a name, or the
+        core itself gives it to the template."""
+        if not variables:
+            return self
+        if wrong := [name for name in variables if name in RESERVED_TEMPLATE_ARGUMENTS or not reads(name, self.chat_template)]:
+            raise DataError(f"chat_template_kwargs: found {', '.join(wrong)}; expected variables that the chat template reads")
+        return evolve(self, model=evolve(self.model, chat_template_kwargs={**self.model.chat_template_kwargs, **variables}))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         return self._chat.render(messages, tools)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.spi import Message
+from rlcore.spi import DataError, Message
 from rlcore.spi.arrays import Int32Array
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .:?\n"
@@ -55,6 +55,12 @@ class FakeTokenizer:
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
         """A line for each message, and the beginning of the assistant's; tools are not shown."""
         return f"{self.render_answered(messages)}assistant: "
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "FakeTokenizer":
+        """Itself: the template reads none. DataError where there are some."""
+        if variables:
+            raise DataError(f"found the variables {', '.join(variables)}; expected none")
+        return self
 
     def render_answered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
         """A line for each message."""
