@@ -18,6 +18,8 @@ from rlcore.run.execution.ray.session import ray_session
 from .system_support import Workplace, close, expect_failure, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
 ROWS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 7 * b)} for a in range(3, 9) for b in (2, 5)]
+HELD_OUT = [{"prompt": f"{a}-1=", "chosen": str(a - 1), "rejected": str(a * 37)} for a in (2, 5, 8)]
+MEASURED = ("data.evaluation.source=jsonl", "data.evaluation.path=held-out.jsonl")
 RECIPE = """
 [run]
 name = "dpo"
@@ -63,6 +65,7 @@ def place(workplace: Workplace, model: Path) -> Workplace:
     """With the recipe dpo.toml and its pairs."""
     (workplace.folder / "dpo.toml").write_text(RECIPE.format(model=model))
     write_jsonl(workplace.folder / "pairs.jsonl", ROWS)
+    write_jsonl(workplace.folder / "held-out.jsonl", HELD_OUT)
     return workplace
 
 
@@ -103,6 +106,16 @@ class Expected:
             "nll_loss": float((-said / lengths).mean()),
         }
 
+    def measured(self) -> Mapping[str, float]:
+        """The figures of the held-out pairs."""
+        with torch.no_grad():
+            leads = [
+                self._scores(row["prompt"], row["chosen"])[0] - self._scores(row["prompt"], row["rejected"])[0]
+                for row in HELD_OUT
+            ]
+        right = sum(float(lead) > 0 for lead in leads) / len(leads)
+        return {"rewards/margins": 0.5 * float(torch.stack(leads).mean()), "rewards/accuracies": right}
+
     def _scores(self, prompt: str, answer: str) -> tuple[Tensor, Tensor]:
         """Less the reference's, and as it is."""
         begun, ended = self.tokenizer.encode(prompt), [*self.tokenizer.encode(answer), self.tokenizer.eos_token_id]
@@ -120,11 +133,19 @@ def test_three_steps_are_those_of_an_independent_computation(
 ) -> None:
     if TWO[0] in CASES[case]:
         request.getfixturevalue("ray")
-    run = place.train("dpo.toml", *CASES[case])
+    run = place.train("dpo.toml", *CASES[case], *MEASURED)
     expected = Expected(model)
-    for step, record in enumerate(read_metrics(run)):
+    first, *records = read_metrics(run)
+    assert {name: first[f"evaluation/{name}"] for name in expected.measured()} == {
+        "rewards/margins": 0.0,
+        "rewards/accuracies": 0.0,
+    }
+    for step, record in enumerate(records):
         figures = expected.step(ROWS[3 * step : 3 * step + 3])
         assert {name: record[name] for name in figures} == {name: close(value) for name, value in figures.items()}
+    measured = expected.measured()
+    assert abs(measured["rewards/margins"]) > 0.01
+    assert {name: records[-1][f"evaluation/{name}"] for name in measured} == {name: close(measured[name]) for name in measured}
     weights = load_file(run / "model" / "model.safetensors")
     for name, tensor in expected.policy.named_parameters():
         torch.testing.assert_close(weights[name].double(), tensor.detach(), atol=2e-5, rtol=1e-5)

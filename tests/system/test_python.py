@@ -17,6 +17,7 @@ from .system_support import Workplace, read_metrics  # type: ignore[import-not-f
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(4)]
 BOTH = {"train": SUMS, "evaluation": SUMS[:4]}
+NOT_MEASURED = ("evaluation.at_start=false", "evaluation.at_end=false")
 SHORT = ("run.num_steps=2", "logging.rollouts_every_n_steps=1", "evaluation.at_start=false")
 
 
@@ -69,6 +70,26 @@ def test_a_resumed_run_is_the_whole_one(workplace: Workplace) -> None:
     rlcore.train("grpo.toml", *SHORT, *no_evaluation, *parts, "run.num_steps=1", **options)
     resumed = rlcore.train("grpo.toml", *SHORT, *no_evaluation, *parts, resume=True, **options)
     assert read_metrics(resumed.path)[-1] == read_metrics(whole.path)[-1]
+
+
+def test_each_step_learns_from_as_many_groups_with_a_signal_also_behind_a_checkpoint(workplace: Workplace) -> None:
+    """Whose rewards differ, by the saved samples; those that were left out are neither lost nor repeated by a resumed run."""
+
+    def first(completion: str) -> float:
+        return float(completion[:1] in ("0", "2", "4", "6", "8"))
+
+    refills = ("rollout.refill_equal_rewards=true", "rollout.max_refill_ratio=20", "rollout.samples_per_prompt=2")
+    options = (*refills, "logging.rollouts_every_n_steps=1", "checkpoint.every_n_steps=1", *NOT_MEASURED)
+    given: dict[str, Any] = {"reward": first, "dataset": BOTH, "progress": "silent"}
+    whole = rlcore.train("grpo.toml", *options, "run.name=whole", "run.num_steps=3", **given)
+    for step in (1, 2, 3):
+        samples = whole.samples(step).to_pylist()
+        rewards = [{sample["reward"] for sample in samples if sample["group"] == group} for group in range(4)]
+        assert rewards == [{0.0, 1.0}] * 4
+    assert whole.metrics["async/groups_refilled"].sum() > 0
+    rlcore.train("grpo.toml", *options, "run.name=parts", "run.num_steps=2", **given)
+    resumed = rlcore.train("grpo.toml", *options, "run.name=parts", "run.num_steps=3", resume=True, **given)
+    assert read_metrics(resumed.path) == read_metrics(whole.path)
 
 
 class Adds:
