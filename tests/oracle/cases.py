@@ -80,6 +80,8 @@ class Case:
     kl: bool
     cut: bool
     """Whether sampling is cut by top-p."""
+    masked: bool = False
+    """Whether the trainer normalises over what it had kept, instead of over all tokens."""
     ranks: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     by_sequence: bool = False
@@ -98,6 +100,7 @@ class Case:
             self.previous,
             "kl" if self.kl else "no-kl",
             "top-p" if self.cut else "whole",
+            *(["masked"] if self.masked else []),
             *(["two-ranks"] if self.ranks == 2 else []),
             *([self.dtype] if self.dtype != "float32" else []),
             *(["by-sequence"] if self.by_sequence else []),
@@ -126,7 +129,8 @@ class Case:
             "algorithm.grpo.kl_coefficient": self.options.kl_coefficient,
             "algorithm.grpo.loss_normalisation": self.options.loss_normalisation,
             "optimizer.max_grad_norm": self.options.max_grad_norm,
-            **({"rollout.top_p": self.options.top_p, "rollout.accept_truncation_bias": "true"} if self.cut else {}),
+            **({"rollout.top_p": self.options.top_p} if self.cut else {}),
+            **({"rollout.accept_truncation_bias": "true"} if self.cut and not self.masked else {}),
             **({"cluster.gpus_per_node": self.ranks} if self.ranks > 1 else {}),
             **(self._asynchrony if self.staleness else {}),
         }
@@ -162,6 +166,7 @@ class Case:
             max_staleness=self.staleness,
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,
+            masked=self.masked,
             previous=self.previous,
             kl_coefficient=0.3 if self.kl else 0.0,
             loss_normalisation="sequence" if self.by_sequence else "token",

@@ -27,6 +27,8 @@ class Options:
     max_staleness: int
     temperature: float
     top_p: float
+    masked: bool
+    """Whether the trainer's distributions are those of the tokens that top-p kept."""
     previous: str
     """"generation" or "trainer"."""
     clip_low: float

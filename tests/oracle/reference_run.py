@@ -68,6 +68,8 @@ class ExpectedSample:
     mirrored: Tensor | None
     """The same where the versions of the sample's tokens are exchanged, the oldest for the newest; None where it has one."""
     reference: Tensor
+    kept: Tensor
+    """bool [L, V]: what the trainer normalises over."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -146,32 +148,40 @@ class ReferenceRun:
     def _expected(self, samples: Sequence[Sample], values: Sequence[float]) -> list[ExpectedSample]:
         with torch.no_grad():
             policy, reference = self.policy.distributions(samples), self.reference.distributions(samples)
-            drawn_from = self._drawn_from(samples, [own.weight_versions for own in samples])
+            kept = [torch.ones(own.shape, dtype=torch.bool) for own in policy]
+            drawn_from = self._drawn_from(samples, [own.weight_versions for own in samples], kept)
             mirrored = self._drawn_from(samples, [_mirrored(own) for own in samples])
         return [
             ExpectedSample(
                 sample=own,
                 advantage=value,
-                at_step_start=_of(whole, own.tokens),
+                at_step_start=_of(_within(whole, allowed), own.tokens),
                 drawn_from=drawn,
                 mirrored=other if len(set(own.weight_versions[own.loss_mask].tolist())) > 1 else None,
-                reference=_of(initial, own.tokens),
+                reference=_of(_within(initial, allowed), own.tokens),
+                kept=allowed,
             )
-            for own, value, whole, drawn, other, initial in zip(
-                samples, values, policy, drawn_from, mirrored, reference, strict=True
+            for own, value, whole, drawn, other, initial, allowed in zip(
+                samples, values, policy, drawn_from, mirrored, reference, kept, strict=True
             )
         ]
 
-    def _drawn_from(self, samples: Sequence[Sample], versions: Sequence[NDArray[np.int64]]) -> list[Tensor]:
-        """Log-probabilities of the samples' tokens, each in the distribution of the version that is given for it."""
+    def _drawn_from(
+        self, samples: Sequence[Sample], versions: Sequence[NDArray[np.int64]], kept: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Log-probabilities of the samples' tokens, each in the distribution of the version that is given for it. Where
+        trainers normalise over that, `kept` is changed to what is left of it."""
         found = [torch.zeros(len(own.tokens), dtype=torch.float64) for own in samples]
         for version in sorted({int(one) for own in versions for one in own if one >= 0}):
             for parameter, weights in zip(self._past.model.parameters(), self._of_version[version], strict=True):
                 parameter.copy_(weights)
             said = [index for index, own in enumerate(versions) if (own == version).any()]
             for index, whole in zip(said, self._past.distributions([samples[index] for index in said]), strict=True):
-                own = _of(_nucleus(whole, self.options.top_p), samples[index].tokens)
-                found[index] = torch.where(torch.from_numpy(versions[index] == version), own, found[index])
+                nucleus = _nucleus(whole, self.options.top_p)
+                own, is_own = _of(nucleus, samples[index].tokens), torch.from_numpy(versions[index] == version)
+                found[index] = torch.where(is_own, own, found[index])
+                if kept is not None and self.options.masked:
+                    kept[index] &= ~is_own[:, None] | nucleus.isfinite()
         return found
 
     def _keep_version(self) -> None:
@@ -193,15 +203,17 @@ class ReferenceRun:
         found = {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate, **figures(inputs, terms, self.options)}
         num_present = sum(int(own.is_present.sum()) for own in inputs)
         compared: dict[str, float] = {}
-        if is_first and self.options.top_p == 1.0 and not is_stale:
+        is_compared = is_first and (self.options.top_p == 1.0 or self.options.masked)
+        if is_compared and not is_stale:
             found |= agreement(inputs)
-        elif is_first and self.options.top_p == 1.0 and num_present >= MIN_COMPARED:
+        elif is_compared and num_present >= MIN_COMPARED:
             compared = {**agreement(inputs), "async/tokens_compared": num_present}
         return ExpectedUpdate(samples=samples, is_first=is_first, figures=found, compared=compared)
 
     def _inputs(self, expected: ExpectedSample, distribution: Tensor, version: int) -> TokenInputs:
         sample = expected.sample
         mask = torch.from_numpy(sample.loss_mask)
+        distribution = _within(distribution, expected.kept)
         entropy = -(distribution.detach().exp() * distribution.detach()).sum(-1)
         return TokenInputs(
             current=_of(distribution, sample.tokens)[mask],
@@ -229,6 +241,11 @@ def _mirrored(sample: Sample) -> NDArray[np.int64]:
 
 def _of(distributions: Tensor, tokens: NDArray[np.int64]) -> Tensor:
     return distributions.gather(1, torch.from_numpy(tokens)[:, None])[:, 0]
+
+
+def _within(distributions: Tensor, kept: Tensor) -> Tensor:
+    """Log-probabilities [L, V] over what was kept, bool [L, V]; so low elsewhere that the probability is 0."""
+    return distributions.masked_fill(~kept, -1e12).log_softmax(-1)
 
 
 def _nucleus(distributions: Tensor, top_p: float) -> Tensor:

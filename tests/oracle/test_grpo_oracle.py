@@ -38,6 +38,15 @@ SELECTED = [
     Case(trainer="megatron", updates=1, previous="generation", kl=False, cut=False, ranks=2),
 ]
 TWO_RANKS = [evolve(case, ranks=2) for case in ONE_RANK] if EVERY_COMBINATION else SELECTED
+MASKED = [
+    Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=True, masked=True),
+    Case(trainer="fsdp2", updates=1, previous="generation", kl=True, cut=True, masked=True),
+    Case(trainer="megatron", updates=4, previous="generation", kl=True, cut=True, masked=True),
+]
+MASKED_TWO_RANKS = [
+    Case(trainer="fsdp2", updates=4, previous="generation", kl=True, cut=True, masked=True, ranks=2),
+    Case(trainer="megatron", updates=4, previous="trainer", kl=False, cut=True, masked=True, ranks=2),
+]
 NARROW = [
     Case(trainer="fsdp2", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
     Case(trainer="megatron", updates=4, previous="trainer", kl=True, cut=False, dtype="bfloat16"),
@@ -62,6 +71,22 @@ def test_two_ranks_meet_every_pair_of_options() -> None:
 @pytest.mark.usefixtures("local_ray")
 @named(TWO_RANKS)
 def test_two_ranks(case: Case, run: Run, model: Path) -> None:
+    assert_right(case, run(case, model), model)
+
+
+@named(MASKED)
+def test_truncated_sampling(case: Case, run: Run, model: Path) -> None:
+    """The trainer normalises over what top-p had kept: before an update its ratios are 1."""
+    recorded = run(case, model)
+    assert_right(case, recorded, model)
+    first = [parts[0].figures for parts in recorded.updates if "importance_ratio" in parts[0].figures]
+    assert len(first) == NUM_STEPS
+    assert [figures["importance_ratio"] for figures in first] == [pytest.approx(1.0, abs=1e-5)] * NUM_STEPS
+
+
+@pytest.mark.usefixtures("local_ray")
+@named(MASKED_TWO_RANKS)
+def test_truncated_sampling_on_two_ranks(case: Case, run: Run, model: Path) -> None:
     assert_right(case, run(case, model), model)
 
 
@@ -92,5 +117,5 @@ def assert_right(case: Case, recorded: RecordedRun, model: Path) -> None:
         assert max(figures["ratio_max"] for figures in later) > 1.3
         assert max(figures["clip_fraction"] for figures in later) > 0
         assert case.kl or len(updates) < NUM_STEPS * case.updates, "an update that has nothing to learn from"
-    if case.cut and case.previous == "trainer":
+    if case.cut and not case.masked and case.previous == "trainer":
         assert any(0 < update.figures["importance_truncated"] < 1 for update in updates)

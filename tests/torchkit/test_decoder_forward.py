@@ -1,15 +1,19 @@
 """Heads with biases, caps and scales, and padded rows, against transformers' own logits of one sequence at a time."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlcore.spi import SamplingMask
 from rlcore_torchkit import decoder_forward
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.decoder_forward import general_forward, padded_forward, patch_decoder
 from rlcore_torchkit.general_attention import register_general_attention
 from rlcore_torchkit.logprobs import packed_logprobs
+from rlcore_torchkit.sampling_mask import KeptTokens
 
 LENGTHS = (3, 11, 6)
 TEMPERATURE = 1.7
@@ -86,3 +90,26 @@ def test_rows_and_padded_rows_say_the_same_without_states():
     model.set_attn_implementation(register_general_attention())
     found = [forward(model, tokens, packed) for forward in (general_forward, padded_forward)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi", "cohere"])
+def test_kept_tokens_alone_are_normalised_over(name, monkeypatch):
+    """Capped, with a bias, scaled."""
+    monkeypatch.setattr(decoder_forward, "chunk_rows", lambda *_: 4)
+    options = {"gemma2": {"final_logit_softcapping": 0.8}, "phi": {}, "cohere": {"logit_scale": 0.3}}[name]
+    model, (tokens, packed) = make(name, **options), packed_tokens()
+    rows = [[] if place % 4 == 3 else sorted({token, place % 7, 19}) for place, token in enumerate(tokens.tolist())]
+    expected, offsets = torch.zeros(len(tokens), dtype=torch.float64), packed.offsets
+    for start, end in itertools.pairwise(offsets.tolist()):
+        logits = model(input_ids=tokens[None, start:end]).logits[0] / TEMPERATURE
+        for place in range(start + 1, end):
+            kept = rows[place] or list(range(20))
+            chosen = kept.index(int(tokens[place]))
+            expected[place] = logits[place - 1 - start, kept].log_softmax(0)[chosen].detach()
+    model.set_attn_implementation(register_general_attention())
+    patch_decoder(model)
+    kept = KeptTokens.of(SamplingMask.of([np.array(row, np.int32) for row in rows]), torch.device("cpu"))
+    found, _ = packed_logprobs(model, tokens, packed, temperature=TEMPERATURE, kept=kept)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    found.sum().backward()
+    assert model.get_output_embeddings().weight.grad.isfinite().all()

@@ -5,13 +5,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.spi import ContractError
+from rlcore.spi import ContractError, SamplingMask
 from rlcore.testing.ranks import launch
+from rlcore_torchkit.sampling_mask import KeptTokens
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
 from .largest_tensor import LargestTensor
@@ -20,15 +22,17 @@ NUM_RANKS = 2
 NUM_ROWS, NUM_COLUMNS, WIDTH = 37, 50, 12
 SHARES = {"even": (25, 25), "uneven": (33, 17)}
 """Rows of the head on each rank."""
-CASES: list[tuple[str, Any, float, int | None]] = [
-    (share, entropy, temperature, chunk)
+CASES: list[tuple[str, Any, float, int | None, bool]] = [
+    (share, entropy, temperature, chunk, False)
     for share in SHARES
     for entropy, temperature, chunk in (("none", 1.0, None), ("metric", 0.7, 5), ("loss", 1.3, 8), ("loss", 1.0, None))
 ]
+CASES += [("uneven", "none", 1.0, 5, True), ("uneven", "loss", 1.3, 8, True), ("even", "metric", 0.7, None, True)]
+"""The last says whether only a few tokens are kept, some of them on one rank alone."""
 
 
-def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    log_softmax = torch.log_softmax(hidden @ weight.T / temperature, 1)
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, left_out: Tensor) -> tuple[Tensor, Tensor]:
+    log_softmax = torch.log_softmax((hidden @ weight.T / temperature).masked_fill(left_out, -1e12), 1)
     return log_softmax.gather(1, targets[:, None])[:, 0], -(log_softmax.exp() * log_softmax).sum(1)
 
 
@@ -41,14 +45,26 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, targets, upstream
 
 
-def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | None) -> None:
+def kept_tokens(targets: Tensor) -> list[list[int]]:
+    """The target and up to four more; for every fifth row all tokens."""
+    random = np.random.default_rng(3)
+    others = [random.choice(NUM_COLUMNS, row % 5, replace=False).tolist() for row in range(NUM_ROWS)]
+    return [[] if row % 5 == 4 else [*{target, *others[row]}] for row, target in enumerate(targets.tolist())]
+
+
+def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | None, masked: bool) -> None:
     hidden, weight, targets, upstream = inputs()
+    left_out, kept = torch.zeros(NUM_ROWS, NUM_COLUMNS, dtype=torch.bool), kept_tokens(targets)
+    for row, tokens in enumerate(kept if masked else []):
+        left_out[row] = bool(tokens)
+        left_out[row, tokens] = False
+    mask = KeptTokens.of(SamplingMask.of([np.array(row, np.int32) for row in kept]), hidden.device) if masked else None
     first = sum(SHARES[share][:rank])
     exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
     ours = [hidden.requires_grad_(), weight[first : first + SHARES[share][rank]].clone().requires_grad_()]
     options = {"first": first, "group": dist.group.WORLD, "temperature": temperature, "chunk_tokens": chunk, "entropy": entropy}
-    logprobs, entropies = vocabulary_parallel_logprobs(*ours, targets, **options)
-    expected, expected_entropies = reference(*exact, targets, temperature)
+    logprobs, entropies = vocabulary_parallel_logprobs(*ours, targets, kept=mask, **options)
+    expected, expected_entropies = reference(*exact, targets, temperature, left_out)
     assert logprobs.dtype == torch.float32
     assert (logprobs - expected).abs().max() < 1e-6
     loss, expected_loss = (logprobs * upstream[0]).sum(), (expected * upstream[0]).sum()

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from rlcore.spi import SamplingParams
 from rlcore_transformers.sampling import exponentials, position_keys, sample_tokens, truncate
@@ -36,7 +37,7 @@ def test_frequencies_follow_the_probabilities(vary, sampling):
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0)) * 1.5
     counter, fixed = np.arange(NUM_DRAWS), np.full(NUM_DRAWS, 17)
     keys = keys_of(counter, fixed) if vary == "seed" else keys_of(fixed, counter)
-    tokens, logprobs = sample_tokens(logits.expand(NUM_DRAWS, -1), keys, sampling)
+    tokens, logprobs, _ = sample_tokens(logits.expand(NUM_DRAWS, -1), keys, sampling)
     drawn, first = np.unique(tokens.numpy(), return_index=True)
     probabilities = np.exp(logprobs.numpy()[first].astype(np.float64))
     assert probabilities.sum() == pytest.approx(1.0, abs=1e-5)
@@ -47,7 +48,7 @@ def test_a_rare_token_is_drawn_as_often_as_it_should_be():
     num_tokens, probability = 300, 1e-3
     logits = torch.full((num_tokens,), float(np.log((1 - probability) / (num_tokens - 1))))
     logits[123] = float(np.log(probability))
-    tokens, _ = sample_tokens(logits.expand(NUM_DRAWS, -1), keys_of(range(NUM_DRAWS), np.zeros(NUM_DRAWS)), SamplingParams())
+    tokens, _, _ = sample_tokens(logits.expand(NUM_DRAWS, -1), keys_of(range(NUM_DRAWS), np.zeros(NUM_DRAWS)), SamplingParams())
     expected = probability * NUM_DRAWS
     assert abs(int((tokens == 123).sum()) - expected) < 5 * np.sqrt(expected)
 
@@ -112,6 +113,34 @@ def test_rounding_of_the_logits_almost_never_changes_a_token():
     logits = torch.randn(4000, 500, generator=generator)
     nudged = logits + 1e-6 * torch.randn(logits.shape, generator=generator)
     keys = keys_of(np.arange(4000), np.zeros(4000))
-    first, _ = sample_tokens(logits, keys, SamplingParams())
-    second, _ = sample_tokens(nudged, keys, SamplingParams())
+    first, _, _ = sample_tokens(logits, keys, SamplingParams())
+    second, _, _ = sample_tokens(nudged, keys, SamplingParams())
     assert int((first != second).sum()) <= 1
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(top_p=0.8),
+        SamplingParams(temperature=0.7, top_k=7),
+        SamplingParams(temperature=1.4, top_k=20, top_p=0.5),
+        SamplingParams(top_p=1e-6),
+    ],
+    ids=str,
+)
+def test_what_is_kept_is_what_the_warpers_of_transformers_keep(sampling):
+    logits = torch.randn(200, 60, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    tokens, logprobs, kept = sample_tokens(logits, keys_of(np.arange(200), np.zeros(200)), sampling)
+    warped = logits / sampling.temperature
+    if sampling.top_k:
+        warped = TopKLogitsWarper(sampling.top_k)(None, warped)
+    if sampling.top_p < 1:
+        warped = TopPLogitsWarper(sampling.top_p)(None, warped)
+    np.testing.assert_array_equal(kept, warped.isfinite())
+    expected = torch.log_softmax(warped, -1).gather(1, tokens[:, None])[:, 0]
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.0, top_k=3), SamplingParams(top_k=60)])
+def test_nothing_is_said_to_be_kept_where_everything_is(sampling):
+    assert sample_tokens(torch.randn(3, 60), keys_of(np.arange(3), np.zeros(3)), sampling)[2] is None

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs
+from rlcore_torchkit.sampling_mask import KeptTokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -113,17 +114,26 @@ def exchanged_attention(
 
 
 def part_logprobs(
-    hidden: Tensor, tokens: Tensor, part: ContextPart, compute: HeadLogprobs, *, temperature: float, entropy: EntropyMode
+    hidden: Tensor,
+    tokens: Tensor,
+    part: ContextPart,
+    compute: HeadLogprobs,
+    *,
+    temperature: float,
+    entropy: EntropyMode,
+    kept: KeptTokens | None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `packed_logprobs`, of the whole microbatch on every rank, from the hidden states [S or more, hidden] of its tokens.
 
-    `tokens`, int32 or int64 [T], are the whole microbatch's. The gradients are those of this rank's tokens, to be summed over
-    the ranks.
+    `tokens`, int32 or int64 [T], and `kept`, of T rows, are the whole microbatch's. The gradients are those of this rank's
+    tokens, to be summed over the ranks.
     """
     predicting = part.predicting()
     targets = tokens.index_select(0, predicting + 1).long()
     within = predicting - part.start
-    logprobs, entropies = compute(hidden.index_select(0, within), targets=targets, temperature=temperature, entropy=entropy)
+    chosen = None if kept is None else kept.select(predicting + 1)
+    states = hidden.index_select(0, within)
+    logprobs, entropies = compute(states, targets=targets, temperature=temperature, entropy=entropy, kept=chosen)
     found = [logprobs] if entropies is None else [logprobs, entropies]
     placed = [values.new_zeros(part.size).index_copy(0, within, values) for values in found]
     # A token's figures come from the hidden state before it. Padding copies: FSDP wants no views.

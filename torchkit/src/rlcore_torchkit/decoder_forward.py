@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.decoders import has_states, head_scale
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, chunk_rows, own_head, patch_head, wide_dtype
+from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, chunk_rows, masks_of, own_head, patch_head, wide_dtype
+from rlcore_torchkit.sampling_mask import KeptTokens
 
 
 def patch_decoder(model: Any) -> None:
@@ -71,25 +72,36 @@ def _stored_logits(
     targets: Tensor,
     temperature: float,
     entropy: EntropyMode,
+    kept: KeptTokens | None,
 ) -> tuple[Tensor, Tensor | None]:
     """HeadLogprobs [R] of a head with a bias or a soft cap: some rows of logits at a time, computed again for the backward."""
     head = model.get_output_embeddings()
     chunk = chunk_rows(hidden.device.type, head.weight.shape[0])
     parts = [
-        checkpoint(_chunk, head, scale, cap, temperature, states, chosen, use_reentrant=False)
-        for states, chosen in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+        checkpoint(_chunk, head, scale, cap, temperature, states, chosen, mask, use_reentrant=False)
+        for states, chosen, mask in zip(
+            torch.split(hidden, chunk), torch.split(targets, chunk), masks_of(kept, chunk), strict=False
+        )
     ]
     logprobs, entropies = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return logprobs, None if entropy == "none" else entropies if entropy == "loss" else entropies.detach()
 
 
 def _chunk(
-    head: nn.Module, scale: float, cap: float | None, temperature: float, states: Tensor, chosen: Tensor
+    head: nn.Module,
+    scale: float,
+    cap: float | None,
+    temperature: float,
+    states: Tensor,
+    chosen: Tensor,
+    kept: KeptTokens | None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of some rows, in float32 or wider; cap · tanh(logits / cap) is of arXiv:2408.00118, 2."""
     logits = head(states)
     logits = logits.to(wide_dtype(logits.dtype)) * scale
     if cap:
         logits = cap * torch.tanh(logits / cap)
+    if kept is not None:
+        logits = kept.mask_(logits)
     log_softmax = (logits / temperature).log_softmax(1)
     return log_softmax.gather(1, chosen[:, None])[:, 0], -(log_softmax.exp() * log_softmax).sum(1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
 from rlcore.spi.errors import ContractError
 from rlcore.spi.generator import FinishReason, GenerateRequest, GenerateResult, RoutedExperts, SamplingParams
+from rlcore.spi.sampling_mask import SamplingMask
 
 
 def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -38,17 +39,22 @@ class FinishedSample:
     weight_versions: Int32Array
     """int32 [T]"""
     finish_reason: FinishReason
+    sampling_mask: SamplingMask | None = None
+    """A row for each of the T tokens; None unless asked for, and where nothing was left out."""
     routed_experts: Int16Array | None = None
     """int16 [prompt and T, L, K]; None unless asked for."""
 
 
-def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = False) -> GenerateResult:
-    """The samples one after another, in their numbers' order."""
+def join_samples(
+    samples: Sequence[FinishedSample], *, routed_experts: bool = False, sampling_mask: bool = False
+) -> GenerateResult:
+    """The samples one after another, in their numbers' order, with what the request asks to know besides."""
     ordered = sorted(samples, key=lambda sample: sample.number)
 
     def joined(name: str, dtype: type) -> Any:
         return np.concatenate([np.zeros(0, dtype), *(getattr(sample, name) for sample in ordered)])
 
+    masks = [sample.sampling_mask or SamplingMask.whole(len(sample.tokens)) for sample in ordered]
     return GenerateResult(
         tokens=joined("tokens", np.int32),
         offsets=offsets_of([len(sample.tokens) for sample in ordered]),
@@ -56,6 +62,7 @@ def join_samples(samples: Sequence[FinishedSample], *, routed_experts: bool = Fa
         weight_versions=joined("weight_versions", np.int32),
         finish_reasons=np.array([sample.finish_reason for sample in ordered], np.uint8),
         routed_experts=_join_experts(ordered) if routed_experts else None,
+        sampling_mask=SamplingMask.join(masks) if sampling_mask else None,
     )
 
 

@@ -3,8 +3,10 @@
 Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.attention import PackedSequences, packed_forward
+from rlcore_torchkit.sampling_mask import KeptTokens, head_logits
 
 EntropyMode: TypeAlias = Literal["none", "metric", "loss"]
 """Whether the entropy is computed: not at all, without a gradient, or with one."""
@@ -28,8 +31,10 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int | None = None,
     entropy: EntropyMode = "none",
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden weightᵀ / temperature) at the targets: float32 [T], and its entropy in nats: float32 [T] or None.
+    With `kept`, of T rows, the softmax is over the kept tokens of each row, its target among them; gradients reach no others.
 
     hidden [T, H] and weight [V, H] (the head's, no bias) get gradients; targets int64 [T]. The product is taken in hidden's
     dtype (under autocast in autocast's) and everything after it in float32, as samplers do; float64 stays float64.
@@ -39,7 +44,7 @@ def token_logprobs(
     if chunk_tokens is None:
         chunk_tokens = chunk_rows(hidden.device.type, weight.shape[0])
     apply: Any = _TokenLogprobs.apply
-    logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy)
+    logprobs, entropies = apply(hidden, weight, targets, float(temperature), chunk_tokens, entropy, kept)
     return logprobs, entropies
 
 
@@ -51,7 +56,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, entropy: EntropyMode
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        entropy: EntropyMode,
+        mask: KeptTokens | None,
     ) -> tuple[Tensor, Tensor | None]:
         head = weight.to(hidden.dtype)
         num_rows, fused = hidden.shape[0], has_kernels(hidden)
@@ -59,22 +71,24 @@ class _TokenLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(logprobs) if entropy != "none" else None
         logsumexps = torch.empty_like(logprobs) if fused else None
         log_softmax = None
-        for start in range(0, num_rows, chunk_tokens):
+        masks = masks_of(mask, chunk_tokens)
+        for start, part in zip(range(0, num_rows, chunk_tokens), masks, strict=False):
             rows = slice(start, start + chunk_tokens)
             wanted = None if entropies is None else entropies[rows]
             if logsumexps is not None:
                 from rlcore_torchkit.softmax_kernels import normalise
 
-                normalise(hidden[rows] @ head.T, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
+                logits = head_logits(hidden[rows], head, part)
+                normalise(logits, targets[rows], temperature, logprobs[rows], logsumexps[rows], wanted)
                 continue
-            log_softmax = torch.log_softmax(scaled_logits(hidden[rows], head, temperature), 1, dtype=logprobs.dtype)
+            log_softmax = torch.log_softmax(scaled_logits(hidden[rows], head, temperature, part), 1, dtype=logprobs.dtype)
             logprobs[rows] = log_softmax.gather(1, targets[rows, None])[:, 0]
             if wanted is not None:
                 wanted.copy_(log_softmax.exp().mul_(log_softmax).sum(1).neg_())
         # One chunk is small by definition: keeping it saves the backward a matrix product.
         kept = log_softmax if num_rows <= chunk_tokens else None
         ctx.save_for_backward(hidden, weight, targets, entropies if entropy == "loss" else None, kept, logsumexps)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.temperature, ctx.chunk_tokens, ctx.mask = temperature, chunk_tokens, mask
         if entropies is not None and entropy == "metric":
             ctx.mark_non_differentiable(entropies)
         ctx.set_materialize_grads(False)
@@ -86,25 +100,28 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_entropy = grad_entropy if entropies is not None else None
         rows = rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
-            return (None,) * 6
+            return (None,) * 7
         head = weight.to(hidden.dtype)
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
         upstreams = Upstream.scaled_by(-1.0 / ctx.temperature, grad_logprobs, grad_entropy, entropies)
-        for chunk in torch.split(rows, ctx.chunk_tokens):
+        masks = masks_of(None if ctx.mask is None or kept is not None else ctx.mask.select(rows), ctx.chunk_tokens)
+        for chunk, part in zip(torch.split(rows, ctx.chunk_tokens), masks, strict=False):
             states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
             if logsumexps is not None:
                 from rlcore_torchkit.softmax_kernels import gradient_
 
-                grad_logits = gradient_(states @ head.T, logsumexps[chunk], targets[chunk], ctx.temperature, *upstream)
+                grad_logits = gradient_(
+                    head_logits(states, head, part), logsumexps[chunk], targets[chunk], ctx.temperature, *upstream
+                )
             else:
-                logits = scaled_logits(states, head, ctx.temperature) if kept is None else kept.index_select(0, chunk)
+                logits = scaled_logits(states, head, ctx.temperature, part) if kept is None else kept.index_select(0, chunk)
                 grad_logits = _grad_logits(logits, kept is not None, targets[chunk, None], upstream, hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
-        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None, None, None
 
 
 class Upstream(NamedTuple):
@@ -207,14 +224,19 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def scaled_logits(states: Tensor, head: Tensor, temperature: float) -> Tensor:
+def scaled_logits(states: Tensor, head: Tensor, temperature: float, kept: KeptTokens | None = None) -> Tensor:
     """[C, V]: divided after the cast to float32, as samplers do; not cast at all where there is nothing to divide."""
-    logits = states @ head.T
+    logits = head_logits(states, head, kept)
     if temperature == 1.0:
         return logits
     # Not a 0-dim tensor: those do not take part in type promotion, so this divides and casts in one pass.
     divisor = torch.full((1, 1), temperature, dtype=wide_dtype(logits.dtype), device=logits.device)
     return logits.div_(divisor) if logits.dtype == divisor.dtype else logits / divisor
+
+
+def masks_of(kept: KeptTokens | None, chunk_tokens: int) -> Iterable[KeptTokens | None]:
+    """What each chunk of rows is normalised over, one after another; None for each where that is the whole vocabulary."""
+    return repeat(None) if kept is None else kept.split(chunk_tokens)
 
 
 def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
@@ -226,22 +248,30 @@ def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
 
 
 def packed_logprobs(
-    model: nn.Module, tokens: Tensor, packed: PackedSequences, *, temperature: float, entropy: EntropyMode = "none"
+    model: nn.Module,
+    tokens: Tensor,
+    packed: PackedSequences,
+    *,
+    temperature: float,
+    entropy: EntropyMode = "none",
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token given those of its sequence before it, and the entropy there; float32 [T] each.
 
     Both are 0.0 at the first token of each sequence; the entropy is None for "none". `model` went through `patch_head`;
-    `tokens` is int32 or int64 [T]. The head is applied only where a next token follows in the same sequence.
+    `tokens` is int32 or int64 [T]. The head is applied only where a next token follows in the same sequence. With `kept`, of
+    T rows, each token's softmax is over the tokens of its row.
     """
-    logprobs, entropies = model(input_ids=tokens, packed=packed, temperature=temperature, entropy=entropy)
+    logprobs, entropies = model(input_ids=tokens, packed=packed, temperature=temperature, entropy=entropy, kept=kept)
     return logprobs, entropies
 
 
 class HeadLogprobs(Protocol):
-    """Log-probabilities and entropies [R] of `targets`, int64 [R], from the hidden states [R, H] before them."""
+    """Log-probabilities and entropies [R] of `targets`, int64 [R], from the hidden states [R, H] before them; over the kept
+    tokens of each row where `kept` says so."""
 
     def __call__(
-        self, hidden: Tensor, *, targets: Tensor, temperature: float, entropy: EntropyMode
+        self, hidden: Tensor, *, targets: Tensor, temperature: float, entropy: EntropyMode, kept: KeptTokens | None
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -282,12 +312,14 @@ def _policy_forward(
     packed: PackedSequences,
     temperature: float,
     entropy: EntropyMode,
+    kept: KeptTokens | None,
 ) -> tuple[Tensor, Tensor | None]:
     hidden = decode(model, input_ids, packed)
     predicting = packed.predicting
     targets = input_ids.index_select(0, predicting + 1).long()
     states = hidden.index_select(0, predicting)
-    results = compute(states, targets=targets, temperature=temperature, entropy=entropy)
+    chosen = None if kept is None else kept.select(predicting + 1)
+    results = compute(states, targets=targets, temperature=temperature, entropy=entropy, kept=chosen)
     aligned = [None if values is None else _align(values, predicting + 1, packed.num_tokens) for values in results]
     assert aligned[0] is not None
     return aligned[0], aligned[1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.sampling_mask import KeptTokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -28,6 +29,8 @@ class Microbatch:
     """[T] each, as a rule."""
     sequence_columns: Mapping[str, Tensor]
     """One array [N] for each name that the loss asked for."""
+    kept: KeptTokens | None = None
+    """What the softmax of each of the T tokens is over; None where it is the whole vocabulary everywhere."""
 
 
 def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) -> Microbatch:
@@ -48,6 +51,7 @@ def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) 
         loss_mask=_tensor(batch.loss_mask, device),
         token_columns={name: _tensor(batch.token_columns[name], device) for name in (*token_columns, *routed)},
         sequence_columns={name: _tensor(column, device) for name, column in batch.sequence_columns.items()},
+        kept=None if batch.sampling_mask is None else KeptTokens.of(batch.sampling_mask, device),
     )
 
 

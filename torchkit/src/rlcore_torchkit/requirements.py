@@ -23,6 +23,7 @@ TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.VALUE_HEAD,
     capabilities.MULTI_RANK,
     capabilities.ROUTING_REPLAY,
+    capabilities.SAMPLING_MASK_REPLAY,
     capabilities.RESIDENCY,
 }
 """The capabilities of a trainer that is built on this package."""

@@ -16,10 +16,12 @@ from rlcore_torchkit.logprobs import (
     chunk_rows,
     has_kernels,
     head_states,
+    masks_of,
     rows_with_gradient,
     scaled_logits,
     wide_dtype,
 )
+from rlcore_torchkit.sampling_mask import KeptTokens, head_logits
 
 
 def vocabulary_parallel_logprobs(
@@ -32,8 +34,10 @@ def vocabulary_parallel_logprobs(
     temperature: float,
     chunk_tokens: int | None = None,
     entropy: EntropyMode = "none",
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `token_logprobs`, with `weight` [W, H] the head's rows from `first` on and the others on the other ranks of `group`.
+    `kept` has ids of the whole vocabulary.
 
     `hidden` [T, H] and `targets` int64 [T], in the whole vocabulary, are the same on every rank, and so are the results. Two
     sums over ranks of [T] each are all that travels. The gradient of `hidden` is this rank's part: add up those of the ranks.
@@ -43,7 +47,8 @@ def vocabulary_parallel_logprobs(
         first, group, float(temperature), chunk_tokens or chunk_rows(hidden.device.type, weight.shape[0]), entropy
     )
     apply: Any = _VocabularyParallel.apply
-    logprobs, entropies = apply(hidden, weight, targets, options)
+    own = None if kept is None else kept.part(first, weight.shape[0])
+    logprobs, entropies = apply(hidden, weight, targets, options, own)
     return logprobs, entropies
 
 
@@ -81,17 +86,20 @@ class _VocabularyParallel(torch.autograd.Function):
     """The gradients are those of `token_logprobs`, of this rank's columns, from the log-sum-exp over all of them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, options: _Options, mask: KeptTokens | None
+    ) -> tuple[Tensor, Tensor | None]:
         head = weight.to(hidden.dtype)
         places = targets - options.first
         places = places.masked_fill((places < 0) | (places >= weight.shape[0]), -1)
         part = _Part.empty(len(targets), hidden, has_entropy=options.entropy != "none")
-        for start in range(0, len(targets), options.chunk_tokens):
+        masks = masks_of(mask, options.chunk_tokens)
+        for start, own in zip(range(0, len(targets), options.chunk_tokens), masks, strict=False):
             rows = slice(start, start + options.chunk_tokens)
-            _normalise(hidden[rows], head, places[rows].clamp(min=0), options.temperature, part.rows(rows))
+            _normalise(hidden[rows], head, places[rows].clamp(min=0), options.temperature, own, part.rows(rows))
         logprobs, logsumexps, entropies = _combine(part, places >= 0, options.group)
         ctx.save_for_backward(hidden, weight, places, entropies if options.entropy == "loss" else None, logsumexps)
-        ctx.options = options
+        ctx.options, ctx.mask = options, mask
         if entropies is not None and options.entropy == "metric":
             ctx.mark_non_differentiable(entropies)
         ctx.set_materialize_grads(False)
@@ -103,33 +111,34 @@ class _VocabularyParallel(torch.autograd.Function):
         grad_entropy = grad_entropy if entropies is not None else None
         rows = rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
-            return (None,) * 4
+            return (None,) * 5
         head, temperature = weight.to(hidden.dtype), ctx.options.temperature
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
         upstreams = Upstream.scaled_by(-1.0 / temperature, grad_logprobs, grad_entropy, entropies)
-        for chunk in torch.split(rows, ctx.options.chunk_tokens):
+        masks = masks_of(None if ctx.mask is None else ctx.mask.select(rows), ctx.options.chunk_tokens)
+        for chunk, own in zip(torch.split(rows, ctx.options.chunk_tokens), masks, strict=False):
             states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
-            grad_logits = _grad_logits(states, head, places[chunk], temperature, logsumexps[chunk], upstream)
+            grad_logits = _grad_logits(states, head, places[chunk], temperature, logsumexps[chunk], upstream, own)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
                 grad_weight.add(grad_logits, states)
-        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None
+        return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None
 
 
-def _normalise(states: Tensor, head: Tensor, places: Tensor, temperature: float, into: _Part) -> None:
+def _normalise(states: Tensor, head: Tensor, places: Tensor, temperature: float, kept: KeptTokens | None, into: _Part) -> None:
     """Fill `into` [C] for states [C, H] and head [W, H]; `places` int64 [C] are columns to read."""
     if has_kernels(states):
         from rlcore_torchkit.softmax_kernels import normalise
 
-        normalise(states @ head.T, places, temperature, into.chosen, into.base, into.weighted)
+        normalise(head_logits(states, head, kept), places, temperature, into.chosen, into.base, into.weighted)
         into.chosen.add_(into.base)
         into.mass.fill_(1.0)
         if into.weighted is not None:
             into.weighted.neg_()  # the entropy of this part's own softmax, whose log-sum-exp is the base
         return
-    logits = scaled_logits(states, head, temperature).to(into.base.dtype)
+    logits = scaled_logits(states, head, temperature, kept).to(into.base.dtype)
     into.chosen.copy_(logits.gather(1, places[:, None])[:, 0])
     torch.amax(logits, 1, out=into.base)
     logits = logits.sub_(into.base[:, None])
@@ -156,15 +165,21 @@ def _combine(part: _Part, is_here: Tensor, group: dist.ProcessGroup) -> tuple[Te
 
 
 def _grad_logits(
-    states: Tensor, head: Tensor, places: Tensor, temperature: float, logsumexps: Tensor, upstream: Upstream
+    states: Tensor,
+    head: Tensor,
+    places: Tensor,
+    temperature: float,
+    logsumexps: Tensor,
+    upstream: Upstream,
+    kept: KeptTokens | None,
 ) -> Tensor:
     """[C, W] in the states' dtype: p (log p · reached + shift) - onehot · scaled; place -1 where the target is elsewhere."""
     if has_kernels(states):
         from rlcore_torchkit.softmax_kernels import gradient_
 
-        return gradient_(states @ head.T, logsumexps, places, temperature, *upstream)
+        return gradient_(head_logits(states, head, kept), logsumexps, places, temperature, *upstream)
     scaled, reached, shift = upstream
-    log_softmax = scaled_logits(states, head, temperature).to(logsumexps.dtype).sub_(logsumexps[:, None])
+    log_softmax = scaled_logits(states, head, temperature, kept).to(logsumexps.dtype).sub_(logsumexps[:, None])
     gradient = log_softmax.exp()
     if reached is None or shift is None:
         gradient.mul_(scaled[:, None])

@@ -115,9 +115,10 @@ class RolloutConfig:
     top_p: TopP = 1.0
     """Sample from the smallest set of tokens whose probability reaches this; 1.0 is all."""
     accept_truncation_bias: bool = False
-    """Train although `top_k` or `top_p` cuts the distribution that is sampled from. An algorithm that compares the generator's
-    probabilities with the trainer's then compares two distributions, which biases its ratios and importance weights; how far
-    the two disagree cannot be measured."""
+    """Normalise the trainer's probabilities over all tokens although `top_k` or `top_p` cuts the distribution that is sampled
+    from. An algorithm that compares the generator's probabilities with them then compares two distributions, which biases its
+    ratios and importance weights; how far the two disagree cannot be measured. With false the generator says which tokens it
+    had kept, and the trainer normalises over these."""
     stop_strings: Annotated[tuple[str, ...], EACH_ONCE] = ()
     """Texts that end a response, besides the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[Count, ...] | None = None

@@ -100,6 +100,8 @@ class AlgorithmHandle:
             batch = check_record(returned, TrainingBatch)
             _check_batch(batch, self.vocab_size)
             _check_critic_loss(batch, self.needs)
+            if rollouts.batch.sampling_mask is not None and batch.batch.sampling_mask is None:
+                raise ContractError("batch.sampling_mask: found None; expected the rollouts' rows of its tokens")
             if self.needs.whole_groups:
                 _check_groups(batch.batch)
         except RlcoreError as error:

@@ -139,6 +139,7 @@ class GeneratorHandle(BackendHandle):
             capabilities.STOP_STRINGS: bool(request.sampling.stop_strings),
             capabilities.STREAMING: request.on_finished is not None,
             capabilities.ROUTED_EXPERTS: request.routed_experts,
+            capabilities.SAMPLING_MASK: request.sampling_mask,
         }
         self._require_capabilities(hook, needed)
 

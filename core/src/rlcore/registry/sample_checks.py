@@ -19,6 +19,7 @@ class ExpectedSamples:
     """int32 [S]"""
     sampling: SamplingParams
     routed_experts: bool
+    sampling_mask: bool
 
     @classmethod
     def of(cls, request: GenerateRequest) -> "ExpectedSamples":
@@ -28,6 +29,7 @@ class ExpectedSamples:
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             routed_experts=request.routed_experts,
+            sampling_mask=request.sampling_mask,
         )
 
     def select(self, samples: Int64Array) -> "ExpectedSamples":
@@ -43,6 +45,7 @@ def check_samples(expected: ExpectedSamples, result: GenerateResult, newest_vers
     _check_spans(result)
     _check_lengths(expected, result, max_sequence_length)
     _check_routed(expected, result)
+    _check_mask(expected, result)
     if expected.sampling.stop_token_ids:
         _check_stops(expected.sampling, result)
 
@@ -87,6 +90,18 @@ def _check_routed(expected: ExpectedSamples, result: GenerateResult) -> None:
         lowest = int(routed.experts.min(initial=0))
         if lowest < -1:
             raise ContractError(f"routed_experts: found the expert {lowest}; expected -1 where none is known")
+
+
+def _check_mask(expected: ExpectedSamples, result: GenerateResult) -> None:
+    """Rows that hold their token, where they were asked for; what was kept, wherever sampling leaves tokens out by count."""
+    mask, sampling = result.sampling_mask, expected.sampling
+    if (mask is not None) != expected.sampling_mask:
+        found, wanted = ("None", "a mask") if mask is None else ("a mask", "None, since it was not asked for")
+        raise ContractError(f"sampling_mask: found {found}; expected {wanted}")
+    if mask is not None:
+        mask.check(result.tokens)
+        if sampling.temperature == 0.0 and len(mask.tokens):
+            raise ContractError("sampling_mask: found kept tokens at temperature 0; expected empty rows")
 
 
 def _check_stops(sampling: SamplingParams, result: GenerateResult) -> None:

@@ -106,8 +106,13 @@ class TrainerHandle(BackendHandle):
         for microbatch in microbatches:
             check_record(microbatch, TokenBatch)
         is_routed = any(ROUTED_EXPERTS in microbatch.token_columns for microbatch in microbatches)
-        self._require_capabilities(hook, {capabilities.ROUTING_REPLAY: is_routed})
-        if is_routed and self.head == "value":
+        has_tokens = self.head != "value"
+        masks = [(one.sampling_mask, one.tokens) for one in microbatches if has_tokens and one.sampling_mask is not None]
+        needed = {capabilities.ROUTING_REPLAY: is_routed, capabilities.SAMPLING_MASK_REPLAY: bool(masks)}
+        self._require_capabilities(hook, needed)
+        for mask, tokens in masks:
+            mask.check(tokens)
+        if is_routed and not has_tokens:
             raise ContractError(f"{self.entry.label}: {hook} with the column {ROUTED_EXPERTS}; expected none: {_NO_TOKENS}")
         if not temperature > 0:
             raise ContractError(f"{self.entry.label}: {hook} takes a positive temperature; found {temperature}")

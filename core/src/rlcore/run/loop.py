@@ -189,7 +189,8 @@ class Loop:
         """An update on each minibatch."""
         (first, loss), *later = self._with_logprobs(minibatches, spec)
         compared: Minibatch | None = None
-        if self.algorithm.needs.source == "rollouts" and not self.recipe.rollout.truncates:
+        is_one_distribution = not self.recipe.rollout.truncates or first.batch.sampling_mask is not None
+        if self.algorithm.needs.source == "rollouts" and is_one_distribution:
             # The first update sees the weights that generated.
             compared = self.mismatch_monitor.comparable(first, self.position.weight_version)
         results = [self._train_step(step, first, loss, compared)]

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from rlcore.chat.conversation import Conversation
 from rlcore.sessions.sampling import Sample
-from rlcore.spi import FinishReason, Message
+from rlcore.spi import FinishReason, Message, SamplingMask
 from rlcore.spi.arrays import BoolArray, Float32Array, Int32Array
 
 NOT_GENERATED = -1
@@ -33,6 +33,8 @@ class Segment:
     """Why the last answer ended."""
     text: str
     """The text of all answers, one after another."""
+    sampling_mask: SamplingMask
+    """What each token was chosen among, where the generator was asked; empty rows elsewhere."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -146,13 +148,14 @@ def _hash(before: str, value: object) -> str:
 
 def _segment(path: Sequence[Answer], counts: Sequence[bool]) -> Segment:
     """The sequence of these answers; `counts`: which of them are in its loss."""
-    tokens, masks, logprobs, versions = [], [], [], []
+    tokens, masks, logprobs, versions, kept = [], [], [], [], []
     for answer, is_new in zip(path, counts, strict=True):
         num_read, num_said = len(answer.read), len(answer.sample.tokens)
         tokens += [answer.read, answer.sample.tokens]
         masks += [np.zeros(num_read, np.bool_), np.full(num_said, is_new, np.bool_)]
         logprobs += [np.zeros(num_read, np.float32), answer.sample.logprobs]
         versions += [np.full(num_read, NOT_GENERATED, np.int32), answer.sample.weight_versions]
+        kept += [SamplingMask.whole(num_read), answer.sample.sampling_mask or SamplingMask.whole(num_said)]
     return Segment(
         tokens=np.concatenate(tokens),
         loss_mask=np.concatenate(masks),
@@ -160,4 +163,5 @@ def _segment(path: Sequence[Answer], counts: Sequence[bool]) -> Segment:
         weight_versions=np.concatenate(versions),
         finish_reason=path[-1].sample.finish_reason,
         text="".join(answer.sample.text for answer in path),
+        sampling_mask=SamplingMask.join(kept),
     )

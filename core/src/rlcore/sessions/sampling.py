@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from rlcore.spi import FinishReason, SamplingParams
+from rlcore.spi import FinishReason, SamplingMask, SamplingParams
 from rlcore.spi.arrays import Float32Array, Int32Array
 
 
@@ -39,6 +39,8 @@ class Sample:
     weight_versions: Int32Array
     """int32 [T]: version of the weights that sampled each token."""
     finish_reason: FinishReason
+    sampling_mask: SamplingMask | None = None
+    """What each of the T tokens was chosen among, where the generator was asked."""
 
 
 class Sampler(Protocol):

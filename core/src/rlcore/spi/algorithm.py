@@ -36,7 +36,8 @@ class AlgorithmNeeds:
     min_samples_per_prompt: int = 1
     untruncated_sampling: bool = False
     """The loss compares the generator's log-probabilities with the trainer's, in ratios or weights, so that both have to be of
-    one distribution: a recipe that truncates sampling is refused, unless it accepts the bias."""
+    one distribution. Where a recipe truncates sampling, the generator then says what it chose each token among and the trainer
+    normalises over that (TokenBatch.sampling_mask), unless the recipe accepts the bias."""
     corrects_staleness: bool = False
     """The loss weighs or clips each token by the ratio to the probability that it was sampled with, so that samples of older
     weights can be trained on; without it a recipe with async.max_staleness above 0 is refused."""

@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, offsets_of, take_rows
 from rlcore.spi.errors import ContractError
+from rlcore.spi.sampling_mask import SamplingMask
 
 GENERATION_LOGPROBS = "generation_logprobs"
 """float32 [T]: log-probability under the distribution sampled from; 0.0 where loss_mask is False."""
@@ -85,6 +86,8 @@ class TokenBatch(_PackedTokens):
     """Per-token columns, [T] or [T, ...] each, float32, int32, int16 or bool."""
     sequence_columns: Mapping[str, AnyArray] = field(factory=dict)
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
+    sampling_mask: SamplingMask | None = None
+    """What each of the T tokens was chosen among, where truncated sampling left tokens out; None where it never did."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -103,6 +106,8 @@ class TokenBatch(_PackedTokens):
             if column.shape != (self.num_sequences,) or column.dtype.kind not in "biuf":
                 found, expected = f"{list(column.shape)} of {column.dtype}", f"[{self.num_sequences}], numbers or bool"
                 raise ContractError(f"sequence column {name}: found {found}; expected {expected}")
+        if self.sampling_mask is not None:
+            self.sampling_mask.check_length(self.num_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -128,6 +133,7 @@ class TokenBatch(_PackedTokens):
             loss_mask=take_rows(self.loss_mask, self.offsets, indices),
             token_columns={name: take_rows(column, self.offsets, indices) for name, column in self.token_columns.items()},
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
+            sampling_mask=None if self.sampling_mask is None else self.sampling_mask.take(self.offsets, indices),
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":

@@ -30,6 +30,9 @@ MULTI_RANK = "multi_rank"
 computes from all of it. A provider that does not declare it is refused in a run of several ranks."""
 ROUTING_REPLAY = "routing_replay"
 """A token column ROUTED_EXPERTS decides which experts tokens go to, in train_step and in get_logprobs(model="policy")."""
+SAMPLING_MASK_REPLAY = "sampling_mask_replay"
+"""TokenBatch.sampling_mask: log-probabilities and entropies are those of the tokens that truncated sampling had kept, in
+train_step and in get_logprobs, of the reference too."""
 LORA = "lora"
 """TrainerContext.lora: adapters alone are trained and kept in checkpoints; save_state(kind="peft") writes them as PEFT does."""
 VALUE_HEAD = "value_head"
@@ -59,6 +62,8 @@ OWN_WEIGHTS = "own_weights"
 """GeneratorContext.channel = None: it reads the model's own weights, as `rlcore serve` needs, which runs no trainer."""
 ROUTED_EXPERTS = "routed_experts"
 """GenerateRequest.routed_experts: the result says which experts of a mixture-of-experts model each token went to."""
+SAMPLING_MASK = "sampling_mask"
+"""GenerateRequest.sampling_mask: the result says which tokens truncated sampling chose each token among."""
 
 # environments
 AGENT = "agent"

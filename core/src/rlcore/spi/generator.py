@@ -20,6 +20,7 @@ from rlcore.spi.lifecycle import (
     SetResidencyRequest,
     SetResidencyResult,
 )
+from rlcore.spi.sampling_mask import SamplingMask
 from rlcore.spi.weights import WeightExport
 
 
@@ -77,6 +78,9 @@ class GenerateRequest:
     one and what was said to it. It changes no sample. A generator of several engines may give those of one number to one of
     them, which has their beginning in its cache. None where no sample belongs to any."""
 
+    sampling_mask: bool = False
+    """Whether to report what each token was chosen among. Needs the capability `sampling_mask`."""
+
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
         check_array("seeds", self.seeds, np.int64, num_samples)
@@ -121,6 +125,8 @@ class GenerateResult:
     """uint8 [S]: FinishReason."""
     routed_experts: RoutedExperts | None = None
     """None unless the request asks for routed experts."""
+    sampling_mask: SamplingMask | None = None
+    """A row for each of the T tokens, empty at temperature 0 and where nothing is left out; None unless the request asks."""
 
     def __attrs_post_init__(self) -> None:
         check_array("tokens", self.tokens, np.int32)
@@ -128,6 +134,8 @@ class GenerateResult:
         check_array("logprobs", self.logprobs, np.float32, len(self.tokens))
         check_array("weight_versions", self.weight_versions, np.int32, len(self.tokens))
         check_array("finish_reasons", self.finish_reasons, np.uint8, len(self.offsets) - 1)
+        if self.sampling_mask is not None:
+            self.sampling_mask.check_length(len(self.tokens))
 
 
 class SampleFeed(Protocol):

@@ -66,7 +66,8 @@ class LossInputs:
     """float32 [T], differentiable: current log-probabilities at the step's temperature; 0.0 at first tokens. Of a trainer with
     the head "value", which has none, zeros without a gradient."""
     entropy: "Tensor | None"
-    """float32 [T] in nats, 0.0 at first tokens; None unless LossSpec.entropy asks for it; with a gradient for "loss"."""
+    """float32 [T] in nats, 0.0 at first tokens; None unless LossSpec.entropy asks for it; with a gradient for "loss". Of the
+    distribution that `logprobs` are of: with TokenBatch.sampling_mask, of the tokens that were kept."""
     loss_mask: "Tensor"
     """bool [T]"""
     offsets: "Tensor"

@@ -37,7 +37,9 @@ class TrainStepRequest:
 
     microbatches: tuple[TokenBatch, ...]
     """This data-parallel rank's share, at least one; every rank has equally many. They may hold no loss token at all. A token
-    column ROUTED_EXPERTS, in all of them or in none, decides where tokens go; it needs the capability `routing_replay`."""
+    column ROUTED_EXPERTS, in all of them or in none, decides where tokens go; it needs the capability `routing_replay`.
+    TokenBatch.sampling_mask makes all log-probabilities and entropies those of the tokens that were kept, renormalised: it
+    needs the capability `sampling_mask_replay`. Values know of none."""
     counts: GlobalCounts
     """Global counts over all microbatches of all ranks."""
     loss: LossSpec
@@ -82,7 +84,8 @@ class LogprobsRequest:
     """Log-probabilities of given tokens, without a gradient."""
 
     microbatches: tuple[TokenBatch, ...]
-    """With model="policy" the token column ROUTED_EXPERTS works as in train_step; the reference always routes itself."""
+    """With model="policy" the token column ROUTED_EXPERTS works as in train_step; the reference always routes itself.
+    TokenBatch.sampling_mask works as in train_step with both: they are compared over the tokens that could be sampled."""
     model: Literal["policy", "reference"]
     temperature: float
     entropy: bool
@@ -98,7 +101,7 @@ class LogprobsResult:
     logprobs: tuple[Float32Array, ...]
     """float32 [T] each; 0.0 at the first token of each sequence, computed at every other whatever loss_mask says."""
     entropy: tuple[Float32Array, ...] | None
-    """float32 [T] each in nats, 0.0 at first tokens; None unless asked for."""
+    """float32 [T] each in nats, 0.0 at first tokens; None unless asked for. Of the same distribution as `logprobs`."""
     weight_version: int
 
 

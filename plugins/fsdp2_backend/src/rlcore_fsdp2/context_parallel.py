@@ -14,6 +14,7 @@ from rlcore.spi import ContractError
 from rlcore_torchkit.attention import PackedSequences, packed_attention
 from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention, part_logprobs, part_values
 from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, own_head
+from rlcore_torchkit.sampling_mask import KeptTokens
 from rlcore_torchkit.values import shared_by, token_values
 
 CONTEXT_ATTENTION = "rlcore_context"
@@ -93,10 +94,11 @@ def _policy_forward(
     packed: PackedSequences,
     temperature: float,
     entropy: EntropyMode,
+    kept: KeptTokens | None,
 ) -> tuple[Tensor, Tensor | None]:
     part = ContextPart.of(packed, group)
     hidden = context_forward(model, input_ids, part)
-    return part_logprobs(hidden, input_ids, part, compute, temperature=temperature, entropy=entropy)
+    return part_logprobs(hidden, input_ids, part, compute, temperature=temperature, entropy=entropy, kept=kept)
 
 
 def _value_forward(model: Any, group: dist.ProcessGroup, num_ranks: int, input_ids: Tensor, packed: PackedSequences) -> Tensor:

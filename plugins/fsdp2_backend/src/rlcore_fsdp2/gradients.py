@@ -87,7 +87,9 @@ def _backward(
         values = packed_values(model, batch.tokens, batch.packed)
         logprobs, output = values, evaluate(loss, batch, torch.zeros_like(values), None, counts, values)
     else:
-        logprobs, entropy = packed_logprobs(model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy)
+        logprobs, entropy = packed_logprobs(
+            model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy, kept=batch.kept
+        )
         output = evaluate(loss, batch, logprobs, entropy, counts)
     output.loss.backward()
     return LossOutput(loss=output.loss.detach(), sums=output.sums, maxima=output.maxima), logprobs.detach()

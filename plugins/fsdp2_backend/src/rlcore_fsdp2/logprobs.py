@@ -28,7 +28,12 @@ def compute_logprobs(
             microbatch = evolve(microbatch, token_columns={})
         replay.use(microbatch)
         values, entropy = packed_logprobs(
-            model, microbatch.tokens, microbatch.packed, temperature=request.temperature, entropy=mode
+            model,
+            microbatch.tokens,
+            microbatch.packed,
+            temperature=request.temperature,
+            entropy=mode,
+            kept=microbatch.kept,
         )
         logprobs.append(values)
         entropies.append(entropy)

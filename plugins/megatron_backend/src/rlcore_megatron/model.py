@@ -69,7 +69,13 @@ class PolicyModel(GPTModel):
         elif self.pg_collection.tp.size() > 1:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.pg_collection.tp)
         logprobs, entropies = part_logprobs(
-            hidden.squeeze(1), microbatch.tokens, part, self._head(), temperature=wanted.temperature, entropy=wanted.entropy
+            hidden.squeeze(1),
+            microbatch.tokens,
+            part,
+            self._head(),
+            temperature=wanted.temperature,
+            entropy=wanted.entropy,
+            kept=microbatch.kept,
         )
         return torch.stack([logprobs] if entropies is None else [logprobs, entropies])
 

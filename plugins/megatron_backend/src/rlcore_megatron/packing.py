@@ -74,4 +74,4 @@ def empty_like(batch: Microbatch) -> Microbatch:
     offsets = torch.tensor([0, 2])
     packed = PackedSequences.from_offsets(offsets, batch.tokens.device)
     tokens = torch.zeros(2, dtype=batch.tokens.dtype, device=batch.tokens.device)
-    return evolve(batch, tokens=tokens, packed=packed, offsets=offsets.to(tokens.device), token_columns={})
+    return evolve(batch, tokens=tokens, packed=packed, offsets=offsets.to(tokens.device), token_columns={}, kept=None)

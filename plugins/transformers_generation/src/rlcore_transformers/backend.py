@@ -62,7 +62,7 @@ class TransformersBackend:
             self._add(generation, request, finished.extend)
             while not generation.is_idle:
                 generation.step()
-        return join_samples(finished, routed_experts=request.routed_experts)
+        return join_samples(finished, routed_experts=request.routed_experts, sampling_mask=request.sampling_mask)
 
     @spi.hookimpl
     def stream(self, request: spi.StreamRequest) -> spi.StreamResult:
@@ -71,7 +71,7 @@ class TransformersBackend:
         with self._generation(request.weight_version) as generation:
             while (taken := feed.take(wait=generation.is_idle)) is not None:
                 for one in taken:
-                    self._add(generation, one, partial(_deliver, feed, first, one.routed_experts))
+                    self._add(generation, one, partial(_deliver, feed, first, one))
                     first += len(one.seeds)
                 if not generation.is_idle:
                     generation.step()
@@ -163,7 +163,8 @@ class TransformersBackend:
         return self._tokenizer
 
 
-def _deliver(feed: spi.SampleFeed, first: int, routed_experts: bool, finished: Sequence[FinishedSample]) -> None:
+def _deliver(feed: spi.SampleFeed, first: int, request: spi.GenerateRequest, finished: Sequence[FinishedSample]) -> None:
     """Hand out samples of a request, the first of which has the number `first` in the stream."""
     numbers = np.array(sorted(first + sample.number for sample in finished))
-    feed.deliver(numbers, join_samples(finished, routed_experts=routed_experts))
+    result = join_samples(finished, routed_experts=request.routed_experts, sampling_mask=request.sampling_mask)
+    feed.deliver(numbers, result)

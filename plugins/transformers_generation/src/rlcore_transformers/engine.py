@@ -182,11 +182,12 @@ class Generation:
         """Draw a token from each row of logits, for the places from `first` on, and hand out the samples that end."""
         places = slice(first, first + len(logits))
         keys = torch.from_numpy(position_keys(self._places.seeds[places], self._places.positions[places])).to(self._device)
-        drawn, drawn_logprobs = _sample(logits, keys, kinds)
+        drawn, drawn_logprobs, kept = _sample(logits, keys, kinds)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
             broken = self._places[first + int(np.isfinite(logprobs).argmin())].sample
             raise NonFiniteError(f"sample {broken}: found a log-probability that is NaN or infinite; are the weights finite?")
+        self._note_kept(kept, first, kinds)
         self._last = torch.cat((self._last, drawn))
         full = self._places.write(first, tokens, logprobs)
         stopped = self._stopped(tokens, first, kinds)
@@ -201,6 +202,18 @@ class Generation:
             self._num_left -= len(ended)
             self._keep(np.setdiff1d(np.arange(len(self._places)), ended, assume_unique=True))
             hand_out(finished)
+
+    def _note_kept(self, kept: Sequence[Tensor | None], first: int, kinds: Kinds) -> None:
+        """Note what the tokens of each kind were chosen among, bool [rows, V], for the requests that want to know."""
+        for (_, rows), is_kept in zip(kinds, kept, strict=True):
+            if is_kept is None:
+                continue
+            places = [self._places[first + row] for row in np.arange(len(self._places) - first)[rows].tolist()]
+            wanted = [row for row, place in enumerate(places) if place.job.kept is not None]
+            found, tokens = is_kept[wanted].nonzero(as_tuple=True)
+            bounds = np.searchsorted(found.cpu().numpy(), np.arange(1, len(wanted)))
+            for row, part in zip(wanted, np.split(tokens.int().cpu().numpy(), bounds), strict=False):
+                places[row].job.note_kept(places[row].sample, part)
 
     def _stopped(self, tokens: Int64Array, first: int, kinds: Kinds) -> BoolArray:
         """bool [B]: which samples these tokens end, of the places from `first` on."""
@@ -223,15 +236,19 @@ class Generation:
         self._last = self._last[: len(kept)]
 
 
-def _sample(logits: Tensor, keys: Tensor, kinds: Kinds) -> tuple[Tensor, Tensor]:
-    """Tokens int64 and log-probabilities float32 [B], of each row by its kind of sampling."""
+def _sample(logits: Tensor, keys: Tensor, kinds: Kinds) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    """Tokens int64 and log-probabilities float32 [B], of each row by its kind of sampling; and for each kind what its tokens
+    were chosen among, bool [rows, V] or None."""
     if len(kinds) == 1:
-        return sample_tokens(logits, keys, kinds[0][0].sampling)
+        tokens, logprobs, kept = sample_tokens(logits, keys, kinds[0][0].sampling)
+        return tokens, logprobs, [kept]
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     logprobs = torch.zeros(len(logits), device=logits.device)
+    masks = []
     for kind, rows in kinds:
-        tokens[rows], logprobs[rows] = sample_tokens(logits[rows], keys[rows], kind.sampling)
-    return tokens, logprobs
+        tokens[rows], logprobs[rows], kept = sample_tokens(logits[rows], keys[rows], kind.sampling)
+        masks.append(kept)
+    return tokens, logprobs, masks
 
 
 def _grown(held: int, needed: int, most: int) -> int:

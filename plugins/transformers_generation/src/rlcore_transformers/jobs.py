@@ -7,8 +7,8 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from rlcore.spi import FinishReason, GenerateRequest
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi import FinishReason, GenerateRequest, SamplingMask
+from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_transformers.cache import PromptAttention
 from rlcore_transformers.routing import Routing
@@ -47,6 +47,18 @@ class Job:
         self.waiting = np.argsort(-self.prompt_lengths, kind="stable")
         """int64: prompts that have not gone through the model, the longest first."""
         self.prefilled: Prefilled | None = None
+        self.kept: dict[int, list[Int32Array]] | None = {} if request.sampling_mask else None
+        """By sample, what its tokens were chosen among so far; None where nobody wants to know."""
+
+    def note_kept(self, sample: int, tokens: Int32Array) -> None:
+        """Note what one more token of a sample was chosen among, if anybody wants to know."""
+        if self.kept is not None:
+            self.kept.setdefault(sample, []).append(tokens)
+
+    def take_mask(self, sample: int) -> SamplingMask | None:
+        """What a sample's tokens were chosen among; None where nobody wants to know, or nothing was left out."""
+        found = None if self.kept is None else self.kept.pop(sample, None)
+        return None if found is None else SamplingMask.of(found)
 
     @property
     def longest(self) -> int:

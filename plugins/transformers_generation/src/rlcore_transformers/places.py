@@ -129,6 +129,7 @@ class Places:
             weight_versions=np.full(length, weight_version, np.int32),
             finish_reason=reason,
             routed_experts=None if job.routing is None else job.routing.result(sample, length),
+            sampling_mask=job.take_mask(sample),
         )
 
     def keep(self, kept: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -12,6 +12,7 @@ PROVIDER = Provider(
         *capabilities.SAMPLING,
         capabilities.CONTINUOUS,
         capabilities.ROUTED_EXPERTS,
+        capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
         capabilities.RESIDENCY,

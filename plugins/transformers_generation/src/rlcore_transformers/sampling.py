@@ -20,8 +20,9 @@ def position_keys(seeds: Int64Array, positions: Int64Array) -> Int32Array:
     return (mixed >> np.uint64(33)).astype(np.int32)
 
 
-def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [B] and their log-probabilities float32 [B], from logits [B, V] and keys int32 [B] of position_keys.
+def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens int64 [B] and their log-probabilities float32 [B], from logits [B, V] and keys int32 [B] of position_keys; and
+    bool [B, V] what they were chosen among, None where that is the whole vocabulary.
 
     An exponential race: token v wins where p_v / E_v is largest, with E_v an exponential variate of (key, v). Logits that
     differ by rounding alone almost never change the winner, whatever V is; a walk along cumulated probabilities would move with
@@ -30,12 +31,13 @@ def sample_tokens(logits: Tensor, keys: Tensor, sampling: SamplingParams) -> tup
     logits = logits.float()
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
-        return tokens, _pick(logits, tokens) - logits.logsumexp(-1)
+        return tokens, _pick(logits, tokens) - logits.logsumexp(-1), None
     probabilities = (logits if sampling.temperature == 1.0 else logits / sampling.temperature).softmax(-1)
-    if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1.0:
+    truncates = 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1.0
+    if truncates:
         probabilities = truncate(probabilities, sampling.top_k, sampling.top_p)
     tokens = (probabilities / exponentials(keys, logits.shape[-1])).argmax(-1)
-    return tokens, _pick(probabilities, tokens).log()
+    return tokens, _pick(probabilities, tokens).log(), probabilities > 0 if truncates else None
 
 
 def truncate(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rlcore import spi
 from rlcore.spi.arrays import Int64Array
-from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
+from rlcore_torchkit.generation import FinishedSample, check_sampling, sample_limits
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
 from rlcore_vllm.manifest import Manifest
@@ -18,7 +18,7 @@ from rlcore_vllm.mirrors import Mirrors
 from rlcore_vllm.process import ProcessReplica
 from rlcore_vllm.replica import LocalReplica, Replica
 from rlcore_vllm.routing import require_experts
-from rlcore_vllm.sampling import SMALLEST_TEMPERATURE
+from rlcore_vllm.sampling import SMALLEST_TEMPERATURE, joined
 from rlcore_vllm.settings import engine_settings, replica_devices, vocab_size, with_devices
 from rlcore_vllm.stream import Stream
 from rlcore_vllm.transfer import Transfer
@@ -69,7 +69,7 @@ class VllmBackend:
         try:
             for call in calls:
                 call.add_done_callback(finished.put)
-            return join_samples(_gather(len(calls), finished, request), routed_experts=request.routed_experts)
+            return joined(_gather(len(calls), finished, request), request)
         except BaseException:
             self._abandon({call: engine for engine, call in enumerate(calls)}, num_starts)
             raise
@@ -229,7 +229,7 @@ def _gather(num_calls: int, finished: Finished, request: spi.GenerateRequest) ->
         gathered += item
         if request.on_finished is not None:
             for sample in item:
-                request.on_finished(sample.number, join_samples([sample], routed_experts=request.routed_experts))
+                request.on_finished(sample.number, joined([sample], request))
     return gathered
 
 

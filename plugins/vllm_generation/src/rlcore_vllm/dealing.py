@@ -65,4 +65,5 @@ def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array
         limits=limits[numbers],
         sampling=request.sampling,
         routed_experts=request.routed_experts,
+        sampling_mask=request.sampling_mask,
     )

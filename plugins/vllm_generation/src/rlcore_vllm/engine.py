@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from rlcore.spi import ContractError, FinishReason, RlcoreError, WorkerError
+from rlcore.spi import ContractError, FinishReason, RlcoreError, SamplingMask, WorkerError
 from rlcore.spi.arrays import AnyArray
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm import residency, versions
@@ -21,6 +21,7 @@ from rlcore_vllm.explain import explain
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
 from rlcore_vllm.routing import reported_experts
 from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
+from rlcore_vllm.sampling_masks import MaskRecorder, truncates
 from rlcore_vllm.settings import EngineSettings
 
 Result = TypeVar("Result")
@@ -48,7 +49,20 @@ class _Job:
 class _Sample:
     """A sample in the making."""
 
-    __slots__ = ("detokenizer", "job", "limit", "logprobs", "number", "prompt_length", "reason", "routed", "spans", "tokens")
+    __slots__ = (
+        "detokenizer",
+        "is_masked",
+        "job",
+        "limit",
+        "logprobs",
+        "mask",
+        "number",
+        "prompt_length",
+        "reason",
+        "routed",
+        "spans",
+        "tokens",
+    )
 
     def __init__(self, job: _Job, number: int, prompt_length: int, limit: int, weight_version: int) -> None:
         self.job = job
@@ -64,6 +78,9 @@ class _Sample:
         """Looks for stop strings; None where there are none."""
         self.routed: list[AnyArray] | None = None
         """Experts of its tokens, as they come; None where they are not asked for."""
+        self.is_masked = False
+        """Whether what its tokens are sampled among is noted; and that, once it has ended."""
+        self.mask: SamplingMask | None = None
 
     def change_version(self, weight_version: int) -> None:
         """Tokens from here on are sampled under another version."""
@@ -83,6 +100,7 @@ class _Sample:
             weight_versions=np.repeat(np.array([version for _, version in self.spans], np.int32), lengths),
             finish_reason=self.reason,
             routed_experts=None if self.routed is None else reported_experts(self.routed, num_tokens),
+            sampling_mask=self.mask,
         )
 
 
@@ -101,6 +119,7 @@ class Engine:
         self._ended: dict[str, _Sample] = {}
         """Samples that have ended and are not handed out yet, by the name of their request."""
         self._recorder: LogprobRecorder | None = None
+        self._masks: MaskRecorder | None = None
         self._num_steps = 0
         self._num_requests = 0
         self._weight_version = -1
@@ -175,6 +194,7 @@ class Engine:
             self._llm = self._running.llm
             self._core = self._llm.engine_core.engine_core
             self._recorder = versions.logprob_recorder(self._llm)
+            self._masks = versions.mask_recorder(self._llm)
         except BaseException as error:
             ready.set_exception(error)
             return
@@ -228,6 +248,9 @@ class Engine:
                     sample.detokenizer = self._detokenizer(params)
                 if samples.routed_experts:
                     sample.routed = []
+                if samples.sampling_mask and self._masks is not None and truncates(samples.sampling):
+                    sample.is_masked = True
+                    self._masks.expect(request.request_id)
                 self._samples[request.request_id] = sample
                 if self._recorder is not None:
                     self._recorder.expect(request.request_id, len(prompt) + limit)
@@ -286,6 +309,9 @@ class Engine:
             ]
             for sample, logprobs in zip(self._ended.values(), self._recorder.fetch(asked), strict=True):
                 sample.logprobs = logprobs
+        for request, sample in self._ended.items():
+            if sample.is_masked and self._masks is not None:
+                sample.mask = self._masks.fetch(request, sample.prompt_length, len(sample.tokens))
         jobs: dict[int, tuple[_Job, list[FinishedSample]]] = {}
         for sample in self._ended.values():
             jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
@@ -334,8 +360,9 @@ class Engine:
 
     def _cancel(self, job: _Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
-        if self._recorder is not None:
-            self._recorder.forget([*requests, *(request for request, sample in self._ended.items() if sample.job is job)])
+        for recorder in (self._recorder, self._masks):
+            if recorder is not None:
+                recorder.forget([*requests, *(request for request, sample in self._ended.items() if sample.job is job)])
         self._samples = {request: sample for request, sample in self._samples.items() if sample.job is not job}
         self._ended = {request: sample for request, sample in self._ended.items() if sample.job is not job}
         self._llm.engine_core.abort_requests(requests)
@@ -349,7 +376,7 @@ class Engine:
         for job in {id(sample.job): sample.job for sample in left}.values():
             settle(job.done, self._error())
         self._samples, self._ended = {}, {}
-        del self._llm, self._core, self._recorder
+        del self._llm, self._core, self._recorder, self._masks
         self._running.stop()
 
     def _error(self) -> WorkerError:

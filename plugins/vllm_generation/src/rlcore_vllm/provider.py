@@ -20,7 +20,8 @@ ROUTED_EXPERTS = frozenset({capabilities.ROUTED_EXPERTS}) if "cuda" in meant_for
 
 def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section rules out: ways to refit that its layout has no use for, exactness where weights or the KV cache are
-    quantised, and adapters apart from weights that are, or that mirrors take over too."""
+    quantised, adapters apart from weights that are, or that mirrors take over too, and what is read off beside the one rank
+    that samples."""
     shares_device = config.devices is None or TRAINER_DEVICE in config.devices
     is_out_of_reach = {
         "process": config.replicas > 1 or config.tensor_parallel > 1,
@@ -34,6 +35,8 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
         names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
     if config.quantization != "none" or config.engine.get("kv_cache_dtype", "auto") not in WIDE_CACHES:
         names.add(capabilities.EXACT_LOGPROBS)
+    if config.tensor_parallel > 1:
+        names.add(capabilities.SAMPLING_MASK)
     return frozenset(names)
 
 
@@ -48,6 +51,7 @@ PROVIDER = Provider(
         capabilities.STREAMING,
         capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
+        capabilities.SAMPLING_MASK,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
         *ROUTED_EXPERTS,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import FinishReason, RaggedTokens, RlcoreError, SamplingParams
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, RaggedTokens, RlcoreError, SamplingParams
 from rlcore.spi.arrays import Int64Array
-from rlcore_torchkit.generation import FinishedSample, splitmix64
+from rlcore_torchkit.generation import FinishedSample, join_samples, splitmix64
 
 SMALLEST_TEMPERATURE = 1e-5
 """vLLM takes the most probable token below it."""
@@ -31,6 +31,8 @@ class Samples:
     sampling: SamplingParams
     routed_experts: bool = False
     """Whether to report the experts of each token."""
+    sampling_mask: bool = False
+    """Whether to report what each token was sampled among."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,6 +68,11 @@ def engine_sampling(sampling: SamplingParams, seed: int, limit: int, *, logprobs
     # Without this, what lies below vLLM's own least temperature of 0.01 would be sampled at that.
     params.temperature = sampling.temperature
     return params
+
+
+def joined(samples: Sequence[FinishedSample], request: GenerateRequest) -> GenerateResult:
+    """The samples of a request one after another, with what it asks to know of them."""
+    return join_samples(samples, routed_experts=request.routed_experts, sampling_mask=request.sampling_mask)
 
 
 def engine_seeds(seeds: Int64Array) -> list[int]:

@@ -9,11 +9,11 @@ import numpy as np
 
 from rlcore.spi import GenerateRequest, SampleFeed
 from rlcore.spi.arrays import Int64Array
-from rlcore_torchkit.generation import FinishedSample, join_samples
+from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm.dealing import deal, work_of
 from rlcore_vllm.replica import Replica
 from rlcore_vllm.routing import require_experts
-from rlcore_vllm.sampling import Samples
+from rlcore_vllm.sampling import Samples, joined
 
 MAX_CONVERSATIONS = 2**17
 """Conversations that a stream remembers the engine of."""
@@ -81,7 +81,7 @@ class Stream:
             self._busy[engine] -= int(work[numbers].sum())
         try:
             require_experts(finished)
-            result = join_samples(finished, routed_experts=request.routed_experts)
+            result = joined(finished, request)
         except Exception as error:  # raised where the stream is, and not in an engine's thread
             self._error = error
             self._feed.end()

@@ -15,6 +15,7 @@ import torch
 
 from rlcore.transformers_import import import_transformers, without_torchao
 from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
+from rlcore_vllm.sampling_masks import MaskRecorder
 
 
 def import_without_torchao() -> None:
@@ -97,6 +98,14 @@ def logprob_recorder(llm: Any) -> LogprobRecorder | None:
     if config.device_config.device_type != "cuda" or config.parallel_config.world_size > 1:
         return None
     recorder: LogprobRecorder | None = llm.collective_rpc(lambda worker: record(worker.model_runner))[0]
+    return recorder
+
+
+def mask_recorder(llm: Any) -> MaskRecorder | None:
+    """What notes the tokens that others are sampled among, where one rank samples."""
+    if llm.vllm_config.parallel_config.world_size > 1:
+        return None
+    recorder: MaskRecorder = llm.collective_rpc(lambda worker: MaskRecorder(worker.model_runner))[0]
     return recorder
 
 

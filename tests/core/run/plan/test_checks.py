@@ -9,8 +9,8 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError, ModelError, capabilities
-from rlcore.testing.fakes import FAKE_ENVIRONMENT, fake_registry
+from rlcore.spi import ConfigError, ModelError, PluginError, capabilities
+from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, fake_registry
 
 Prepare = Callable[..., RunPlan]
 
@@ -76,19 +76,31 @@ def test_the_models_problems_are_reported_with_the_recipes(prepared: Prepare) ->
 Run = Callable[..., dict[str, Any]]
 
 
-def test_truncated_sampling_is_refused_unless_its_bias_is_accepted(run: Run) -> None:
-    ratio = "algorithm.fake.previous_logprobs=true"
-    with pytest.raises(ConfigError) as raised:
-        run(ratio, "rollout.top_k=3", "rollout.top_p=0.9")
-    assert [problem.path for problem in raised.value.problems] == ["rollout.top_k", "rollout.top_p"]
-    assert all("rollout.accept_truncation_bias" in problem.remedy for problem in raised.value.problems)
+@pytest.mark.parametrize("role", ["generator", "trainer"])
+def test_truncated_sampling_needs_both_sides_unless_its_bias_is_accepted(run: Run, role: str) -> None:
+    ratio, lost = "algorithm.fake.previous_logprobs=true", {capabilities.SAMPLING_MASK, capabilities.SAMPLING_MASK_REPLAY}
+    bare = {"generator": FAKE_GENERATOR, "trainer": FAKE_TRAINER}
+    bare[role] = evolve(bare[role], capabilities=bare[role].capabilities - lost)
+    able = Registry.from_providers(
+        {**{name: [one] for name, one in bare.items()}, "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    )
+    with pytest.raises(PluginError) as raised:
+        run(ratio, "rollout.top_k=3", "rollout.top_p=0.9", registry=able)
+    for part in (role, "sampling_mask", "rollout.top_k = 3 and rollout.top_p = 0.9", "rollout.accept_truncation_bias = true"):
+        assert part in str(raised.value)
     run(
         ratio,
         "rollout.top_k=3",
         "rollout.accept_truncation_bias=true",
         "run.num_steps=1",
         "training.max_token_mult_prob_error=inf",
+        registry=able,
     )
+    run("rollout.top_k=3", "run.name=compares-nothing", "run.num_steps=1", registry=able)
+
+
+def test_a_bias_is_accepted_only_where_there_is_one(run: Run) -> None:
+    ratio = "algorithm.fake.previous_logprobs=true"
     for overrides, found in (
         ((ratio,), "true, while neither rollout.top_k nor rollout.top_p"),
         (("rollout.top_k=3",), "true, with algorithm 'fake'"),

@@ -4,7 +4,7 @@ import numpy as np
 from attrs import evolve
 from mutants import killed_by
 
-from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, StreamResult, hookimpl
+from rlcore.spi import FinishReason, LoadStateResult, RaggedTokens, RefitResult, SamplingMask, StreamResult, hookimpl
 from rlcore.testing.fakes import generator as fake
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.policy import log_softmax
@@ -752,3 +752,71 @@ class OwnWeightsOfAnother(FakeGenerator):
     def __init__(self, context, config):
         super().__init__(context, config)
         self.weights = {name: -value for name, value in self.weights.items()}
+
+
+KEPT = "test_kept_tokens_are_those_sampled_among"
+
+
+class ChangedMask(ChangedResult):
+    """Says something else of what was kept; by rows, which `changed_row` gets with their token."""
+
+    def changed(self, request, result):
+        mask = result.sampling_mask
+        if mask is None or not len(mask.tokens):
+            return result
+        rows = np.split(mask.tokens, mask.offsets[1:-1])
+        changed = [self.changed_row(row, token) for row, token in zip(rows, result.tokens, strict=True)]
+        return evolve(result, sampling_mask=SamplingMask.of(changed))
+
+
+@killed_by(KEPT)
+class KeptTokensAreNotSaid(ChangedMask):
+    def changed_row(self, row, token):
+        return row[:0]
+
+
+@killed_by(KEPT)
+class OneKeptTokenIsNotSaid(ChangedMask):
+    def changed_row(self, row, token):
+        others = row[row != token]
+        return np.append(others[1:], token).astype(np.int32)
+
+
+@killed_by(KEPT)
+class OneMoreTokenIsSaidToBeKept(ChangedMask):
+    """A most improbable one: the log-probabilities show nothing."""
+
+    def changed_row(self, row, token):
+        absent = np.setdiff1d(np.arange(len(self.weights[fake.TRANSITION])), row)
+        column = self.weights[fake.TRANSITION].mean(0)[absent]
+        return np.append(row, absent[column.argmin()]).astype(np.int32)
+
+
+@killed_by(KEPT)
+class KeptTokensOfTopKAlone(FakeGenerator):
+    """Those before top-p."""
+
+    def step(self, samples):
+        original = fake.kept_tokens
+        fake.kept_tokens = lambda values, sampling: original(values, evolve(sampling, top_p=1.0 if sampling.top_k else 0.999))
+        try:
+            return super().step(samples)
+        finally:
+            fake.kept_tokens = original
+
+
+@killed_by("test_nothing_is_left_out_of_the_whole_distribution")
+class KeptTokensOfTheWholeDistribution(FakeGenerator):
+    """Those within a top-p of its own."""
+
+    def step(self, samples):
+        original = fake.kept_tokens
+        fake.kept_tokens = lambda values, sampling: (
+            original(values, sampling)
+            if sampling.top_k or sampling.top_p < 1
+            else [np.arange(values.shape[1], dtype=np.int32) for _ in values]
+        )
+        try:
+            return super().step(samples)
+        finally:
+            fake.kept_tokens = original

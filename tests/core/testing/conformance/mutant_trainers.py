@@ -6,7 +6,7 @@ import numpy as np
 from attrs import evolve
 from mutants import killed_by
 
-from rlcore.spi import BoundError, CheckpointError, NonFiniteError, hookimpl
+from rlcore.spi import BoundError, CheckpointError, NonFiniteError, SamplingMask, hookimpl
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore.testing.fakes.policy import Contexts, Forward
 from rlcore.testing.fakes.trainer import FakeTrainer, cut_into_buckets
@@ -764,3 +764,69 @@ class HeadNotInTheCheckpoint(FakeTrainer):
         if kept is not None:
             self.weights[VALUE_HEAD_WEIGHT][...] = kept
         return result
+
+
+@killed_by("test_masked_logprobs_equal_the_reference")
+class MasksIgnored(FakeTrainer):
+    def forward(self, weights, batch, temperature):
+        return super().forward(weights, evolve(batch, sampling_mask=None), temperature)
+
+
+@killed_by("test_masked_logprobs_equal_the_reference")
+class MasksIgnoredByTheReference(FakeTrainer):
+    def forward(self, weights, batch, temperature):
+        ignored = weights is self.reference
+        return super().forward(weights, evolve(batch, sampling_mask=None) if ignored else batch, temperature)
+
+
+@killed_by("test_masked_logprobs_equal_the_reference")
+class MasksOfTheTokenBefore(FakeTrainer):
+    """And the token itself."""
+
+    def forward(self, weights, batch, temperature):
+        if batch.sampling_mask is not None:
+            mask = batch.sampling_mask
+            rows = np.split(mask.tokens, mask.offsets[1:-1])
+            shifted = [
+                np.union1d(row, [token]).astype(np.int32) if len(row) else row
+                for row, token in zip([rows[0], *rows[:-1]], batch.tokens, strict=True)
+            ]
+            batch = evolve(batch, sampling_mask=SamplingMask.of(shifted))
+        return super().forward(weights, batch, temperature)
+
+
+@killed_by("test_masked_logprobs_equal_the_reference")
+class MasksLeaveOutAllWhereNothingWasLeftOut(FakeTrainer):
+    """All but the token itself."""
+
+    def forward(self, weights, batch, temperature):
+        if batch.sampling_mask is not None:
+            mask = batch.sampling_mask
+            rows = np.split(mask.tokens, mask.offsets[1:-1])
+            alone = [row if len(row) else batch.tokens[place : place + 1] for place, row in enumerate(rows)]
+            batch = evolve(batch, sampling_mask=SamplingMask.of(alone))
+        return super().forward(weights, batch, temperature)
+
+
+@killed_by("test_masked_entropy_equals_the_reference")
+class EntropyOfTheWholeDistribution(FakeTrainer):
+    def evaluate(self, weights, batch, temperature):
+        logprobs, _ = super().evaluate(weights, batch, temperature)
+        return logprobs, super().evaluate(weights, evolve(batch, sampling_mask=None), temperature)[1]
+
+
+@killed_by("test_masked_step_equals_the_reference")
+class MasksIgnoredInTheStep(FakeTrainer):
+    def accumulate(self, request):
+        bare = tuple(evolve(batch, sampling_mask=None) for batch in request.microbatches)
+        return super().accumulate(evolve(request, microbatches=bare))
+
+
+@killed_by("test_masked_step_equals_the_reference")
+class GradientsReachWhatWasLeftOut(FakeTrainer):
+    """The loss is right, and its gradient that of the whole distribution."""
+
+    def accumulate(self, request):
+        loss, metrics, _ = super().accumulate(request)
+        bare = tuple(evolve(batch, sampling_mask=None) for batch in request.microbatches)
+        return loss, metrics, super().accumulate(evolve(request, microbatches=bare))[2]

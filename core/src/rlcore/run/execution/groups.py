@@ -114,7 +114,8 @@ class MinibatchTrainer(ABC):
     def values(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: the values after every token of some of the batch's sequences, and 0.0 in the others."""
         request = spi.ValuesRequest(microbatches=(), weight_version=weight_version)
-        return self._evaluate(request, evolve(_with_columns(batch, set()), sequence_columns={}), sequences)
+        bare = evolve(_with_columns(batch, set()), sequence_columns={}, sampling_mask=None)
+        return self._evaluate(request, bare, sequences)
 
 
 @frozen(kw_only=True, eq=False)

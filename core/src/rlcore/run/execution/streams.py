@@ -115,7 +115,7 @@ def _generate_wave(generator: GeneratorHandle, feed: DecodedFeed, request: Gener
 
 def _select(result: GenerateResult, samples: Int64Array) -> GenerateResult:
     """Some samples of a result, int64 [M]."""
-    routed = result.routed_experts
+    routed, mask = result.routed_experts, result.sampling_mask
     return GenerateResult(
         tokens=take_rows(result.tokens, result.offsets, samples),
         offsets=offsets_of(np.diff(result.offsets)[samples]),
@@ -127,4 +127,5 @@ def _select(result: GenerateResult, samples: Int64Array) -> GenerateResult:
         else RoutedExperts(
             experts=take_rows(routed.experts, routed.offsets, samples), offsets=offsets_of(np.diff(routed.offsets)[samples])
         ),
+        sampling_mask=None if mask is None else mask.take(result.offsets, samples),
     )

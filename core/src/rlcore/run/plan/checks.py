@@ -86,19 +86,6 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
             expected=f"an environment, which rewards the rollouts that algorithm {recipe.algorithm.name!r} trains on",
             remedy="Add a section [environment] with a name.",
         )
-    if needs.untruncated_sampling and recipe.rollout.truncates and not recipe.rollout.accept_truncation_bias:
-        for key in ("top_k", "top_p"):
-            value = getattr(recipe.rollout, key)
-            if value == getattr(RolloutConfig(), key):
-                continue
-            yield Problem(
-                path=f"rollout.{key}",
-                found=f"{value}, with algorithm {recipe.algorithm.name!r}, which compares the generator's probabilities with "
-                "the trainer's",
-                expected="the whole distribution (top_k = 0, top_p = 1.0): the generator's probabilities are of the tokens "
-                "that it kept, the trainer's are of all, so ratios and importance weights are biased",
-                remedy="Leave it out, or accept that bias with rollout.accept_truncation_bias = true.",
-            )
     if recipe.environment is None and recipe.data.evaluation is not None and not measures:
         yield Problem(
             path="data.evaluation",

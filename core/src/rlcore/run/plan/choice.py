@@ -15,6 +15,7 @@ from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Role, capabilities
 
 
@@ -42,6 +43,14 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
     usable = {entry.role: entry for entry in found}
     algorithm = None
     if "algorithm" in usable:
+        with _collected(errors):
+            algorithm = _algorithm(recipe, usable, dtype)
+    if "generator" in usable and algorithm is not None and replays_sampling_mask(recipe, algorithm.needs):
+        # Only now is it known that the algorithm compares: the choice is made again, among those that report what they kept.
+        needs["generator"] |= mask_needs(recipe, capabilities.SAMPLING_MASK)
+        found.remove(usable.pop("generator"))
+        found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
+        usable |= {entry.role: entry for entry in found}
         with _collected(errors):
             algorithm = _algorithm(recipe, usable, dtype)
     generates = algorithm is None or algorithm.needs.source == "rollouts" or recipe.evaluates
@@ -127,6 +136,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.SAVE_HF] = 'checkpoint.export = "hf"'
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
+    if replays_sampling_mask(recipe, algorithm.needs):
+        needs |= mask_needs(recipe, capabilities.SAMPLING_MASK_REPLAY)
     return needs | _adapter_needs(recipe)
 
 
@@ -166,7 +177,7 @@ def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -
         samples_per_prompt=recipe.rollout.samples_per_prompt,
         updates_per_step=recipe.training.updates_per_step,
         temperature=recipe.rollout.temperature,
-        generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.truncates,
+        generation_logprobs_exact=exact and dtype == "float32" and not recipe.rollout.accept_truncation_bias,
         max_response_tokens=recipe.rollout.max_response_tokens,
     )
     return build_algorithm(entry, context, plugin_config(recipe, entry))

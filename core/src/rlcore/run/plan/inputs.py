@@ -25,6 +25,7 @@ from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.reference_check import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.plan.truncation import replays_sampling_mask
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
@@ -81,7 +82,17 @@ class Inputs:
             return ExampleSource(examples=self.examples, stream=self.stream)
         assert generator is not None
         assert self.episodes is not None
-        collector = collector_of(recipe, "train", generator, self.episodes, self.tokenizer, self.tool_parser, clock, progress)
+        collector = collector_of(
+            recipe,
+            "train",
+            generator,
+            self.episodes,
+            self.tokenizer,
+            self.tool_parser,
+            clock,
+            progress,
+            sampling_mask=replays_sampling_mask(recipe, plan.algorithm.needs),
+        )
         return RolloutSource(
             collector=collector,
             rows=self.train_rows,

@@ -30,10 +30,12 @@ class AgentCollector(StepCollector[AgentGroup]):
 
     max_sequence_length: int
     history: History
+    sampling_mask: bool = False
+    """Whether the batch is to say what the generator chose each token among."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""
-        sampler = SessionSampler(self.tokenizer.decode)
+        sampler = SessionSampler(self.tokenizer.decode, sampling_mask=self.sampling_mask)
         model = ServedModel(
             name=MODEL_NAME,
             tokenizer=self.tokenizer,
@@ -80,6 +82,7 @@ class AgentCollector(StepCollector[AgentGroup]):
                 spi.GROUP_IDS: numbers // np.int32(self.samples_per_prompt),
                 spi.EPISODE_IDS: numbers,
             },
+            sampling_mask=spi.SamplingMask.join([one.sampling_mask for one in segments]) if self.sampling_mask else None,
         )
         return CollectedRollouts(
             batch=batch,
@@ -106,6 +109,7 @@ def _silent(token: int) -> Segment:
         weight_versions=np.full(1, NOT_GENERATED, np.int32),
         finish_reason=spi.FinishReason.ABORTED,
         text="",
+        sampling_mask=spi.SamplingMask.whole(1),
     )
 
 

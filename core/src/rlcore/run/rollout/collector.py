@@ -39,6 +39,8 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
+    sampling_mask: bool = False
+    """Whether it is to say what the generator chose each token among."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepCollector."""
@@ -55,6 +57,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
                 tool_parser=self.tool_parser,
                 timeout_s=None if isinstance(schedule, ReplaySchedule) else self.episode_timeout_s,
                 routed_experts=self.routed_experts,
+                sampling_mask=self.sampling_mask,
             ),
             runner=self.episodes,
             tokenizer=self.tokenizer,
@@ -109,6 +112,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
                 **_routed_experts(episodes, offsets),
             },
             sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},
+            sampling_mask=_sampling_mask(episodes, offsets) if self.sampling_mask else None,
         )
         rewards = np.array([episode.reward for episode in episodes], np.float64)
         return CollectedRollouts(
@@ -139,6 +143,16 @@ def _routed_experts(episodes: Sequence[Episode], offsets: Int64Array) -> dict[st
             target = column[start : start + len(rows)]
             np.copyto(target, rows, where=rows >= 0)
     return {spi.ROUTED_EXPERTS: column}
+
+
+def _sampling_mask(episodes: Sequence[Episode], offsets: Int64Array) -> spi.SamplingMask:
+    """What each token was chosen among; empty rows where it was read."""
+    parts, end = [], 0
+    for episode, first in zip(episodes, offsets.tolist(), strict=False):
+        for start, mask in episode.masks:
+            parts += [spi.SamplingMask.whole(first + start - end), mask]
+            end = first + start + len(mask)
+    return spi.SamplingMask.join([*parts, spi.SamplingMask.whole(int(offsets[-1]) - end)])
 
 
 def _environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

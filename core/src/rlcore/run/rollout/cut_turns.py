@@ -36,7 +36,7 @@ def until_stop(begun: Sequence[Int32Array], sampled: Sampled, decode: Decode) ->
     number = bisect_left(range(len(sampled.tokens) + 1), True, key=has_stopped)
     if number > len(sampled.tokens):
         return sampled
-    experts = sampled.routed_experts
+    experts, mask = sampled.routed_experts, sampled.sampling_mask
     left_out = len(sampled.tokens) - number
     return evolve(
         sampled,
@@ -45,4 +45,5 @@ def until_stop(begun: Sequence[Int32Array], sampled: Sampled, decode: Decode) ->
         weight_versions=sampled.weight_versions[:number],
         finish_reason=FinishReason.STOP,
         routed_experts=None if experts is None else experts[: len(experts) - left_out],
+        sampling_mask=None if mask is None else mask.slice(0, number),
     )

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from rlcore.run.rollout.request_feed import Sampled
-from rlcore.spi import FinishReason, Observation, ResetResult, Row, StepResult, Tool, ToolCall, Turn
+from rlcore.spi import FinishReason, Observation, ResetResult, Row, SamplingMask, StepResult, Tool, ToolCall, Turn
 from rlcore.spi.arrays import AnyArray, Float32Array, Int32Array
 
 NOT_GENERATED = -1
@@ -64,6 +64,8 @@ class Episode:
     length: int = 0
     routed: list[AnyArray] = field(factory=list)
     """The experts of the tokens of each turn, from its first token on, where they are wanted."""
+    masks: list[tuple[int, SamplingMask]] = field(factory=list)
+    """Where that is wanted, what the tokens of each piece that the policy said were chosen among; and where it begins."""
 
     @property
     def reward(self) -> float:
@@ -142,6 +144,8 @@ class Episode:
         return self.tokens[0] if self.tokens else _NO_TOKENS
 
     def _take(self, sampled: Sampled) -> None:
+        if sampled.sampling_mask is not None:
+            self.masks.append((self.length, sampled.sampling_mask))
         self._append(sampled.tokens, sampled.logprobs, sampled.weight_versions)
         if sampled.routed_experts is not None:
             self.routed.append(sampled.routed_experts)

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import define, frozen
 
 from rlcore.run.protocols import Responses
-from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingParams
+from rlcore.spi import FinishReason, GenerateRequest, RaggedTokens, SamplingMask, SamplingParams
 from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, offsets_of
 
 _REASONS = {int(reason): reason for reason in FinishReason}
@@ -29,6 +29,7 @@ class Wanted:
     owner: object
     """Whose sample it is."""
     routed_experts: bool = False
+    sampling_mask: bool = False
     goes_on: bool = False
     """Whether its episode has said something before."""
     conversation: int = -1
@@ -50,6 +51,8 @@ class Sampled:
     finish_reason: FinishReason
     routed_experts: Int16Array | None = None
     """int16 [prompt and T, L, K]"""
+    sampling_mask: SamplingMask | None = None
+    """What each of the T tokens was chosen among."""
 
 
 HandOut: TypeAlias = Callable[[Sequence[Sampled]], None]
@@ -150,7 +153,7 @@ class RequestFeed:
         """See rlcore.run.protocols.ResponseFeed."""
         result = responses.result
         bounds, reasons = result.offsets.tolist(), result.finish_reasons.tolist()
-        routed = result.routed_experts
+        routed, mask = result.routed_experts, result.sampling_mask
         rows = None if routed is None else routed.offsets.tolist()
         handed = []
         for row, wanted in enumerate(self._claim(samples)):
@@ -165,6 +168,7 @@ class RequestFeed:
                     weight_versions=result.weight_versions[part],
                     finish_reason=_REASONS[reasons[row]],
                     routed_experts=experts,
+                    sampling_mask=None if mask is None else mask.slice(part.start, part.stop),
                 )
             )
         self._hand_out(handed)
@@ -184,6 +188,7 @@ class RequestFeed:
             sampling=flat[0].sampling,
             weight_version=self._weight_version,
             routed_experts=flat[0].routed_experts,
+            sampling_mask=flat[0].sampling_mask,
             conversations=conversations if (conversations >= 0).any() else None,
         )
 
@@ -206,8 +211,13 @@ class RequestFeed:
 
 def _alike(waiting: Sequence[Wanted]) -> list[list[list[Wanted]]]:
     """Samples of one prompt together, and prompts of as many samples and the same sampling in one request."""
-    shared = [list(group) for _, group in groupby(waiting, lambda one: (id(one.prompt), one.sampling, one.routed_experts))]
-    requests: dict[tuple[int, SamplingParams, bool], list[list[Wanted]]] = {}
+    shared = [list(group) for _, group in groupby(waiting, lambda one: (id(one.prompt), *_kind(one)))]
+    requests: dict[tuple[int, SamplingParams, bool, bool], list[list[Wanted]]] = {}
     for samples in shared:
-        requests.setdefault((len(samples), samples[0].sampling, samples[0].routed_experts), []).append(samples)
+        requests.setdefault((len(samples), *_kind(samples[0])), []).append(samples)
     return list(requests.values())
+
+
+def _kind(wanted: Wanted) -> tuple[SamplingParams, bool, bool]:
+    """What all samples of a request have in common."""
+    return wanted.sampling, wanted.routed_experts, wanted.sampling_mask

@@ -14,15 +14,17 @@ from rlcore.run.rollout.request_feed import Sampled, Wanted
 from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.sessions.errors import RequestError
 from rlcore.sessions.sampling import Sample, SampleRequest
-from rlcore.spi import FinishReason
+from rlcore.spi import FinishReason, SamplingMask
 
 
 class SessionSampler:
     """Asks a feed for the samples of sessions. The feed belongs to it: streams read from it while sessions are served, one
     after another. What a stream's end cuts off goes on in the next one."""
 
-    def __init__(self, decode: Decode) -> None:
-        """`decode` returns the text of tokens, without special tokens."""
+    def __init__(self, decode: Decode, *, sampling_mask: bool = False) -> None:
+        """`decode` returns the text of tokens, without special tokens; `sampling_mask`: whether samples are to say what each
+        token was chosen among."""
+        self._sampling_mask = sampling_mask
         self.feed = PollingFeed(self._hand_out)
         self.count = SampleCount()
         self._decode = decode
@@ -57,6 +59,7 @@ class SessionSampler:
             sampling=request.sampling,
             owner=future,
             conversation=request.conversation,
+            sampling_mask=self._sampling_mask,
             goes_on=request.goes_on or num_said > 0,
         )
         try:
@@ -96,12 +99,14 @@ class SessionSampler:
         tokens, logprobs, versions = (
             np.concatenate([getattr(part, name) for part in said]) for name in ("tokens", "logprobs", "weight_versions")
         )
+        masks = [part.sampling_mask for part in said if part.sampling_mask is not None]
         return Sample(
             text=said[0].text if len(said) == 1 else self._decode(tokens),
             tokens=tokens,
             logprobs=logprobs,
             weight_versions=versions,
             finish_reason=said[-1].finish_reason,
+            sampling_mask=SamplingMask.join(masks) if masks else None,
         )
 
     def _hand_out(self, samples: Sequence[Sampled]) -> None:

@@ -44,8 +44,11 @@ def collector_of(
     tool_parser: ToolParser | None,
     clock: PhaseClock,
     progress: Progress,
+    *,
+    sampling_mask: bool = False,
 ) -> StepCollector[Any]:
-    """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`."""
+    """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
+    `sampling_mask` the batch says what the generator chose each token among."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
@@ -69,6 +72,7 @@ def collector_of(
             max_response_tokens=rollout.max_response_tokens,
             max_failed_fraction=rollout.max_failed_fraction,
             history="segment" if rollout.history == "segment" else "refuse",
+            sampling_mask=sampling_mask,
             tool_parser=tool_parser,
             purpose=purpose,
             clock=clock,
@@ -91,6 +95,7 @@ def collector_of(
         tool_parser=tool_parser,
         purpose=purpose,
         routed_experts=rollout.replay_routing and trains,
+        sampling_mask=sampling_mask,
         clock=clock,
         progress=progress,
     )

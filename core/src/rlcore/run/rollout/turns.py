@@ -44,6 +44,8 @@ class TurnOptions:
     """How long an episode may take, less the seconds in which its generator was stopped."""
     routed_experts: bool = False
     """Whether the generator is to say which experts it sent each token to."""
+    sampling_mask: bool = False
+    """Whether it is to say what each token was chosen among."""
 
 
 class Turns:
@@ -254,6 +256,7 @@ class Turns:
                 owner=episode,
                 conversation=episode.number,
                 routed_experts=self._options.routed_experts,
+                sampling_mask=self._options.sampling_mask,
                 goes_on=episode.num_generated > 0,
             )
             for episode in episodes

@@ -24,6 +24,9 @@ def rollout_table(
         return pa.LargeListArray.from_arrays(offsets, pa.array(values))
 
     columns = {} if advantages is None else {ADVANTAGES: ragged(advantages)}
+    if batch.sampling_mask is not None:
+        kept = pa.LargeListArray.from_arrays(pa.array(batch.sampling_mask.offsets), pa.array(batch.sampling_mask.tokens))
+        columns["sampling_mask"] = pa.LargeListArray.from_arrays(offsets, kept)
     return pa.table(
         {
             "step": np.full(batch.num_sequences, step),

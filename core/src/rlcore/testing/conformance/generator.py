@@ -5,6 +5,7 @@ from rlcore.testing.conformance.generator_continuous import GeneratorContinuous
 from rlcore.testing.conformance.generator_distribution import GeneratorDistribution
 from rlcore.testing.conformance.generator_routing import GeneratorRouting
 from rlcore.testing.conformance.generator_sampling import GeneratorSampling
+from rlcore.testing.conformance.generator_sampling_mask import GeneratorSamplingMask
 from rlcore.testing.conformance.generator_streaming import GeneratorStreaming
 from rlcore.testing.conformance.generator_weights import GeneratorWeights
 
@@ -17,6 +18,7 @@ class GeneratorConformance(
     GeneratorStreaming,
     GeneratorContinuous,
     GeneratorRouting,
+    GeneratorSamplingMask,
 ):
     """What every generator has to pass::
 

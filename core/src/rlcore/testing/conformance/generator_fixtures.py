@@ -66,6 +66,7 @@ class Question:
         on_finished: "OnFinished | None" = None,
         *,
         routed_experts: bool = False,
+        sampling_mask: bool = False,
     ) -> GenerateRequest:
         """The generator's request."""
         return GenerateRequest(
@@ -77,6 +78,7 @@ class Question:
             weight_version=weight_version,
             on_finished=on_finished,
             routed_experts=routed_experts,
+            sampling_mask=sampling_mask,
         )
 
     def ungrouped(self, order: Sequence[int]) -> "Question":

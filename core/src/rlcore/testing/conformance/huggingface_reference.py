@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from rlcore.spi import ROUTED_EXPERTS, LossInputs, LossSpec, ModelSpec, TokenBatch
 from rlcore.spi.arrays import Int16Array, Int32Array
-from rlcore.testing.conformance.reference import Float64Array
+from rlcore.testing.conformance.reference import LEFT_OUT, Float64Array, left_out
 from rlcore.testing.conformance.tensors import Values
 from rlcore.transformers_import import import_transformers
 
@@ -83,7 +83,11 @@ class HuggingFacePolicy:
             tokens = batch.tokens[batch.offsets[index] : batch.offsets[index + 1]]
             routed = batch.token_columns.get(ROUTED_EXPERTS)
             own = None if routed is None else routed[batch.offsets[index] : batch.offsets[index + 1]]
-            table = torch.log_softmax(self._forward(tokens, own)[:-1] / temperature, -1)
+            logits = self._forward(tokens, own)[:-1] / temperature
+            if batch.sampling_mask is not None:
+                rows = batch.sampling_mask.slice(int(batch.offsets[index]) + 1, int(batch.offsets[index + 1]))
+                logits = logits.masked_fill(torch.from_numpy(left_out(rows, logits.shape[-1])), LEFT_OUT)
+            table = torch.log_softmax(logits, -1)
             targets = torch.from_numpy(tokens[1:].astype(np.int64))
             zero = table.new_zeros(1)
             logprobs += [zero, table.gather(1, targets[:, None])[:, 0]]

@@ -5,11 +5,13 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlcore.spi import LossSpec, SamplingParams, TokenBatch
-from rlcore.spi.arrays import Int16Array, Int32Array
+from rlcore.spi import LossSpec, SamplingMask, SamplingParams, TokenBatch
+from rlcore.spi.arrays import BoolArray, Int16Array, Int32Array
 from rlcore.testing.conformance.tensors import Values
 
 Float64Array: TypeAlias = NDArray[np.float64]
+LEFT_OUT = -1e12
+"""In place of a logit of -inf: the probability is 0 all the same, and times this logit it is 0 and not NaN."""
 
 
 class ReferencePolicy(Protocol):
@@ -60,12 +62,25 @@ def log_softmax(logits: Float64Array) -> Float64Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
+def left_out(mask: SamplingMask, vocab_size: int) -> BoolArray:
+    """bool [T, V]: True at each token that was not kept; nowhere in the row of a token that was chosen among all."""
+    out = np.zeros((len(mask), vocab_size), np.bool_)
+    for row, (start, end) in enumerate(zip(mask.offsets[:-1], mask.offsets[1:], strict=True)):
+        if end > start:
+            out[row] = ~np.isin(np.arange(vocab_size), mask.tokens[start:end])
+    return out
+
+
 def reference_logprobs(policy: ReferencePolicy, batch: TokenBatch, temperature: float) -> tuple[Float64Array, Float64Array]:
-    """Log-probabilities and entropies of a packed batch, float64 [T] each, 0.0 at first tokens; each sequence run alone."""
+    """Log-probabilities and entropies of a packed batch, float64 [T] each, 0.0 at first tokens; each sequence run alone. Where
+    the batch has a sampling mask, over the kept tokens."""
     logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
     for start, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
         tokens = batch.tokens[start:end]
-        table = log_softmax(policy.logits(tokens)[:-1] / temperature)
+        logits = policy.logits(tokens)[:-1] / temperature
+        if batch.sampling_mask is not None:
+            logits[left_out(batch.sampling_mask.slice(start + 1, end), logits.shape[-1])] = LEFT_OUT
+        table = log_softmax(logits)
         logprobs[start + 1 : end] = table[np.arange(len(table)), tokens[1:]]
         entropy[start + 1 : end] = -(np.exp(table) * table).sum(axis=-1)
     return logprobs, entropy

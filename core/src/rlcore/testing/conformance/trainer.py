@@ -6,6 +6,7 @@ from rlcore.testing.conformance.trainer_numerics import TrainerNumerics
 from rlcore.testing.conformance.trainer_optimizer import TrainerOptimizer
 from rlcore.testing.conformance.trainer_ranks import TrainerRanks
 from rlcore.testing.conformance.trainer_routing import TrainerRouting
+from rlcore.testing.conformance.trainer_sampling_mask import TrainerSamplingMask
 from rlcore.testing.conformance.trainer_values import TrainerValues
 from rlcore.testing.conformance.trainer_weights import TrainerWeights
 
@@ -16,6 +17,7 @@ class TrainerConformance(
     TrainerWeights,
     TrainerLifecycle,
     TrainerRouting,
+    TrainerSamplingMask,
     TrainerLora,
     TrainerValues,
     TrainerRanks,

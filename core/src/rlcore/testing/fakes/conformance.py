@@ -14,9 +14,11 @@ from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator import GeneratorConformance
 from rlcore.testing.conformance.probe import ProbeConfig, expected_probe, expected_value_probe
 from rlcore.testing.conformance.reference import (
+    LEFT_OUT,
     Float64Array,
     Reference,
     ReferenceValues,
+    left_out,
     log_softmax,
     reference_logprobs,
     reference_values,
@@ -90,7 +92,10 @@ class TablePolicy:
         starts = np.repeat(batch.offsets[:-1], batch.lengths)
         later = np.flatnonzero(np.arange(batch.num_tokens) > starts)
         values = self._weights[TRANSITION][batch.tokens[later - 1]] + self._weights[ORIGIN][batch.tokens[starts[later]]]
-        table = log_softmax((values + self._weights[POSITION][(later - starts[later]) % NUM_POSITIONS]) / temperature)
+        values = (values + self._weights[POSITION][(later - starts[later]) % NUM_POSITIONS]) / temperature
+        if batch.sampling_mask is not None:
+            values = np.where(left_out(batch.sampling_mask, values.shape[1])[later], LEFT_OUT, values)
+        table = log_softmax(values)
         logprobs, entropy = np.zeros(batch.num_tokens), np.zeros(batch.num_tokens)
         logprobs[later] = table[np.arange(len(later)), batch.tokens[later]]
         entropy[later] = -(np.exp(table) * table).sum(axis=1)

@@ -16,6 +16,7 @@ from rlcore.spi import (
     RefitError,
     RefitRequest,
     RefitResult,
+    SamplingMask,
     SamplingParams,
     SetResidencyRequest,
     SetResidencyResult,
@@ -162,6 +163,9 @@ class FakeGenerator:
         running, request = samples.left, samples.request
         values = logits(weights, samples.first[running], samples.previous[running], samples.position[running])
         chosen, chosen_logprobs = choose(values, request.sampling, uniforms(request.seeds[running], samples.num_steps))
+        if request.sampling_mask:
+            for sample, row in zip(running.tolist(), kept_tokens(values, request.sampling), strict=True):
+                samples.kept[sample].append(row)
         samples.tokens[running, samples.num_steps] = chosen
         samples.logprobs[running, samples.num_steps] = chosen_logprobs
         samples.versions[running, samples.num_steps] = version
@@ -188,6 +192,7 @@ class FakeGenerator:
             logprobs=np.full(num_tokens, -np.log(vocab_size), np.float32),
             weight_versions=np.full(num_tokens, self.weight_version, np.int32),
             finish_reasons=reasons,
+            sampling_mask=SamplingMask.whole(num_tokens) if request.sampling_mask else None,
         )
 
     def stopped(self, tokens: Int32Array, sampling: SamplingParams) -> BoolArray:
@@ -218,6 +223,8 @@ class RunningSamples:
         self.logprobs = np.zeros(shape, np.float32)
         self.versions = np.zeros(shape, np.int32)
         self.reasons = np.full(shape[0], FinishReason.ABORTED, np.uint8)
+        self.kept: list[list[Int32Array]] = [[] for _ in range(shape[0])]
+        """What each sample's tokens were chosen among, where the request wants to know."""
         self.left = np.arange(shape[0])
         """int64 [M]: those that have not ended."""
 
@@ -231,7 +238,19 @@ class RunningSamples:
             logprobs=self.logprobs[samples][taken],
             weight_versions=self.versions[samples][taken],
             finish_reasons=self.reasons[samples],
+            sampling_mask=self.sampling_mask(samples) if self.request.sampling_mask else None,
         )
+
+    def sampling_mask(self, samples: Int64Array) -> SamplingMask:
+        """What the tokens of some of them were chosen among."""
+        return SamplingMask.of([row for sample in samples.tolist() for row in self.kept[sample]])
+
+
+def kept_tokens(values: Float64Array, sampling: SamplingParams) -> list[Int32Array]:
+    """What `choose` chooses each token among, from logits [S, V]; nothing where that is everything."""
+    truncates = sampling.temperature > 0 and (sampling.top_k or sampling.top_p < 1)
+    cut = truncate(values / sampling.temperature, sampling) if truncates else np.full_like(values, -np.inf)
+    return [np.flatnonzero(row).astype(np.int32) for row in np.isfinite(cut)]
 
 
 def choose(values: Float64Array, sampling: SamplingParams, uniform: Float64Array) -> tuple[Int64Array, Float64Array]:

@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from rlcore.spi import SamplingMask
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array
 
 Float64Array: TypeAlias = NDArray[np.float64]
@@ -23,6 +24,8 @@ Weights: TypeAlias = Mapping[str, AnyArray]
 NUM_POSITIONS = 4
 TRANSITION, ORIGIN, POSITION = "transition.weight", "origin.weight", "position.weight"
 NAMES = (TRANSITION, ORIGIN, POSITION)
+LEFT_OUT = -1e12
+"""The logit of a token that sampling had left out: its probability is 0, and 0 times it is 0 still."""
 
 
 def make_weights(vocab_size: int, seed: int, scale: float) -> dict[str, NDArray[np.float32]]:
@@ -44,6 +47,14 @@ def log_softmax(values: Float64Array) -> Float64Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
+def left_out(mask: SamplingMask, vocab_size: int) -> BoolArray:
+    """bool [T, V]: what was left out where each token was chosen."""
+    out = np.zeros((len(mask), vocab_size), np.bool_)
+    out[mask.lengths > 0] = True
+    out[np.repeat(np.arange(len(mask)), mask.lengths), mask.tokens] = False
+    return out
+
+
 @frozen(kw_only=True, eq=False)
 class Contexts:
     """The distinct contexts of a packed batch: log-probabilities are computed once for each."""
@@ -60,15 +71,29 @@ class Contexts:
     """int64 [C]"""
     position: Int64Array
     """int64 [C]: modulo NUM_POSITIONS."""
+    left_out: BoolArray | None = None
+    """bool [C, V]: what truncated sampling had left out; None where that is nothing."""
 
     @classmethod
-    def of(cls, tokens: Int32Array, offsets: Int64Array, vocab_size: int) -> "Contexts":
+    def of(
+        cls, tokens: Int32Array, offsets: Int64Array, vocab_size: int, sampling_mask: SamplingMask | None = None
+    ) -> "Contexts":
         """The contexts of sequences `tokens` int32 [T], `offsets` int64 [N+1]."""
         lengths = np.diff(offsets)
         starts = np.repeat(offsets[:-1], lengths)
         position = np.arange(len(tokens), dtype=np.int64) - starts
         has_logprob = position > 0
         later = np.flatnonzero(has_logprob)
+        if sampling_mask is not None:
+            return cls(
+                has_logprob=has_logprob,
+                targets=tokens[later].astype(np.int64),
+                which=np.arange(len(later)),
+                first=tokens[starts[later]].astype(np.int64),
+                previous=tokens[later - 1].astype(np.int64),
+                position=position[later] % NUM_POSITIONS,
+                left_out=left_out(sampling_mask, vocab_size)[later],
+            )
         shape = (vocab_size, vocab_size, NUM_POSITIONS)
         keys = np.ravel_multi_index((tokens[starts[later]], tokens[later - 1], position[later] % NUM_POSITIONS), shape)
         distinct, which = np.unique(keys, return_inverse=True)
@@ -90,6 +115,8 @@ class Forward:
     def of(cls, weights: Weights, contexts: Contexts, temperature: float) -> "Forward":
         """Evaluate the policy after each context."""
         values = logits(weights, contexts.first, contexts.previous, contexts.position)
+        if contexts.left_out is not None:
+            values = np.where(contexts.left_out, LEFT_OUT, values)
         return cls(contexts=contexts, table=log_softmax(values / temperature), temperature=temperature)
 
     def logprobs(self) -> Float64Array:

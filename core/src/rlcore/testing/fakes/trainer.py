@@ -226,7 +226,8 @@ class FakeTrainer:
 
     def forward(self, weights: Weights, batch: TokenBatch, temperature: float) -> Forward:
         """The policy after every context of a batch."""
-        return Forward.of(weights, Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size), temperature)
+        contexts = Contexts.of(batch.tokens, batch.offsets, self.config.vocab_size, batch.sampling_mask)
+        return Forward.of(weights, contexts, temperature)
 
     def values(self, batch: TokenBatch) -> ValueForward:
         """The values after every token of a batch."""

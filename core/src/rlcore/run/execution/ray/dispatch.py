@@ -8,7 +8,15 @@ from attrs import evolve, frozen
 
 from rlcore.run.protocols import Responses
 from rlcore.run.train_step.microbatches import WIDTH, plan_ranks
-from rlcore.spi import ROUTED_EXPERTS, GenerateRequest, GenerateResult, RaggedTokens, RoutedExperts, TokenBatch
+from rlcore.spi import (
+    ROUTED_EXPERTS,
+    GenerateRequest,
+    GenerateResult,
+    RaggedTokens,
+    RoutedExperts,
+    SamplingMask,
+    TokenBatch,
+)
 from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, offsets_of, put_rows, take_rows
 
 
@@ -24,6 +32,7 @@ class RankPart:
     """The columns are those of a TokenBatch, but the offsets may begin after 0."""
     bounds: Int64Array
     """int64 [M+1]: microbatch m is the sequences bounds[m] to bounds[m+1]."""
+    sampling_mask: SamplingMask | None
 
     @classmethod
     def of(cls, batch: TokenBatch, bounds: Int64Array) -> "RankPart":
@@ -38,6 +47,7 @@ class RankPart:
             token_columns={name: column[tokens] for name, column in batch.token_columns.items()},
             sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},
             bounds=bounds - bounds[0],
+            sampling_mask=_part_of(batch.sampling_mask, tokens),
         )
 
     def microbatches(self) -> tuple[TokenBatch, ...]:
@@ -53,7 +63,12 @@ class RankPart:
             loss_mask=self.loss_mask[tokens],
             token_columns={name: column[tokens] for name, column in self.token_columns.items()},
             sequence_columns={name: column[start:end] for name, column in self.sequence_columns.items()},
+            sampling_mask=_part_of(self.sampling_mask, tokens),
         )
+
+
+def _part_of(mask: SamplingMask | None, tokens: slice) -> SamplingMask | None:
+    return None if mask is None else mask.slice(tokens.start, tokens.stop)
 
 
 @frozen(kw_only=True, eq=False)
@@ -145,8 +160,15 @@ def join_responses(dealt: Sequence[Int64Array], num_samples: int, responses: Seq
         weight_versions=np.concatenate([result.weight_versions[tokens] for result, tokens in pieces]),
         finish_reasons=np.concatenate([result.finish_reasons[start:stop] for result, start, stop in ends]),
         routed_experts=_join_routed(ends),
+        sampling_mask=_join_masks(pieces),
     )
     return Responses(result=joined, texts=[text for response, group in groups for text in response.texts[group]])
+
+
+def _join_masks(pieces: Sequence[tuple[GenerateResult, slice]]) -> SamplingMask | None:
+    """Join the masks of these tokens of each result; None where no result reports one."""
+    found = [part for result, tokens in pieces if (part := _part_of(result.sampling_mask, tokens)) is not None]
+    return SamplingMask.join(found) if found else None
 
 
 def _join_routed(pieces: Sequence[tuple[GenerateResult, int, int]]) -> RoutedExperts | None:

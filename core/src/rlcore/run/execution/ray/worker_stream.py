@@ -28,7 +28,8 @@ class Collected:
     """What a stream has handed out since the last time."""
 
     parts: Sequence[tuple[Int64Array, Responses]]
-    """Samples by the driver's numbers, int64 [M]; those that report their experts apart from the others."""
+    """Samples by the driver's numbers, int64 [M]; those that report their experts, or masks, apart from the
+    others."""
     has_ended: bool
     """Whether nothing more will come."""
 
@@ -76,10 +77,11 @@ class WorkerStream:
             if self._error is not None and not ended:
                 raise self._error
             has_ended = has_ended and self._error is None
-        by_kind = [
-            [part for part in ended if (part[1].result.routed_experts is not None) == reports] for reports in (True, False)
-        ]
-        return Collected(parts=[_joined(parts) for parts in by_kind if parts], has_ended=has_ended)
+        by_kind: dict[tuple[bool, bool], list[tuple[Int64Array, Responses]]] = {}
+        for part in ended:
+            result = part[1].result
+            by_kind.setdefault((result.routed_experts is not None, result.sampling_mask is not None), []).append(part)
+        return Collected(parts=[_joined(parts) for parts in by_kind.values()], has_ended=has_ended)
 
     def end(self) -> None:
         """End the stream: what has not ended is handed out as it is."""
