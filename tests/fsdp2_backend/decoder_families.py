@@ -90,6 +90,13 @@ TRAINED: Mapping[str, Mapping[str, Any]] = {
 }
 """Those that train by their own class, in the same form."""
 
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "bloom": ({"n_layer": 2, "n_head": 4}, "log-probabilities"),
+    "stablelm": ({}, "hands keyword arguments on"),
+    "llama4_text": ({}, "chunked_attention"),
+}
+"""Those that are refused when they are built: what their configs have, and words of the reason."""
+
 
 def make_family(directory: Path, name: str, options: Mapping[str, Any]) -> Path:
     """Write a model with random weights of model_type `name`; returns the directory."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attrs import evolve
-from decoder_families import DESCRIBED, TRAINED, make_family
+from decoder_families import DESCRIBED, REFUSED, TRAINED, make_family
 from fsdp2_support import (
     Reference,
     assert_stepped_alike,
@@ -50,15 +50,9 @@ def test_three_steps_and_what_they_leave(family, tmp_path, backend):
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "reason"),
-    [
-        ("bloom", {"n_layer": 2, "n_head": 4}, "log-probabilities"),
-        ("stablelm", {}, "hands keyword arguments on"),
-        ("llama4_text", {}, "chunked_attention"),
-    ],
-)
-def test_what_cannot_be_packed_is_refused_when_it_is_built(family, options, reason, tmp_path, backend):
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_cannot_be_packed_is_refused_when_it_is_built(family, tmp_path, backend):
+    options, reason = REFUSED[family]
     directory = make_family(tmp_path / "model", family, options)
     with pytest.raises(ModelError, match=reason):
         backend(directory)

@@ -1,6 +1,7 @@
 """What cannot work is found before anything is allocated, all at once, with the key to change."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,27 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
+
+
+def undescribed(model: Path, tmp_path: Path, **content: Any) -> list[str]:
+    """What is found of Gemma 3 with this in its config.json, on CPU and with routing to be replayed."""
+    directory = Path(shutil.copytree(model, tmp_path / "gemma"))
+    gemma = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "max_position_embeddings": 128}
+    (directory / "config.json").write_text(json.dumps(gemma | content))
+    spec = ModelSpec(path=str(directory))
+    context = CheckContext(model=spec, device="cpu", world_size=1, max_sequence_length=129, replays_routing=True)
+    return [problem.found for problem in check(context, VllmConfig())]
+
+
+def test_of_a_model_that_no_family_describes_lengths_and_heads_are_checked(model: Path, tmp_path: Path) -> None:
+    found = undescribed(model, tmp_path, head_dim=8)
+    expected = ["max_position_embeddings = 128", "true, for model_type gemma3_text", "head_dim = 8"]
+    assert found == expected
+
+
+def test_of_such_a_model_malformed_values_alone_are_told(model: Path, tmp_path: Path) -> None:
+    (found,) = undescribed(model, tmp_path, max_position_embeddings="many")
+    assert found.startswith("max_position_embeddings = ")
 
 
 @pytest.mark.parametrize("wrong", ["localhost:8000", "http://host:abc", "http://host:99999", "https://"])

@@ -11,7 +11,10 @@ import torch
 from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
+from decoder_families import TRAINED, make_family
+from vllm_families import MODELS, OTHERS
 from vllm_refit_support import (
     CONFIG,
     MODEL,
@@ -37,12 +40,6 @@ from rlcore_vllm import channels
 from rlcore_vllm.replica import LocalReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
-
-MODELS = {
-    "dense": ("qwen2", False),
-    "tied": ("qwen3", True),
-    "experts": ("qwen3_moe", True),
-}
 
 
 class Refitted:
@@ -86,6 +83,15 @@ def test_each_of_several_refits_counts(engine):
         digests = engine.refit(export_of(tensors, version, persistent=persistent))
         assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
         engine.assert_holds(version, *range(version))
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_family_that_no_description_is_for_is_refitted(family, tmp_path):
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
+    directory = make_family(tmp_path / family, family, {**TRAINED[family], **sizes})
+    with contextlib.closing(Refitted(directory)) as refitted:
+        refitted.refit(export_of(refitted.weights(1), 1))
+        refitted.assert_holds(1, 2)
 
 
 def test_the_senders_buffer_may_be_reused(engine):

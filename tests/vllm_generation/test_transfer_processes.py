@@ -13,6 +13,7 @@ from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from vllm_families import IN_PROCESSES
 from vllm_refit_faults import FAULT_VARIABLE
 from vllm_refit_support import (
     CONFIG,
@@ -46,7 +47,9 @@ TWO_RANKS = evolve(CONFIG, tensor_parallel=2, engine={"worker_extension_cls": "v
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory):
     """Tied, with so few tokens that the second rank holds none of them."""
-    return make_model(tmp_path_factory.mktemp("refit") / "llama", "llama", tied=True, alphabet=string.ascii_lowercase, **MODEL)
+    return make_model(
+        tmp_path_factory.mktemp("refit") / "model", IN_PROCESSES, tied=True, alphabet=string.ascii_lowercase, **MODEL
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from attrs import evolve
+
+from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, LoraSpec, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.values import value_problems
+from rlcore_torchkit.decoders import described_family
 from rlcore_torchkit.device_memory import GIB, device_memories, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
-from rlcore_torchkit.models import architecture_problems
+from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.engine_arguments import table_problems
 from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
@@ -33,12 +38,16 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(named, context),
-        *architecture_problems(context.model.path),
+        *any_decoder_problems(context.model),
     ]
     file = Path(context.model.path).expanduser() / "config.json"
-    model = model_config(context)
-    if problems or model is None:
+    content = read_object(file)
+    if problems or isinstance(content, Problem):
         return problems
+    if described_family(content, str(file)) is None:
+        return list(undescribed_problems(content, file, context))
+    model = model_config(context)
+    assert model is not None
     problems += length_problems(model, file.parent, context.max_sequence_length)
     dims = ModelDims.of(model)
     if dims is not None:
@@ -48,8 +57,22 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
     if context.replays_routing:
         problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu" and dims is not None:
-        problems += head_size_problems(dims, file)
+        problems += head_size_problems(dims.head_dim, file)
     return problems if problems or dims is None else list(memory_problems(dims, context, config, memories))
+
+
+def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:
+    """What a config.json says that no family describes, under keys that nearly all models have; vLLM itself checks the rest."""
+    malformed = list(value_problems(content))
+    yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
+    if malformed:
+        return
+    yield from length_problems(content, file.parent, context.max_sequence_length)
+    if context.replays_routing:
+        expected, found = "false", f"true, for model_type {content.get('model_type')}"
+        yield Problem(path="rollout.replay_routing", found=found, expected=expected, remedy="No trainer replays its routing")
+    if context.device == "cpu" and isinstance(content.get("head_dim"), int):
+        yield from head_size_problems(content["head_dim"], file)
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:
@@ -162,12 +185,12 @@ def replay_problems(model: Mapping[str, Any], path: str, config: VllmConfig) -> 
         yield _problem("prefix_caching", "false, with rollout.replay_routing", "true", remedy)
 
 
-def head_size_problems(dims: ModelDims, file: Path) -> Iterator[Problem]:
+def head_size_problems(head_dim: int, file: Path) -> Iterator[Problem]:
     """A head size that vLLM's attention kernel for CPUs lacks, which it notices only when it generates, and then dies."""
-    if dims.head_dim not in CPU_HEAD_SIZES:
+    if head_dim not in CPU_HEAD_SIZES:
         yield Problem(
             path=str(file),
-            found=f"head_dim = {dims.head_dim}",
+            found=f"head_dim = {head_dim}",
             expected=f"one of {', '.join(map(str, CPU_HEAD_SIZES))}, which vLLM has on CPU",
             remedy="Use another generator for this model.",
         )

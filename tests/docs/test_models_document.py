@@ -1,0 +1,46 @@
+"""The table of models says what the tests' own lists say, and what is refused of each row."""
+
+import json
+import re
+import sys
+
+import pytest
+from markdown_blocks import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "fsdp2_backend"))
+sys.path.insert(0, str(ROOT / "tests" / "vllm_generation"))
+
+from decoder_families import BASE, DESCRIBED, REFUSED, TRAINED
+from vllm_families import SHOWN
+
+from rlcore.spi import ModelSpec
+from rlcore_torchkit.architectures.registry import installed_model_types
+from rlcore_torchkit.models import any_decoder_problems, architecture_problems
+
+ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", re.MULTILINE)
+OPTIONS = {**DESCRIBED, **TRAINED, **{name: options for name, (options, _) in REFUSED.items()}}
+
+
+@pytest.fixture(scope="module")
+def table():
+    text = (ROOT / "docs/models.md").read_text()
+    return {name: tuple(columns) for name, *columns in ROW.findall(text) if name != "model_type"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = AutoConfig.for_model(name, **{**BASE, **OPTIONS[name]}).to_dict()
+    config |= {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    others = "refused" if architecture_problems(str(tmp_path)) else "tested"
+    engine = "refused" if any_decoder_problems(ModelSpec(path=str(tmp_path))) else "untried"
+    trainer = "refused" if name in REFUSED else "tested"
+    assert table[name] == (trainer, others, others, "tested" if name in SHOWN else engine)
+
+
+def test_the_rows_are_those_of_the_tests(table):
+    assert table.keys() == OPTIONS.keys()
+    assert set(installed_model_types()) == DESCRIBED.keys()
