@@ -77,6 +77,15 @@ def test_in_bfloat16_the_working_copy_and_the_reference_say_nearly_the_same(tmp_
     torch.testing.assert_close(*found, rtol=0.0, atol=1e-6)
 
 
+def test_the_biases_of_routers_are_exported_as_they_are_kept(tmp_path, backend):
+    directory = make_family(tmp_path / "model", "glm4_moe", TRAINED["glm4_moe"])
+    found = exported(backend(directory, dtype="bfloat16"), dtype="bfloat16")
+    kept = {name: tensor for name, tensor in found.items() if tensor.dtype != torch.bfloat16}
+    assert {name.rpartition(".")[2] for name in kept} == {"e_score_correction_bias"}
+    saved = load_file(directory / "model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in kept.items())
+
+
 def test_adapters_are_beside_every_linear_layer_of_the_decoder(tmp_path):
     directory, batch = make_family(tmp_path / "model", "phi3", TRAINED["phi3"]), make_batch()
     trainer = Fsdp2Backend(evolve(make_context(directory), lora=LoraSpec(rank=2, targets=("all-linear",))), make_config())

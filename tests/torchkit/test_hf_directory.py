@@ -1,11 +1,13 @@
 """Writing Hugging Face model directories."""
 
 import errno
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from rlcore.model_files import model_problems
@@ -38,6 +40,16 @@ def make_export(tensors: dict[str, Tensor], *, max_bucket_bytes: int = 5000) -> 
                 named.tensor.zero_()
 
     return WeightExport(weight_version=3, specs=specs, buckets=buckets(), persistent=False)
+
+
+def test_what_a_model_keeps_in_its_own_dtype_is_written_in_it(model_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    export = make_export({"a": torch.tensor([1 / 3]), "b": torch.tensor([1 / 3])})
+    specs = tuple(evolve(spec, keeps_dtype=spec.name == "b") for spec in export.specs)
+    write_hf_directory(evolve(export, specs=specs), str(model_directory("llama")), tmp_path, "bfloat16", max_shard_bytes=3)
+    found = read_tensors(tmp_path)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {"a": torch.bfloat16, "b": torch.float32}
+    assert found["b"].item() == torch.tensor(1 / 3).item()
+    assert json.loads((tmp_path / "model.safetensors.index.json").read_text())["metadata"] == {"total_size": 2 + 4}
 
 
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 40_000])

@@ -35,6 +35,14 @@ def read(make_trainer, export, request=REQUEST):
     return [tensor.name for part in trainer.export_weights(request).buckets for tensor in part.tensors]
 
 
+def test_a_tensor_may_keep_the_models_own_dtype(make_trainer):
+    narrow, specs = attrs.evolve(REQUEST, dtype="bfloat16"), (spec("a", A),)
+    kept = tuple(attrs.evolve(each, keeps_dtype=True) for each in specs)
+    assert read(make_trainer, export_of([bucket(named("a", A))], specs=kept), narrow) == ["a"]
+    with pytest.raises(ContractError, match="expected bfloat16 as requested"):
+        read(make_trainer, export_of([bucket(named("a", A))], specs=specs), narrow)
+
+
 @pytest.mark.parametrize(
     "buckets", [[bucket(named("a", A), named("b", B))], [bucket(named("a", A)), bucket(), bucket(named("b", B))]]
 )

@@ -15,7 +15,7 @@ from rlcore.model_files import INDEX_FILE, SINGLE_FILE
 from rlcore.spi.context import ModelSpec
 from rlcore.spi.errors import ContractError, ModelError, StorageError
 from rlcore.spi.trainer import ExportWeightsRequest
-from rlcore.spi.weights import ITEM_BYTES, DtypeName, Head, TensorSpec, WeightExport
+from rlcore.spi.weights import ITEM_BYTES, DtypeName, Head, WeightExport
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.safetensors_files import model_file
@@ -77,14 +77,15 @@ def write_hf_directory(
     """Write `export` as a directory that transformers and vLLM load; returns the names of the files written.
 
     `source` is the model that was trained, a directory or a name on the Hub: config, generation config and tokenizer come
-    from it. Tensors are written in `dtype`. At most one shard is in memory at a time. With the head "value" the config is that
-    of a sequence classifier with one label. StorageError where a write fails.
+    from it. Tensors are written in `dtype`, or in the dtype that the model keeps them in. At most one shard is in memory at a
+    time. With the head "value" the config is that of a sequence classifier with one label. StorageError where a write fails.
     """
     with model_storage_errors(directory):
-        shards = _plan(export.specs, ITEM_BYTES[dtype], max_shard_bytes)
+        sizes = [(spec.name, prod(spec.shape) * ITEM_BYTES[spec.dtype if spec.keeps_dtype else dtype]) for spec in export.specs]
+        shards = _plan(sizes, max_shard_bytes)
         files = _write_shards(_tensors(export, dtype), shards, directory)
         if len(shards) > 1:
-            files.append(_write_index(export.specs, shards, ITEM_BYTES[dtype], directory))
+            files.append(_write_index(sizes, shards, directory))
         return (*files, *_write_companions(source, revision, directory, dtype, head))
 
 
@@ -103,16 +104,15 @@ def model_storage_errors(directory: Path) -> Iterator[None]:
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
-def _plan(specs: Sequence[TensorSpec], item_bytes: int, max_shard_bytes: int) -> dict[str, list[str]]:
-    """Which tensors each file holds, in the export's order."""
+def _plan(sizes: Sequence[tuple[str, int]], max_shard_bytes: int) -> dict[str, list[str]]:
+    """Which tensors each file holds, in the export's order; `sizes` are their names and bytes."""
     groups: list[list[str]] = [[]]
     num_bytes = 0
-    for spec in specs:
-        size = prod(spec.shape) * item_bytes
+    for name, size in sizes:
         if groups[-1] and num_bytes + size > max_shard_bytes:
             groups.append([])
             num_bytes = 0
-        groups[-1].append(spec.name)
+        groups[-1].append(name)
         num_bytes += size
     if len(groups) == 1:
         return {SINGLE_FILE: groups[0]}
@@ -123,10 +123,16 @@ def _tensors(export: WeightExport, dtype: DtypeName) -> Iterator[tuple[str, "Ten
     """The export's tensors on the host, none of them sharing memory with what the next bucket overwrites."""
     import torch
 
+    kept = {spec.name: getattr(torch, spec.dtype) for spec in export.specs if spec.keeps_dtype}
     for bucket in export.buckets:
         for named in bucket.tensors:
             tensor = named.tensor.detach()
-            yield named.name, tensor.to(device="cpu", dtype=getattr(torch, dtype), copy=not export.persistent).contiguous()
+            yield (
+                named.name,
+                tensor.to(
+                    device="cpu", dtype=kept.get(named.name, getattr(torch, dtype)), copy=not export.persistent
+                ).contiguous(),
+            )
 
 
 def _write_shards(tensors: Iterator[tuple[str, "Tensor"]], shards: dict[str, list[str]], directory: Path) -> list[str]:
@@ -146,10 +152,9 @@ def _write_shards(tensors: Iterator[tuple[str, "Tensor"]], shards: dict[str, lis
     return list(shards)
 
 
-def _write_index(specs: Sequence[TensorSpec], shards: dict[str, list[str]], item_bytes: int, directory: Path) -> str:
-    total = sum(prod(spec.shape) for spec in specs) * item_bytes
+def _write_index(sizes: Sequence[tuple[str, int]], shards: dict[str, list[str]], directory: Path) -> str:
     places = {name: file for file, names in shards.items() for name in names}
-    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+    _write_json(directory / INDEX_FILE, {"metadata": {"total_size": sum(size for _, size in sizes)}, "weight_map": places})
     return INDEX_FILE
 
 

@@ -187,7 +187,7 @@ def _check_export(request: ExportWeightsRequest, export: WeightExport) -> None:
     if type(export.persistent) is not bool:
         raise ContractError(f"persistent: found {export.persistent!r}; expected True or False")
     check_specs(export)
-    wrong = next((spec for spec in export.specs if spec.dtype != request.dtype), None)
+    wrong = next((spec for spec in export.specs if spec.dtype != request.dtype and not spec.keeps_dtype), None)
     if wrong is not None:
         raise ContractError(f"specs: {wrong.name} is of {wrong.dtype}; expected {request.dtype} as requested")
 

@@ -131,7 +131,7 @@ class ExportWeightsRequest:
     weight_version: int
     """The version that the trainer must hold."""
     dtype: DtypeName
-    """Floating-point tensors are cast to it."""
+    """Floating-point tensors are cast to it, but those that a model keeps in a dtype of their own (TensorSpec.keeps_dtype)."""
     max_bucket_bytes: int
     """A bucket holds at most this much, or one tensor that is larger."""
     adapters: Literal["merged", "apart", "alone"] = "merged"

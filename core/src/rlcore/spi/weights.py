@@ -26,6 +26,9 @@ class TensorSpec:
     """Hugging Face name, as in a safetensors file of the model. A tied tensor is listed once, under its first name."""
     shape: tuple[int, ...]
     dtype: DtypeName
+    keeps_dtype: bool = False
+    """Whether `dtype` is the model's own for this tensor, whatever the others are cast to: what does not train and has to be
+    exact, such as the biases by which routers choose."""
 
 
 @frozen(kw_only=True, eq=False)

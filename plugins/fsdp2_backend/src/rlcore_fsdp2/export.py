@@ -1,6 +1,7 @@
 """The policy's full tensors under the names that `save_pretrained` writes."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import DtypeName, ExportWeightsRequest, LoraSpec, TensorSpec, WeightExport
+from rlcore.spi.weights import ITEM_BYTES
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_torchkit.lora import merged
@@ -22,10 +24,16 @@ class _Exported:
     parameter: str
     shapes: Mapping[str, tuple[int, ...]]
     """Hugging Face name to shape; one entry with the parameter's own name unless transformers fuses it on loading."""
+    kept: DtypeName | None = None
+    """The dtype of a buffer, which is exported as it is; None for a parameter, which is cast."""
 
     @property
     def is_itself(self) -> bool:
         return list(self.shapes) == [self.parameter]
+
+    def dtype(self, requested: torch.dtype) -> torch.dtype:
+        """The dtype that it is exported in."""
+        return requested if self.kept is None else getattr(torch, self.kept)
 
 
 class Exporter:
@@ -43,7 +51,7 @@ class Exporter:
         if request.adapters != "merged":
             exported = [*exported, *(_itself(name, parameter) for name, parameter in parameters.items() if is_adapter(name))]
         is_own = lora is None and all(
-            each.is_itself and _is_whole(parameters[each.parameter], dtype, device) for each in exported
+            each.is_itself and _is_whole(parameters[each.parameter], each.dtype(dtype), device) for each in exported
         )
         return WeightExport(
             weight_version=request.weight_version,
@@ -61,7 +69,7 @@ class Exporter:
         device: torch.device,
     ) -> Iterator[tuple[str, Tensor]]:
         for each in exported:
-            full = _whole_weight(each.parameter, parameters, lora, dtype, device)
+            full = _whole_weight(each.parameter, parameters, lora, each.dtype(dtype), device)
             if each.is_itself:
                 yield each.parameter, full
             else:
@@ -71,7 +79,7 @@ class Exporter:
 def _specs(exported: Iterable[_Exported], dtype: DtypeName) -> Iterator[TensorSpec]:
     for each in exported:
         for name, shape in each.shapes.items():
-            yield TensorSpec(name=name, shape=shape, dtype=dtype)
+            yield TensorSpec(name=name, shape=shape, dtype=each.kept or dtype, keeps_dtype=each.kept is not None)
 
 
 def _whole_weight(
@@ -98,7 +106,10 @@ def exported_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _exported(model: nn.Module, name: str, parameter: Tensor) -> _Exported:
     converted = revert_weight_conversion(model, {name: torch.empty_like(parameter, device="meta")})
-    return _Exported(parameter=name, shapes={key: tuple(tensor.shape) for key, tensor in converted.items()})
+    shapes = {key: tuple(tensor.shape) for key, tensor in converted.items()}
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    kept: Any = None if isinstance(parameter, nn.Parameter) else dtype if dtype in ITEM_BYTES else "float32"
+    return _Exported(parameter=name, shapes=shapes, kept=kept)
 
 
 def _is_whole(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> bool:

@@ -21,7 +21,7 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
     the same on every rank, where the model cannot be loaded.
     """
     dtype = next(parameter.dtype for name, parameter in model.named_parameters() if not is_adapter(name))
-    source = _read(spec, dtype)
+    source, dtypes = _read(spec, dtype)
     aliases = _aliases(model)
     model.to_empty(device=parameters_on)
     for name, (module, key) in aliases.items():  # what to_empty has put into one is not what it has put into the other
@@ -34,24 +34,26 @@ def load_from_first(model: Any, spec: ModelSpec, device: torch.device, *, parame
         bounds = tuple(slice(start, start + length) for start, length in zip(part.offset, part.shape, strict=True))
         local(parameter).copy_(whole[bounds])
     for name, buffer in list(model.named_buffers()):
-        whole = _send(None if source is None else source.get_buffer(name), buffer.shape, buffer.dtype, device)
+        whole = _send(None if source is None else source.get_buffer(name), buffer.shape, dtypes[name], device)
         owner, _, key = name.rpartition(".")
         model.get_submodule(owner)._buffers[key] = whole
 
 
-def _read(spec: ModelSpec, dtype: torch.dtype) -> Any:
-    """The whole model on the first rank, None on the others; a failure there is one everywhere."""
-    source, problems = None, list[Problem]()
+def _read(spec: ModelSpec, dtype: torch.dtype) -> tuple[Any, dict[str, torch.dtype]]:
+    """The whole model on the first rank, None on the others, and the dtypes of its buffers; a failure there is one
+    everywhere."""
+    source, problems, dtypes = None, list[Problem](), dict[str, torch.dtype]()
     if dist.get_rank() == 0:
         try:
             source = load_model(spec, dtype=dtype, any_decoder=True)
+            dtypes = {name: buffer.dtype for name, buffer in source.named_buffers()}
         except ModelError as error:
             problems = list(error.problems)
-    shared = [problems]
+    shared: list[Any] = [problems, dtypes]
     dist.broadcast_object_list(shared)
     if shared[0]:
         raise ModelError(shared[0])
-    return source
+    return source, shared[1]
 
 
 def _aliases(model: Any) -> dict[str, tuple[Any, str]]:

@@ -68,6 +68,10 @@ def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckC
     if malformed:
         return
     yield from length_problems(content, file.parent, context.max_sequence_length)
+    if context.generator_lora is not None:
+        found = f"adapters apart from a model of model_type {content.get('model_type')}"
+        remedy = "No description of its family says which of vLLM's layers they are for"
+        yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy=remedy)
     if context.replays_routing:
         expected, found = "false", f"true, for model_type {content.get('model_type')}"
         yield Problem(path="rollout.replay_routing", found=found, expected=expected, remedy="No trainer replays its routing")

@@ -66,7 +66,7 @@ class Transfer:
 
     def _check_dtypes(self, export: spi.WeightExport) -> None:
         for spec in export.specs:
-            if spec.dtype != self._dtype:
+            if spec.dtype != self._dtype and not spec.keeps_dtype:
                 raise spi.RefitError(
                     f"refit: {spec.name} is exported in {spec.dtype}; expected {self._dtype}, the engines' own"
                 )
