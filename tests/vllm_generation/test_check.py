@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckContext, ModelSpec, Problem
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Problem
 from rlcore.testing.models import make_model
 from rlcore_torchkit.device_memory import GIB
 from rlcore_vllm import check as check_module

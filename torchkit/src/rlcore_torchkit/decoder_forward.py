@@ -52,7 +52,8 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
 
 
 def _decode(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences) -> Tensor:
-    output = model.base_model(input_ids=rows, position_ids=positions, use_cache=False, packed=packed)
+    # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.
+    output = model.base_model.forward(input_ids=rows, position_ids=positions, use_cache=False, packed=packed)
     hidden: Tensor = output.last_hidden_state
     if hidden.shape[:2] != rows.shape:
         raise ContractError(f"decoder: found hidden states {list(hidden.shape)}; expected {list(rows.shape)} of them")
