@@ -526,8 +526,12 @@ async def asynchronous_rows(self, split):
     return None
 
 
+async def asynchronous_close(self):
+    pass
+
+
 def test_an_environment_with_wrong_methods_is_refused_with_all_of_them(plain_entry, backends):
-    attributes = {"reset": lambda self, row, seed: None, "step": None, "rows": asynchronous_rows}
+    attributes = {"reset": lambda self, row, seed: None, "step": None, "rows": asynchronous_rows, "close": asynchronous_close}
     cls = type("World", (GoodEnvironment,), attributes)
     with pytest.raises(PluginError) as raised:
         build_environment(plain_entry("environment", cls), EnvironmentContext(seed=0), backends.Config())
@@ -535,6 +539,7 @@ def test_an_environment_with_wrong_methods_is_refused_with_all_of_them(plain_ent
         "World.reset: a plain def; expected an async def",
         "World.step: missing; expected async step(state, turn)",
         "World.rows: an async def; expected a plain def",
+        "World.close: an async def; expected a plain def",
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from rlcore.rewards.judge import JudgeBackend, check, template_of
 from rlcore.rewards.judge_config import JudgeConfig
+from rlcore.rewards.judge_template import score_of
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.spi import (
     CheckContext,
@@ -104,6 +105,22 @@ def test_the_judge_is_asked_and_its_score_is_the_reward(endpoint: Endpoint, monk
     assert request["messages"] == [{"role": "user", "content": "Rate 2 for 1+1=, 2. {example}"}]
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 9)
     assert endpoint.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Score: -3", -3.0),
+        ("Score: .5", 0.5),
+        ("score=-0.25.", -0.25),
+        ("**Score**: 7.5", 7.5),
+        ("a score - 8/10", 8.0),
+        ("Score: 2, no: Score: 10.", 10.0),
+    ],
+)
+def test_the_score_is_read_with_its_sign_and_point(answer: str, score: float) -> None:
+    config = JudgeConfig(base_url="http://judge", model="judge", score_range=(-10.0, 10.0))
+    assert score_of(answer, config) == score
 
 
 def test_a_field_of_json_and_a_range(endpoint: Endpoint) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pluggy
 from attrs import evolve
@@ -46,6 +46,15 @@ from rlcore.spi.trainer import TrainerLayout, TrainerSpec
 STATE_METHODS = ("save_state", "load_state")
 """An algorithm has both or none."""
 _SPECS: dict[Role, type] = {"trainer": TrainerSpec, "generator": GeneratorSpec}
+
+
+class _Closable(Protocol):
+    """An environment that starts threads or processes."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 _METHODS: dict[Role, tuple[type, tuple[str, ...]]] = {
     "algorithm": (Algorithm, ("build_batch",)),
     "environment": (Environment, ("reset", "step", "rows")),
@@ -275,6 +284,8 @@ def _class_problems(cls: type, role: Role, provider: Provider) -> Iterator[str]:
         yield from method_problems(cls, AgentEnvironment, ("run", "rows"))
     else:
         yield from method_problems(cls, *_METHODS[role])
+    if role == "environment" and hasattr(cls, "close"):
+        yield from method_problems(cls, _Closable, ("close",))
     if role == "algorithm" and any(hasattr(cls, name) for name in STATE_METHODS):
         yield from method_problems(cls, StatefulAlgorithm, STATE_METHODS)
 

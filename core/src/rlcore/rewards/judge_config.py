@@ -24,7 +24,7 @@ class JudgeConfig(PromptConfig):
     """What the judge is asked, with {completion}, {prompt} and {row[FIELD]} in it."""
     prompt_file: str | None = None
     """A file with that text, beside the recipe; one of the two."""
-    score_pattern: str = r"(?i)score\W*(-?\d+(?:\.\d+)?)"
+    score_pattern: str = r"(?i)score\W*?(-?\d*\.?\d+)"
     """A regular expression with one group, the score; of several matches in the judge's answer the last one counts."""
     score_field: str | None = None
     """In its place, a field of the JSON object that the judge answers with."""
