@@ -1,0 +1,266 @@
+"""The sides of benchmarks/real_model.py: one run of each, its settings and its figures."""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from attrs import asdict, frozen
+from generator_setup import versions
+
+SCORING = Path(__file__).resolve().parent.parent / "recipes" / "smollm2" / "scoring.py"
+
+
+@frozen(kw_only=True)
+class Settings:
+    """The same for all sides."""
+
+    device: str = "cuda"
+    num_steps: int = 60
+    num_prompts: int = 32
+    group: int = 8
+    max_tokens: int = 48
+    max_prompt_tokens: int = 128
+    temperature: float = 1.0
+    learning_rate: float = 1e-5
+    evaluate_every: int = 10
+    num_held_out: int = 256
+    generator: str = "vllm"
+    """"vllm" or "transformers"."""
+    memory_share: float = 0.12
+    """Of the device for one run's engine."""
+
+
+class Record:
+    """One run's figures, in a file from its first evaluation on."""
+
+    def __init__(self, path: Path, side: str, seed: int, settings: Settings) -> None:
+        self.path, self.begin = path, time.time()
+        self.values: dict[str, Any] = {"side": side, "seed": seed, "settings": asdict(settings)}
+        self.values |= {"versions": versions("cpu"), "start_up_s": 0.0, "step_s": [], "reward": [], "held_out": []}
+
+    def started(self) -> None:
+        """Everything is there that the first step needs."""
+        self.values["start_up_s"] = time.time() - self.begin
+
+    def step(self, seconds: float, reward: float) -> None:
+        """A step that is done, without evaluation."""
+        self.values["step_s"].append(seconds)
+        self.values["reward"].append(reward)
+
+    def evaluated(self, score: float) -> None:
+        """The held-out score behind so many steps."""
+        steps = self.values["step_s"]
+        self.values["held_out"].append({"step": len(steps), "seconds": sum(steps), "score": score})
+        self.path.write_text(json.dumps(self.values))
+        print(f"step {len(steps)}, {sum(steps):.1f} s: {score:.3f}", flush=True)
+
+
+class Turns:
+    """Runs that start one after another and go on together."""
+
+    def __init__(self, directory: Path, side: str, seeds: Sequence[int], own: int) -> None:
+        self.marks = [directory / f"ready-{side}-{seed}" for seed in seeds]
+        self.own = directory / f"ready-{side}-{own}"
+        self.lock = (directory / "starting.lock").open("w")
+
+    def begin(self) -> None:
+        """Wait for this run's turn."""
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Let the next one start."""
+        self.own.touch()
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    def together(self, seconds: float = 400.0) -> None:
+        """Wait until all have started, or have failed."""
+        self.end()
+        limit = time.monotonic() + seconds
+        while not all(mark.exists() for mark in self.marks) and time.monotonic() < limit:
+            time.sleep(0.2)
+
+
+def run_rlcore(trainer: str, seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
+    """GRPO by rlcore with the trainer of that name."""
+    from rlcore.run.plan.prepare import prepare
+    from rlcore.run.report.progress import Progress
+    from rlcore.run.train import train
+
+    class Watch(Progress):
+        def step(self, step: int, metrics: Mapping[str, float]) -> None:
+            if step > 0:
+                record.step(metrics["time/total_s"], metrics["reward_mean"])
+            if "evaluation/pass@1" in metrics:
+                record.evaluated(metrics["evaluation/pass@1"])
+            if step == 0:
+                record.started()
+                turns.together()
+
+        def note(self, text: str) -> None:
+            print(text, flush=True)
+
+    keys = {
+        "run.name": f"{trainer}-{seed}",
+        "run.directory": str(work / "runs"),
+        "run.seed": seed,
+        "run.device": settings.device,
+        "run.num_steps": settings.num_steps,
+        "model.path": model,
+        "trainer.name": trainer,
+        "generator.name": settings.generator,
+        "algorithm.name": "grpo",
+        "environment.name": "function",
+        "environment.function.path": f"{SCORING}:exact",
+        "environment.function.prompt_format": "chat",
+        "data.train.source": "jsonl",
+        "data.train.path": str(work / f"train-{seed}.jsonl"),
+        "data.train.shuffle": False,
+        "data.evaluation.source": "jsonl",
+        "data.evaluation.path": str(work / "held-out.jsonl"),
+        "rollout.samples_per_prompt": settings.group,
+        "rollout.max_prompt_tokens": settings.max_prompt_tokens,
+        "rollout.max_response_tokens": settings.max_tokens,
+        "rollout.temperature": settings.temperature,
+        "training.prompts_per_step": settings.num_prompts,
+        "training.max_tokens_per_microbatch": 16384,
+        "optimizer.learning_rate": settings.learning_rate,
+        "residency.generator_sleeps": False,  # as TRL's default is
+        "evaluation.every_n_steps": settings.evaluate_every,
+        "checkpoint.at_end": False,
+        "logging.rollouts_every_n_steps": 0,
+        "sinks.names": [],
+    }
+    if settings.generator == "vllm":
+        keys |= {"generator.vllm.gpu_memory_utilization": settings.memory_share, "generator.vllm.max_num_seqs": 256}
+    recipe = work / f"{trainer}-{seed}.toml"
+    recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    train(prepare(recipe), resume=False, progress=Watch())
+
+
+def run_trl(seed: int, settings: Settings, work: Path, model: str, record: Record, turns: Turns) -> None:
+    """GRPO by TRL's GRPOTrainer."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    exact = load_reward()
+    on_cuda, by_vllm = settings.device == "cuda", settings.generator == "vllm"
+    num_samples = settings.num_prompts * settings.group
+    batch = min(num_samples, 64)
+    rewards: list[float] = []
+
+    def reward(completions: Sequence[Sequence[Mapping[str, str]]], answer: Sequence[str], **_: Any) -> list[float]:
+        texts = [messages[-1]["content"] for messages in completions]
+        rewards.extend(float(exact(text, right)) for text, right in zip(texts, answer, strict=True))
+        return rewards[-len(texts) :]
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        begin = 0.0
+
+        def on_step_begin(self, *arguments: Any, **options: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, _: Any, state: Any, *arguments: Any, **options: Any) -> None:
+            if on_cuda:
+                torch.cuda.synchronize()
+            record.step(time.perf_counter() - self.begin, mean(rewards))
+            rewards.clear()
+            if state.global_step % settings.evaluate_every == 0 or state.global_step == settings.num_steps:
+                record.evaluated(held_out_score())
+
+    def held_out_score() -> float:
+        greedy = greedy_by_vllm if by_vllm else greedy_by_transformers
+        texts = greedy(trainer, tokenizer, [row["prompt"] for row in held_out], settings)
+        return mean(float(exact(text, row["answer"])) for text, row in zip(texts, held_out, strict=True))
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    held_out = read_rows(work / "held-out.jsonl")
+    config = GRPOConfig(
+        output_dir=str(work / "runs" / f"trl-{seed}"),
+        seed=seed,
+        max_steps=settings.num_steps,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=num_samples // batch,
+        steps_per_generation=num_samples // batch,
+        num_generations=settings.group,
+        max_completion_length=settings.max_tokens,
+        temperature=settings.temperature,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        beta=0.0,
+        epsilon=0.2,
+        loss_type="dapo",
+        scale_rewards="group",
+        shuffle_dataset=False,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=2.0,
+        use_vllm=by_vllm,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=settings.memory_share if on_cuda else 0.9,
+        vllm_max_model_length=settings.max_prompt_tokens + settings.max_tokens,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        bf16=on_cuda,
+        use_cpu=not on_cuda,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1000,
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_list(read_rows(work / f"train-{seed}.jsonl")),
+        processing_class=tokenizer,
+        callbacks=[Watch()],
+    )
+    if by_vllm and not on_cuda:  # vLLM repacks weights on CPU, where TRL's way to load them raises; the rest can still be tried
+        trainer.vllm_generation.sync_weights = lambda: None
+    record.evaluated(held_out_score())
+    record.started()
+    turns.together()
+    trainer.train()
+
+
+def greedy_by_vllm(trainer: Any, tokenizer: Any, prompts: Sequence[Any], settings: Settings) -> list[str]:
+    """The engine's answers, with the trainer's present weights."""
+    from vllm import SamplingParams
+
+    trainer.vllm_generation.sync_weights()
+    texts = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts]
+    ids = [{"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]} for text in texts]
+    limits = SamplingParams(temperature=0.0, max_tokens=settings.max_tokens)
+    return [output.outputs[0].text for output in trainer.vllm_generation.llm.generate(ids, limits, use_tqdm=False)]
+
+
+def greedy_by_transformers(trainer: Any, tokenizer: Any, prompts: Sequence[Any], settings: Settings) -> list[str]:
+    """The answers of the trainer's own model."""
+    import torch
+
+    texts = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts]
+    tokens = tokenizer(texts, add_special_tokens=False, return_tensors="pt", padding=True, padding_side="left")
+    with torch.no_grad():
+        ids = trainer.model.generate(
+            **tokens.to(trainer.model.device), do_sample=False, max_new_tokens=settings.max_tokens, pad_token_id=0
+        )
+    answers: list[str] = tokenizer.batch_decode(ids[:, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+    return answers
+
+
+def load_reward() -> Callable[[str, str], bool]:
+    """The function that rlcore's recipes name."""
+    from rlcore.functions import load_function
+
+    return load_function(f"{SCORING}:exact", "the reward")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
