@@ -31,6 +31,8 @@ class Sample:
     generation_logprobs: NDArray[np.float32]
     weight_versions: NDArray[np.int64]
     reward: float
+    is_cut: bool
+    """Whether a limit of tokens ended it."""
 
     @property
     def key(self) -> tuple[int, bytes, bytes]:
@@ -80,13 +82,18 @@ class RecordedRun:
     @classmethod
     def read(cls, run_directory: Path, train_steps: Path) -> "RecordedRun":
         lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
-        rollouts = sorted((run_directory / "rollouts").glob("step-*.parquet"))
         return cls(
-            samples=[[_sample(row) for row in parquet.read_table(path).to_pylist()] for path in rollouts],
+            samples=read_samples(run_directory),
             metrics=[line for line in lines if line["step"] > 0],
             updates=_updates(train_steps),
             weights=load_file(run_directory / "model" / "model.safetensors"),
         )
+
+
+def read_samples(run_directory: Path) -> list[list[Sample]]:
+    """Of each step."""
+    rollouts = sorted((run_directory / "rollouts").glob("step-*.parquet"))
+    return [[_sample(row) for row in parquet.read_table(path).to_pylist()] for path in rollouts]
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -100,6 +107,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         generation_logprobs=np.asarray(row["generation_logprobs"], np.float32),
         weight_versions=np.asarray(row["weight_versions"], np.int64),
         reward=row["reward"],
+        is_cut=row["finish_reason"] == "length",
     )
 
 

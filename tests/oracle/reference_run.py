@@ -37,7 +37,7 @@ class Policy:
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
         for module in self.model.modules():
             if type(module).__name__.endswith("RMSNorm"):
-                module.forward = _rms_norm(module)  # transformers' computes in float32 whatever it is given
+                module.forward = rms_norm(module)  # transformers' computes in float32 whatever it is given
         self.temperature = temperature
 
     def distributions(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -226,7 +226,7 @@ class ReferenceRun:
         )
 
 
-def _rms_norm(module: nn.Module) -> object:
+def rms_norm(module: nn.Module) -> object:
     def forward(hidden: Tensor) -> Tensor:
         return module.weight * (hidden * (hidden.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt())
 

@@ -30,6 +30,9 @@ class CriticConfig:
     warmup_steps: Count = 0
     """First steps of the run that train the critic alone, while the policy stays as it is. The policy's schedule begins after
     them."""
+    export: bool = False
+    """Write, after the last step, a directory `critic` in the Hugging Face format, a model for sequence classification with one
+    label: what another run's critic may begin with."""
     offload: Offload = "none"
     """What of it leaves the device of a GPU while it does not work, for the policy to train and the generator to run: nothing,
     optimizer state and gradients, or its weights too. While the generator works, residency.offload_trainer moves it as well."""

@@ -22,6 +22,8 @@ def finish(loop: Loop, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model and summary.json. Returns what the latter holds."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     try:
+        if recipe.critic is not None and recipe.critic.export:
+            loop.saver.export_critic()
         model = None if recipe.checkpoint.export == "none" else loop.saver.export_model(recipe.checkpoint.export)
         summary = {
             "name": recipe.run.name,

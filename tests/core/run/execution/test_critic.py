@@ -188,6 +188,11 @@ def test_a_trainer_without_values_is_refused(prepared: Prepare) -> None:
         prepared(*CRITIC, registry=registry(less=frozenset({capabilities.VALUE_HEAD})))
 
 
+def test_a_trainer_that_cannot_write_it_is_refused(prepared: Prepare) -> None:
+    with pytest.raises(PluginError, match="save_hf"):
+        prepared(*CRITIC, "critic.export=true")
+
+
 class Forgetful(FakeAlgorithm):
     """Asks for a critic, and has nothing to train it with."""
 

@@ -128,6 +128,8 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a model of values"
     if algorithm.needs.critic:
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a critic"
+    if recipe.critic is not None and recipe.critic.export:
+        needs[capabilities.SAVE_HF] = "critic.export = true"
     if algorithm.needs.entropy:
         needs[capabilities.ENTROPY] = f"algorithm {recipe.algorithm.name!r} asks for the entropy"
     if recipe.lora is not None:

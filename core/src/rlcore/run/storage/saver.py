@@ -147,13 +147,21 @@ class RunSaver:
 
     def export_model(self, kind: Literal["hf", "peft"]) -> Path:
         """The Hugging Face directory `model` or the PEFT directory `adapter`; an earlier one goes only once it is whole."""
-        final = self.directory.path / {"hf": "model", "peft": "adapter"}[kind]
+        return self._export(self.backends.trainer, {"hf": "model", "peft": "adapter"}[kind], kind)
+
+    def export_critic(self) -> Path:
+        """The Hugging Face directory `critic`, as of the model."""
+        assert self.backends.critic is not None, "checked by the plan"
+        return self._export(self.backends.critic, "critic", "hf")
+
+    def _export(self, group: Group, name: str, kind: Literal["hf", "peft"]) -> Path:
+        final = self.directory.path / name
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with storage_errors("the exported model", self.directory.path):
                 partial.mkdir(parents=True)
-                self.backends.trainer.save_state(SaveStateRequest(directory=partial, kind=kind))
+                group.save_state(SaveStateRequest(directory=partial, kind=kind))
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:
