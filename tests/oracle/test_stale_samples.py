@@ -32,6 +32,7 @@ STOPPED = [
     case(on_stale="rescore", updates=4),
     case(on_stale="rescore", previous="generation"),
     case(trainer="megatron", updates=4),
+    case(cut=True, masked=True),
 ]
 """Generation stops for each update and goes on behind it, in one process."""
 
@@ -60,7 +61,7 @@ def test_weights_that_come_in_flight(case: Case, run: Run, wide_model: Path) -> 
     assert_right(case, run(case, wide_model), wide_model)
 
 
-@named([case(generator="vllm")])
+@named([case(generator="vllm"), case(generator="vllm", cut=True, masked=True)])
 def test_an_engine_that_is_stopped(case: Case, run: Run, wide_model: Path) -> None:
     assert_right(case, run(case, wide_model), wide_model)
 

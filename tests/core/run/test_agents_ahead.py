@@ -122,6 +122,19 @@ def test_each_token_has_the_log_probability_of_the_weights_that_it_names(
     assert num_spanning > 0
 
 
+def test_truncated_samples_of_agents_have_the_trainers_probabilities(
+    run: Run, agents: Callable[..., Registry], tmp_path: Path
+) -> None:
+    """Over the tokens that their sampling had kept, in every branch of a session."""
+    run(*STEPS, *SMALL, "rollout.top_p=0.8", "trainer.fake.initial_scale=0.5", "run.num_steps=3", registry=agents())
+    compared = [record for record in read_metrics(tmp_path / "runs" / "run") if "importance_ratio" in record]
+    assert compared
+    for record in compared:
+        assert record["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
+    table = rollouts(tmp_path / "runs" / "run")
+    assert any(len(kept) > 0 for sample in table["sampling_mask"] for kept in sample)
+
+
 def test_no_staleness_is_the_run_without_the_section(run: Run, agents: Callable[..., Registry], tmp_path: Path) -> None:
     registry = agents()
     run(*STEPS, *SMALL, "run.name=plain", registry=registry)

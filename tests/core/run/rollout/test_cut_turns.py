@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlcore.run.rollout.cut_turns import seed_after, until_stop
 from rlcore.run.rollout.request_feed import Sampled, Wanted
-from rlcore.spi import FinishReason, SamplingParams
+from rlcore.spi import FinishReason, SamplingMask, SamplingParams
 from rlcore.testing.fakes import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -24,6 +24,7 @@ def sampled(text: str, stops: tuple[str, ...]) -> Sampled:
         weight_versions=np.full(number, 3, np.int32),
         finish_reason=FinishReason.LENGTH,
         routed_experts=np.arange(5 + number, dtype=np.int16)[:, None, None],
+        sampling_mask=SamplingMask.of([tokens[place : place + 1] for place in range(number)]),
     )
 
 
@@ -50,6 +51,8 @@ def test_a_stop_string_across_the_cut_ends_the_turn_where_it_would_have_ended(te
     assert len(found.logprobs) == len(found.weight_versions) == number
     assert found.routed_experts is not None
     assert len(found.routed_experts) == 5 + number
+    assert found.sampling_mask is not None
+    np.testing.assert_array_equal(found.sampling_mask.tokens, found.tokens)
     assert found.finish_reason == (FinishReason.STOP if stop in text else FinishReason.LENGTH)
 
 

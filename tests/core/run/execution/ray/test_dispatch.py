@@ -17,6 +17,7 @@ from rlcore.spi import (
     GenerateResult,
     RaggedTokens,
     RoutedExperts,
+    SamplingMask,
     SamplingParams,
     TokenBatch,
 )
@@ -37,6 +38,7 @@ def batch_of(lengths: list[int]) -> TokenBatch:
         loss_mask=mask,
         token_columns={"double": 2 * np.arange(offsets[-1], dtype=np.float32)},
         sequence_columns={"number": np.arange(len(lengths))},
+        sampling_mask=SamplingMask.of([np.arange(token, token + token % 3, dtype=np.int32) for token in range(offsets[-1])]),
     )
 
 
@@ -57,6 +59,9 @@ def test_every_sequence_goes_to_one_rank_with_its_columns(lengths: list[int], nu
     for microbatch in (microbatch for part in parts for microbatch in part.microbatches()):
         assert microbatch.num_tokens <= MAX_TOKENS or microbatch.num_sequences == 1
         kept = microbatch.counts().num_loss_tokens > 0 or microbatch.token_columns["double"].any()
+        assert microbatch.sampling_mask is not None
+        np.testing.assert_array_equal(microbatch.sampling_mask.lengths, microbatch.tokens % 3)
+        microbatch.sampling_mask.check(microbatch.tokens)
         for place, number in enumerate(microbatch.sequence_columns["number"].tolist()):
             tokens = slice(microbatch.offsets[place], microbatch.offsets[place + 1])
             np.testing.assert_array_equal(
@@ -94,6 +99,7 @@ def test_samples_come_back_in_the_order_of_the_request(num_prompts: int, num_wor
         sampling=SamplingParams(),
         weight_version=4,
         routed_experts=num_prompts % 2 == 1,
+        sampling_mask=num_prompts % 2 == 1,
     )
     dealt = [prompts for prompts in np.array_split(random.permutation(num_prompts), num_workers) if len(prompts)]
     found = join_responses(dealt, 3, [respond(request_for(request, prompts)) for prompts in dealt])
@@ -106,6 +112,11 @@ def test_samples_come_back_in_the_order_of_the_request(num_prompts: int, num_wor
     if routed is not None:
         np.testing.assert_array_equal(found.result.routed_experts.experts, routed.experts)
         np.testing.assert_array_equal(found.result.routed_experts.offsets, routed.offsets)
+    mask = expected.result.sampling_mask
+    assert (found.result.sampling_mask is None) == (mask is None) == (num_prompts % 2 == 0)
+    if mask is not None:
+        np.testing.assert_array_equal(found.result.sampling_mask.tokens, mask.tokens)
+        np.testing.assert_array_equal(found.result.sampling_mask.offsets, mask.offsets)
 
 
 def test_fillers_are_routed_as_what_they_copy() -> None:
@@ -128,8 +139,15 @@ def respond(request: GenerateRequest) -> Any:
         weight_versions=np.repeat(request.seeds % 5, lengths).astype(np.int32),
         finish_reasons=np.where(request.seeds % 2, FinishReason.STOP, FinishReason.LENGTH).astype(np.uint8),
         routed_experts=_routed(request, lengths) if request.routed_experts else None,
+        sampling_mask=_mask(request, lengths) if request.sampling_mask else None,
     )
     return Responses.of(result, FakeTokenizer())
+
+
+def _mask(request: GenerateRequest, lengths: Any) -> SamplingMask:
+    kept = np.repeat(request.seeds % 4, lengths)
+    owners = np.repeat(np.repeat(request.seeds, lengths), kept)
+    return SamplingMask(tokens=owners.astype(np.int32), offsets=offsets_of(kept))
 
 
 def _routed(request: GenerateRequest, lengths: Any) -> RoutedExperts:
