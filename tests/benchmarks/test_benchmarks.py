@@ -21,6 +21,7 @@ TRIED = {
     "headline.py",
     "loading.py",
     "logprobs_memory.py",
+    "lora_step.py",
     "long_context.py",
     "phase_memory.py",
     "real_model.py",
@@ -54,6 +55,12 @@ def test_cpu_step(script: Script) -> None:
     found = rows(output, "rlcore  ", "bare  ")
     assert all(float(figure) > 0 for figures in found.values() for figure in figures[:2])
     assert "rlcore by phase: total" in output
+
+
+def test_lora_step(script: Script) -> None:
+    output = script("lora_step.py", "--quick", "--device", "cpu", "--steps", "2", "--rows", "fsdp2-apart")
+    (figures,) = rows(output, "fsdp2-apart").values()
+    assert all(float(figure) > 0 for figure in (*figures[:4], figures[5], figures[-1]))
 
 
 def test_balancing(script: Script) -> None:
