@@ -108,7 +108,7 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
             _save(backend, directory / "resume", "resume")
         batch = BATCHES[version]
         backend.train_step(step_request(_share(batch, backend), batch.counts(), version))
-    reference = _logprobs(backend, "reference", NUM_STEPS)
+    reference, policy = (_logprobs(backend, model, NUM_STEPS) for model in ("reference", "policy"))
     merged = exported(backend, NUM_STEPS)
     _save(backend, directory / "peft", "peft")
     backend.close(CloseRequest())
@@ -118,7 +118,8 @@ def _check(rank: int, root: Path, layout: Layout, architecture: str, make: MakeB
         weights = expected(root, f"{architecture}-merged")
         assert_adapters({name: merged[name] for name in weights}, weights)
     assert max(float(np.abs(after - initial).max()) for after, initial in zip(reference, before[1], strict=True)) == 0.0
-    assert max(float(np.abs(policy - base).max()) for policy, base in zip(*before, strict=True)) > 0.01
+    assert max(float(np.abs(policy - begun).max()) for policy, begun in zip(*before, strict=True)) == 0.0
+    assert max(float(np.abs(now - begun).max()) for now, begun in zip(policy, reference, strict=True)) > 1e-3
 
 
 def _share(batch: TokenBatch, backend: Any) -> tuple[TokenBatch, ...]:
@@ -126,6 +127,17 @@ def _share(batch: TokenBatch, backend: Any) -> tuple[TokenBatch, ...]:
     rank, size = backend.layout.data_parallel_rank, backend.layout.data_parallel_size
     mine = list(range(rank, NUM_SEQUENCES, size))
     return split(batch, [mine[:1], mine[1:]])
+
+
+def assert_reference_is_the_beginning(root: Path, backend: Any, version: int) -> None:
+    """Of a Qwen3 backend at this version: the model with the adapters that its run began with, in float64."""
+    expected, _ = LoraReference(root / "models" / "qwen3", root / "qwen3-adapter").logprobs(BATCHES[0])
+    (found,) = backend.get_logprobs(
+        LogprobsRequest(
+            microbatches=(BATCHES[0],), model="reference", temperature=TEMPERATURE, entropy=False, weight_version=version
+        )
+    ).logprobs
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=1e-4)
 
 
 def _logprobs(backend: Any, model: str, version: int) -> tuple[np.ndarray, ...]:

@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT, LAYOUTS, backend_of, run_all, train, trained
 from fsdp2_support import TEMPERATURE, exported, make_config, step_request
-from lora_cases import ARCHITECTURES, SAVE_AFTER, cases, prepare, results_of
+from lora_cases import ARCHITECTURES, SAVE_AFTER, assert_reference_is_the_beginning, cases, prepare, results_of
 from lora_support import (
     BATCHES,
     EAGER,
@@ -144,6 +144,7 @@ def test_resumed_steps_are_exactly_those_that_would_have_followed(root, tmp_path
     begun.save_state(SaveStateRequest(directory=directory, kind="resume"))
     resumed = backend_of(root, "qwen3", dropout=DROPOUT, init_from=None)
     resumed.load_state(LoadStateRequest(directory=directory))
+    assert_reference_is_the_beginning(root, resumed, SAVE_AFTER)
     train(resumed, SAVE_AFTER)
     assert_adapters(saved_adapters(resumed, tmp_path / "a"), saved_adapters(whole, tmp_path / "b"), most=0.0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from attrs import evolve
 from fsdp2_lora_cases import DROPOUT, trained
-from lora_cases import SAVE_AFTER, cases, prepare, results_of
+from lora_cases import SAVE_AFTER, assert_reference_is_the_beginning, cases, prepare, results_of
 from lora_support import BATCHES, SPEC, assert_adapters, lora_context, saved_adapters
 from megatron_lora_cases import LAYOUTS, make, run_all
 from megatron_support import split, step_request
@@ -41,10 +41,11 @@ def test_layouts_equal_plain_transformers(num_ranks, name, results):
 def test_one_process_resumes_a_layout(layout, root, results, tmp_path):
     """Adapters and their moments alone, which any layout reads."""
     results(4 if layout == "tp2xpp2" else 2)
-    backend = make(lora_context(root / "models" / "qwen3", SPEC), {})
+    backend = make(lora_context(root / "models" / "qwen3", SPEC, needs_reference=True), {})
     try:
         directory = root / f"{layout}-qwen3" / "resume"
         assert backend.load_state(LoadStateRequest(directory=directory)).weight_version == SAVE_AFTER
+        assert_reference_is_the_beginning(root, backend, SAVE_AFTER)
         batch = BATCHES[SAVE_AFTER]
         backend.train_step(step_request(split(batch, [[0], [1, 2, 3, 4, 5, 6, 7]]), batch.counts(), SAVE_AFTER))
         assert_adapters(saved_adapters(backend, tmp_path / "peft"), load_file(root / "qwen3.safetensors"))

@@ -4,6 +4,7 @@ import pytest
 from attrs import evolve
 from megatron_shapes import GIB, LARGE, MIDDLE, ONE, SMALL, load_of
 
+from rlcore.spi import LoraSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.memory import Parameters, estimate
 from rlcore_torchkit.architectures.dims import ModelDims
@@ -117,3 +118,19 @@ def test_activations_are_near_those_measured() -> None:
     one = estimate(ModelDims.of(SMALL), ONE, load)
     measured = 30.6e9 - 4 * 8192 * 151936
     assert one.weights + one.gradients + one.activations == pytest.approx(measured, rel=0.15)
+
+
+def test_of_adapters_alone_are_gradients_and_optimizer_state() -> None:
+    """2 bytes of a frozen weight, and 16 of an adapter's: float32, with gradient and moments."""
+    dims, spec = ModelDims.of(SMALL), LoraSpec(rank=32)
+    one = estimate(dims, ONE, evolve(load_of({"model_type": "qwen2"} | SMALL, 1), lora=spec))
+    parameters = Parameters.of(dims, ONE).dense
+    widths = SMALL["hidden_size"], SMALL["intermediate_size"]
+    keys = SMALL["num_key_value_heads"] * widths[0] // SMALL["num_attention_heads"]
+    of_layer = 2 * 2 * widths[0] + 2 * (widths[0] + keys) + 3 * sum(widths)
+    adapters = 32 * SMALL["num_hidden_layers"] * of_layer
+    assert (one.weights, one.gradients, one.optimizer) == (2 * parameters + 4 * adapters, 4 * adapters, 8 * adapters)
+    assert one.step == 0
+    whole = estimate(dims, ONE, load_of(SMALL, 1))
+    assert (one.activations, one.logits) == (whole.activations, whole.logits)
+    assert one.total < whole.total / 2

@@ -88,21 +88,34 @@ def test_adapters_reach_the_generator_and_the_disk(
     assert set(others) == {of_model if adapters == "merged" else of_adapters}
 
 
-def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: Path) -> None:
-    workplace.train("grpo.toml", *OPTIONS, "checkpoint.export=peft", "run.name=first")
+@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+def test_a_run_begins_with_the_adapters_of_another(workplace: Workplace, model: Path, trainer: str) -> None:
+    """They are its reference too, also where it is resumed when they are gone."""
+    options = (*OPTIONS, f"trainer.name={trainer}")
+    workplace.train("grpo.toml", *options, "checkpoint.export=peft", "run.name=first")
     begin = f"lora.init_from={workplace.run('first') / 'adapter'}"
-    alone = f"reference.path={model}"  # so that `kl` is the distance of the adapters
-    second = ("checkpoint.export=hf", "checkpoint.at_end=true", "run.name=second", "run.num_steps=1")
-    workplace.train("grpo.toml", *OPTIONS, begin, alone, *second)
-    assert read_metrics(workplace.run("second"))[0]["kl"] > 1e-4, "it began with the model alone"
-    other = workplace.rlcore("check", "grpo.toml", *OPTIONS, begin, alone, "lora.rank=8")
+    second = (begin, "checkpoint.export=hf", "checkpoint.at_end=true", "run.name=second")
+    workplace.train("grpo.toml", *options, *second, "run.num_steps=1")
+    assert abs(read_metrics(workplace.run("second"))[0]["kl"]) < 1e-6, "its reference is not what it began with"
+    alone = (begin, f"reference.path={model}", "run.num_steps=1", "run.name=alone")
+    workplace.train("grpo.toml", *options, *alone)
+    assert read_metrics(workplace.run("alone"))[0]["kl"] > 1e-4, "it began with the model alone"
+    other = workplace.rlcore("check", "grpo.toml", *options, begin, "lora.rank=8")
     expect_failure(other, 2, "adapter_config.json: found r = 4", "lora.rank = 8")
+    workplace.train("grpo.toml", *options, *second, "run.name=undisturbed", "run.num_steps=2")
     shutil.rmtree(workplace.run("first"))
     merged = load_file(workplace.run("second") / "model" / "model.safetensors")
     assert not any("lora" in name for name in merged)
     target = find_target(str(workplace.run("second") / "checkpoints" / "step-000001"), None, print)
     exported = load_file(Path(served_model(prepare_serving(target, (), None), print)) / "model.safetensors")
     assert all(torch.equal(tensor, exported[name]) for name, tensor in merged.items()), "the checkpoint is another model"
+    workplace.train("grpo.toml", *options, *second, "run.num_steps=2", "--resume")
+    last, expected = (read_metrics(workplace.run(name))[1] for name in ("second", "undisturbed"))
+    assert last["kl"] == pytest.approx(expected["kl"], rel=1e-4, abs=1e-7)
+    measured = workplace.rlcore(
+        "eval", "grpo.toml", *options, begin, "--checkpoint", workplace.run("second") / "checkpoints" / "step-000002"
+    )
+    assert measured.exit_code == 0, measured.stderr
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def train(
     """
     _require_words(overrides, progress=(progress, get_args(Display)))
     given = _given(reward, environment, dataset, ("train",))
-    plan = _plan(recipe, overrides, given, evaluating=False)
+    plan = _plan(recipe, overrides, given, evaluating=False, continues=resume)
     with open_display(progress, {}) as shown:
         summary = run_training(plan, resume=resume, allow_changes=allow_changes, progress=shown)
     return Run(Path(str(summary["run_directory"])))
@@ -73,7 +73,7 @@ def evaluate(
     _require_words(overrides, progress=(progress, get_args(Display)))
     # Whoever measures alone need not have rows to train on: the same ones stand there.
     given = _given(reward, environment, dataset, ("train", "evaluation"))
-    plan = _plan(recipe, overrides, given, evaluating=True)
+    plan = _plan(recipe, overrides, given, evaluating=True, continues=checkpoint is not None)
     with open_display(progress, {}) as shown:
         return run_evaluation(plan, checkpoint=None if checkpoint is None else Path(checkpoint), progress=shown)
 
@@ -89,8 +89,8 @@ def rows(recipe: Recipe, *overrides: str, split: Split = "train") -> Sequence[Ro
     return rows_of(prepare(_as_recipe(recipe), overrides), split)
 
 
-def _plan(recipe: Recipe, overrides: Sequence[str], given: Given, *, evaluating: bool) -> RunPlan:
-    plan = prepare(_as_recipe(recipe), overrides, evaluating=evaluating, given=given)
+def _plan(recipe: Recipe, overrides: Sequence[str], given: Given, *, evaluating: bool, continues: bool) -> RunPlan:
+    plan = prepare(_as_recipe(recipe), overrides, evaluating=evaluating, continues=continues, given=given)
     require_device(plan)
     return plan
 

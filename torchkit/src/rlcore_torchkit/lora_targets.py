@@ -101,6 +101,6 @@ def target_problems(layers: Mapping[str, Any], spec: LoraSpec) -> Iterator[Probl
         yield Problem(
             path="lora.targets",
             found=f'"{target}", which is the end of no linear layer\'s name',
-            expected=f"the ends of names in the decoder's layers: {', '.join(kinds)}, or {ALL_LINEAR}",
+            expected=f"the ends of names in the decoder's layers: {', '.join(kinds)}, or {ALL_LINEAR}; experts have none",
             remedy=f'Did you mean "{near}"?' if near else "",
         )

@@ -36,7 +36,7 @@ def eval_command(
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
     extra = [] if model is None else [as_override("model.path", str(model))]
-    prepared = prepare(recipe, [*overrides, *extra], evaluating=True)
+    prepared = prepare(recipe, [*overrides, *extra], evaluating=True, continues=checkpoint is not None)
     require_device(prepared)
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)

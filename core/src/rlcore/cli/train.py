@@ -46,7 +46,7 @@ def train_command(
         raise click.UsageError("--allow-changes is for --resume: a new run has no recipe that could have changed.")
     options = {"run.directory": directory, "run.name": name}
     extra = [as_override(key, str(value)) for key, value in options.items() if value is not None]
-    prepared = prepare(recipe, [*overrides, *extra])
+    prepared = prepare(recipe, [*overrides, *extra], continues=resume)
     require_device(prepared)
     with open_display(mode, context.find_root().meta) as progress:
         train(

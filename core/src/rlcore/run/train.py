@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.registry.algorithm_handle import AlgorithmState
 from rlcore.registry.binding import build_sink
@@ -61,7 +61,7 @@ def train(
     _ = starting(Progress().note)  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
-        prepared = prepared.observed(directory.path)
+        prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
             progress.note(note)
         if not resume:

@@ -60,8 +60,8 @@ class TrainerContext:
     """How the learning rate changes over the run."""
     lora: LoraSpec | None = None
     """Where it is set, adapters are all that trains: the model's weights are kept in the compute dtype alone, exports hold them
-    with the adapters merged in, and the policy that `reference` stands for is the model without them. Needs the capability
-    `lora`."""
+    with the adapters merged in, and the policy that `reference` stands for is the model without them, or with those that
+    `lora.init_from` names, which checkpoints then hold too. Needs the capability `lora`."""
     head: Head = "tokens"
     """What the model ends in. "value": in place of the vocabulary's head one linear output a token, the weight `score.weight`
     float32 [1, hidden] without a bias, as in transformers' *ForSequenceClassification with num_labels = 1, which is what

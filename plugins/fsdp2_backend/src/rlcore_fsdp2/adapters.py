@@ -34,6 +34,8 @@ class Adapters:
     layers: Mapping[str, Shape]
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
+    begun: Mapping[str, Tensor] | None = field(default=None, init=False)
+    """Whole A and B on the host as the run began with them, by name; None where it began with the model alone."""
     _on: bool = True
     _dropout: Dropout | None = field(default=None, init=False)
     """None where no inputs are dropped."""
@@ -63,10 +65,15 @@ class Adapters:
             )
         layer.register_forward_hook(partial(self._forward, name, columns))
 
-    @torch.no_grad()
     def initialise(self, model: nn.Module) -> None:
         """Give this rank's parts their first values."""
         values = initial_adapters(self.layers, self.spec, self.model, self.seed)
+        self._fill(model, values)
+        if self.spec.init_from is not None:
+            self.begun = values
+
+    @torch.no_grad()
+    def _fill(self, model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, whole in values.items():
             parameter = model.get_parameter(name)
             part = ShardSlice.of(parameter)
@@ -84,13 +91,19 @@ class Adapters:
         self._dropout = None
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        """The model without its adapters: what it was before training."""
-        self._on = False
+    def as_begun(self, model: nn.Module) -> Iterator[None]:
+        """The model as it was before training: with the adapters that the run began with, or without any."""
+        now = {name: local(parameter).detach().clone() for name, parameter in trained(model).items()} if self.begun else {}
+        self._on = self.begun is not None
         try:
+            if self.begun is not None:
+                self._fill(model, self.begun)
             yield
         finally:
             self._on = True
+            with torch.no_grad():
+                for name, values in now.items():
+                    local(model.get_parameter(name)).copy_(values)
 
     def _forward(self, name: str, num_inputs: int, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The layer's output [..., T, O] with alpha / R · B A dropout(x) added, in its dtype."""

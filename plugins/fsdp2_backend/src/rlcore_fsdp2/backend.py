@@ -27,6 +27,7 @@ from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.decoders import described_family, is_described
 from rlcore_torchkit.device import use_device
+from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config
@@ -137,6 +138,8 @@ class Fsdp2Backend:
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self._resident():
             self._weight_version = checkpoint.load(request.directory, self.policy, self._optimizer)
+            if self.adapters is not None:
+                self.adapters.begun = load_reference(request.directory)
             self._refresh()
         return spi.LoadStateResult(weight_version=self._weight_version)
 
@@ -168,12 +171,12 @@ class Fsdp2Backend:
 
     @contextmanager
     def _requested(self, request: spi.LogprobsRequest) -> Iterator[nn.Module]:
-        """The model that is asked for: as a reference, with adapters, the policy's without them."""
+        """The model that is asked for: as a reference, with adapters, the policy's beginning."""
         is_own = self._context.needs_reference and self._context.reference is None
         if self.adapters is None or not is_own or request.model == "policy":
             yield requested_model(request, self._computing, self._reference)
             return
-        with self.adapters.off():
+        with self.adapters.as_begun(self.policy):
             yield self.policy
 
     def _whole_adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -254,7 +257,9 @@ class Fsdp2Backend:
         return [tensor for tensor in tensors if local(tensor).device.type == self.device.type]
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:
-        return checkpoint.save(directory, self._context.rank_info, self.policy, self._optimizer, self._weight_version)
+        files = checkpoint.save(directory, self._context.rank_info, self.policy, self._optimizer, self._weight_version)
+        begun = None if self.adapters is None or self._context.rank_info.rank else self.adapters.begun
+        return files if begun is None else (*files, *save_reference(directory, begun))
 
 
 def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:

@@ -66,11 +66,13 @@ class Adapters(nn.Module):
         a, b = (factor.detach() for factor in factors)
         return merged(share.reshape(-1, share.shape[-1]), a, b, self.spec.scale).view(share.shape)
 
-    def forward_hook(self, source: Source, size: int, layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ARG002
+    def forward_hook(self, source: Source, size: int, layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:
         """The layer's output [T, 1, O] with the adapters' added, and its bias."""
         if not self.on:
             return output
         states, (result, bias) = inputs[0], output
+        if hasattr(layer, "layer_norm_weight"):  # TransformerEngine's, which has the norm before it within it
+            states = F.rms_norm(states, states.shape[-1:], layer.layer_norm_weight, layer.eps)
         by_inputs = source.tensors[0].tp_dim == 1
         added = self._by_inputs(source, states) if by_inputs else self._by_outputs(source, size, states)
         return result + self.spec.scale * added, bias
@@ -141,9 +143,11 @@ class Adapters(nn.Module):
         return found
 
 
-def attach(model_chunks: Sequence[PolicyModel], hf: Any, context: TrainerContext, layout: ParallelLayout) -> Names:
-    """Freeze model chunks, which have their weights, and give them adapters; returns the adapters' names. ConfigError where the
-    model has no layer that is a target."""
+def attach(
+    model_chunks: Sequence[PolicyModel], hf: Any, context: TrainerContext, layout: ParallelLayout
+) -> tuple[Names, dict[str, Tensor] | None]:
+    """Freeze model chunks, which have their weights, and give them adapters; returns the adapters' names and, where a run
+    begins with some, these whole and on the host. ConfigError where the model has no layer that is a target."""
     assert context.lora is not None
     family, dims, names = architecture_of(hf), dims_of(hf), Names.of(hf)
     problems = list(target_problems(linear_layers(family, dims), context.lora))
@@ -156,12 +160,13 @@ def attach(model_chunks: Sequence[PolicyModel], hf: Any, context: TrainerContext
         model_chunk.requires_grad_(False)
         _attach(model_chunk, names, context.lora, tensors, values, layout)
     sources = {f"{ADAPTERS}{name.replace('.', '/')}": tensor for name, tensor in tensors.items()}
-    return evolve(
+    named = evolve(
         names,
         sources={parameter: Source(parameter=parameter, tensors=(tensor,)) for parameter, tensor in sources.items()},
         order=tuple(tensors.values()),
         of_adapters=True,
     )
+    return named, None if context.lora.init_from is None else values
 
 
 def _tensors(names: Names, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HfTensor]:
@@ -206,10 +211,22 @@ def _with_gradient(_: Any, __: Any, output: Tensor) -> Tensor:
 
 
 @contextmanager
-def adapters_off(models: Sequence[Any]) -> Iterator[None]:
-    """The model chunks without their adapters: what they were before training."""
+def as_begun(models: Sequence[Any], begun: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """The model chunks as they were before training: with the adapters `begun`, whole and by name, or without any."""
     with ExitStack() as stack:
         for model_chunk in unwrapped(models):
-            model_chunk.adapters.on = False
-            stack.callback(setattr, model_chunk.adapters, "on", True)
+            if begun is None:
+                model_chunk.adapters.on = False
+                stack.callback(setattr, model_chunk.adapters, "on", True)
+                continue
+            for name, parameter in model_chunk.adapters.named_parameters():
+                stack.callback(parameter.data.copy_, parameter.detach().clone())
+                parameter.data.copy_(_part(begun[name.replace("/", ".")], parameter, model_chunk.pg_collection.tp))
         yield
+
+
+def _part(whole: Tensor, parameter: Tensor, group: Any) -> Tensor:
+    """This tensor rank's part of a factor."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return whole
+    return whole.chunk(group.size(), parameter.partition_dim)[group.rank()]  # type: ignore[attr-defined]

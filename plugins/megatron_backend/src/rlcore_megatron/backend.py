@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlcore import spi
 from rlcore_megatron import auxiliary_loss, checkpoint, parallel
-from rlcore_megatron.adapters import adapters_off
+from rlcore_megatron.adapters import as_begun
 from rlcore_megatron.adapters import attach as attach_adapters
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.cpu_shim import cuda_or_cpu
@@ -33,6 +33,7 @@ from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.hf_directory import BUCKET_BYTES
 from rlcore_torchkit.lora import Dropout
+from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
 from rlcore_torchkit.models import dims_of, load_config, standard_config
@@ -48,10 +49,8 @@ class MegatronBackend:
 
     def __init__(self, context: spi.TrainerContext, config: MegatronConfig) -> None:
         rank_info = context.rank_info
-        if context.lora is not None:
-            config = evolve(
-                config, transformer_engine=False
-            )  # its layers keep what adapters read, the norm's output, to themselves
+        if context.lora is not None and not config.transformer_engine:
+            config = evolve(config, transformer_engine=False)
         self._context, self._config = context, config
         self._device = use_device(rank_info)
         self._hf = load_config(context.model, context.head)
@@ -79,7 +78,7 @@ class MegatronBackend:
         attach(policy)
         auxiliary_loss.watch(policy)
         load_initial(policy, self._hf, context.model, config, layout, context.head)
-        adapters = None if context.lora is None else attach_adapters(policy, self._hf, context, layout)
+        adapters, self._begun = (None, None) if context.lora is None else attach_adapters(policy, self._hf, context, layout)
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
@@ -159,6 +158,7 @@ class MegatronBackend:
     def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
         with self.residency.resident(), cuda_or_cpu(self._device.type):
             self.weight_version = checkpoint.load(request.directory, self.models, self.optimizer)
+            self._begun = load_reference(request.directory) if self._adapters is not None else None
         return spi.LoadStateResult(weight_version=self.weight_version)
 
     @spi.hookimpl
@@ -177,12 +177,13 @@ class MegatronBackend:
 
     @contextmanager
     def _requested(self, request: spi.LogprobsRequest) -> Iterator[Sequence[Any]]:
-        """The model that is asked for: as a reference, with adapters, the policy's without them."""
+        """The model that is asked for: as a reference, with adapters, the policy's beginning."""
         is_own = self._context.needs_reference and self._context.reference is None
         if self._adapters is None or not is_own or request.model == "policy":
             yield requested_model(request, self.models, self._reference)
             return
-        with adapters_off(self.models):
+        self._gather_parameters()
+        with as_begun(self.models, self._begun):
             yield self.models
 
     def _export(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
@@ -265,7 +266,9 @@ class MegatronBackend:
         return list(dict.fromkeys(name for names in everyone for name in names))
 
     def _save_resume(self, directory: Path) -> tuple[str, ...]:
-        return checkpoint.save(directory, self.models, self.optimizer, self.weight_version, self._context.rank_info)
+        files = checkpoint.save(directory, self.models, self.optimizer, self.weight_version, self._context.rank_info)
+        is_writer = self._begun is not None and self._context.rank_info.rank == 0
+        return (*files, *save_reference(directory, self._begun)) if is_writer and self._begun is not None else files
 
 
 def _layout(
@@ -290,5 +293,6 @@ def _layout(
         memory_bytes=torch.cuda.get_device_properties(rank_info.local_rank).total_memory if gpu else None,
         local_size=torch.cuda.device_count() if gpu else 1,
         dtype=context.model.dtype,
-        reference=reference if context.needs_reference else None,
+        reference=reference if context.needs_reference and (context.lora is None or context.reference is not None) else None,
+        lora=context.lora,
     )

@@ -55,9 +55,8 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
 
 def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
     yield from lora_problems(context)
-    if context.lora is not None and config.transformer_engine:
-        remedy = "Leave it out: adapters read what norms give to linear layers, which TransformerEngine's keep to themselves"
-        yield option_problem("transformer_engine", "true, with [lora]", "false", remedy)
+    if context.lora is not None and config.fp8:
+        yield option_problem("fp8", "true, with [lora]", "false", "Adapters are not computed in float8")
     if context.lora is not None and context.lora.dropout and config.recompute != "none" and config.pipeline_parallel != 1:
         found = f'{context.lora.dropout}, with recompute "{config.recompute}" and pipeline_parallel {config.pipeline_parallel}'
         expected = "0.0, or pipeline_parallel = 1: a stage computes a microbatch again when others have come between"
@@ -172,6 +171,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         reference=_reference(context, model),
         memory_bytes=min(memories) if memories else None,
         dtype=context.model.dtype,
+        lora=context.lora,
     )
     try:
         choose(config, load)
@@ -181,7 +181,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
 
 def _reference(context: CheckContext, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config.json of the frozen model that is held too; the policy's for one that cannot be read."""
-    if not context.needs_reference:
+    if not context.needs_reference or (context.lora is not None and context.reference is None):
         return None
     named = None if context.reference is None else model_config(evolve(context, model=context.reference))
     return named or model

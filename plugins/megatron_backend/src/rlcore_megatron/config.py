@@ -35,7 +35,7 @@ class MegatronConfig:
     inputs of layers."""
     transformer_engine: bool | None = None
     """Whether layers are TransformerEngine's; unless set, where it is installed and there is a GPU, but not in float32, whose
-    products it rounds to TF32."""
+    products it rounds to TF32, and not with [lora]."""
     fp8: bool = False
     """Compute the linear layers in float8 (needs TransformerEngine)."""
     conversion_cache: bool = False

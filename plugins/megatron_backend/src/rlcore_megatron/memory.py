@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from rlcore.spi import LoraSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layers_of_stages
 from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.device_memory import gib
+from rlcore_torchkit.lora_targets import adapted_layers
 
 GRADIENT_BYTES = 4
 """Gradients are accumulated in float32 unless `ddp.grad_reduce_in_fp32` is false."""
@@ -48,6 +51,8 @@ class Workload:
     dtype: str = "bfloat16"
     reference: Mapping[str, Any] | None = None
     """The content of the config.json of a frozen model that is held too."""
+    lora: LoraSpec | None = None
+    """The adapters that train in place of the model's weights."""
 
     @property
     def tokens(self) -> int:
@@ -118,6 +123,14 @@ class Parameters:
         )
 
 
+def adapter_parameters(dims: ModelDims, load: Workload) -> int:
+    """Elements of A and B of the whole model's adapters; 0 where there are none, or the model is of no family that is known."""
+    family = find_architecture(load.model, "")
+    if load.lora is None or isinstance(family, Problem):
+        return 0
+    return load.lora.rank * sum(map(sum, adapted_layers(family, dims, load.lora).values()))
+
+
 def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimate:
     """What the fullest rank holds at the peak of a training step, the sizes in `config` all being numbers."""
     item = ITEM_BYTES[load.dtype]
@@ -130,17 +143,32 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     state = 8 if item == 4 else _state_bytes(config.optimizer)  # float32 weights are their own masters
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     owned = parameters.dense / owners + parameters.expert / expert_owners
+    trained = adapter_parameters(dims, load) / int(config.pipeline_parallel)
+    if load.lora is not None:
+        # Float32 weights that are their own masters. What tensor ranks divide of them is left out: they are small.
+        return Estimate(
+            weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item + 4 * trained),
+            gradients=int(GRADIENT_BYTES * trained),
+            optimizer=int(8 * trained / owners),
+            activations=int(_activation_elements(dims, config, load) * item),
+            logits=_logits_bytes(dims, config, load),
+            step=0,
+        )
     largest = min(owned, max(STEP_ELEMENTS, dims.vocab_size * dims.hidden_size / int(config.tensor_parallel)))
     return Estimate(
         weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item),
         gradients=int(held * gradient),
         optimizer=int(state * owned),
         activations=int(_activation_elements(dims, config, load) * item),
-        logits=min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel)) * LOGITS_BYTES,
+        logits=_logits_bytes(dims, config, load),
         step=0
         if item == 4
         else int(_gradient_copy_bytes(config.optimizer, gradient) * owned + _copied_bytes(config.optimizer) * largest),
     )
+
+
+def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:
+    return min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel)) * LOGITS_BYTES
 
 
 def _state_bytes(table: Mapping[str, Any]) -> float:

@@ -53,16 +53,14 @@ def test_one_beside_the_recipe_is_found_from_anywhere(prepared: Prepare, tmp_pat
     assert plan.reference.path == str(tmp_path / "teacher")
 
 
-def test_adapters_that_a_run_begins_with_are_no_reference(prepared: Prepare) -> None:
-    """Without them the model is not what the run begins with; a model that is named is."""
+def test_adapters_that_a_run_begins_with_are_in_its_checkpoints(prepared: Prepare) -> None:
+    """Where a run goes on, they are not read again."""
     entries = []
     for entry in fake_registry().entries:
         assert entry.provider is not None
         entries.append(evolve(entry, provider=evolve(entry.provider, capabilities=entry.provider.capabilities | {"lora"})))
-    adapted = evolve(fake_registry(), entries=tuple(entries))
-    begins = "lora.init_from=first/adapter"
-    with pytest.raises(ConfigError) as raised:
-        prepared(COMPARES, begins, registry=adapted)
-    assert [problem.path for problem in raised.value.problems] == ["lora.init_from"]
-    prepared(begins, registry=adapted)
-    prepared(COMPARES, begins, "reference.path=merged", registry=adapted)
+    plan = prepared(COMPARES, "lora.init_from=first/adapter", registry=evolve(fake_registry(), entries=tuple(entries)))
+    begins = plan.trainer_context(RankInfo()).lora
+    assert begins is not None
+    assert str(begins.init_from).endswith("first/adapter")
+    assert evolve(plan, continues=True).trainer_context(RankInfo()).lora == evolve(begins, init_from=None)

@@ -38,7 +38,7 @@ def check_plan(plan: RunPlan) -> None:
         max_sequence_length=recipe.rollout.max_sequence_length,
         max_microbatch_tokens=plan.max_microbatch_tokens,
         needs_reference=needs.reference_logprobs,
-        lora=recipe.lora,
+        lora=plan.lora,
         generator_lora=plan.generator_lora,
         reference=plan.reference,
         head=needs.head,
@@ -148,13 +148,6 @@ def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Probl
             found="no such section",
             expected=f"the model that algorithm {recipe.algorithm.name!r} compares the policy with, such as its teacher",
             remedy="Add a section [reference] with the path of a model that has the policy's tokenizer.",
-        )
-    if recipe.lora is not None and recipe.lora.init_from is not None and needs.reference_logprobs and recipe.reference is None:
-        yield Problem(
-            path="lora.init_from",
-            found=f"{recipe.lora.init_from!r}, with algorithm {recipe.algorithm.name!r}, which compares with the beginning",
-            expected="a [reference]: without adapters the model is not what this run begins with",
-            remedy='Export that run with checkpoint.export = "hf", and name its directory `model` in reference.path.',
         )
     if recipe.reference is not None and not needs.reference_logprobs:
         yield Problem(

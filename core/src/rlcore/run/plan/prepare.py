@@ -26,17 +26,19 @@ def prepare(
     overrides: Sequence[str] = (),
     *,
     evaluating: bool = False,
+    continues: bool = False,
     registry: Registry | None = None,
     given: Given | None = None,
 ) -> RunPlan:
     """Read, check and select. Raises what is wrong, all problems of one kind at once; allocates nothing.
 
     `recipe` is a file, or what one would hold. `evaluating`: the held-out set is measured, whatever the recipe says of a
-    training. `registry` stands in for the installed plugins, in tests; `given` for parts of the recipe.
+    training. `continues`: a checkpoint is loaded, so that adapters to begin with need not be there. `registry` stands in
+    for the installed plugins, in tests; `given` for parts of the recipe.
     """
     raw = read_raw(recipe, overrides) if isinstance(recipe, Path) else raw_from(recipe, overrides, "the recipe")
     made, found = convert_recipe(raw if given is None else given.in_place(raw), registry)
-    plan = evolve(_plan(made, found if given is None else given.described(found), evaluating), evaluating=evaluating)
+    plan = evolve(_plan(made, found if given is None else given.described(found), evaluating, continues), evaluating=evaluating)
     if given is not None:
         plan = evolve(plan, given_rows=given.rows)
     if "environment" not in plan.chosen:
@@ -45,14 +47,14 @@ def prepare(
     return evolve(plan, environment=build(plan.chosen["environment"], context, plan.config("environment")))
 
 
-def _plan(recipe: Recipe, registry: Registry, evaluating: bool) -> RunPlan:
+def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool) -> RunPlan:
     """The checked plan, without its environment."""
     if evaluating:
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True))
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     plan = choose_plugins(recipe, registry, device)
     channel = choose_channel(recipe, plan.chosen, device, registry)
-    plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel)
+    plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
     check_plan(plan)
     return plan
 

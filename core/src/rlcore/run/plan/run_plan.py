@@ -41,6 +41,8 @@ class RunPlan:
     """The rows that a program brings, by the data set that they are of."""
     evaluating: bool = False
     """Whether a model is measured and nothing trained."""
+    continues: bool = False
+    """Whether the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
     notes: tuple[str, ...] = ()
     """Which plugins of higher priority "auto" could not take, and why."""
 
@@ -111,6 +113,12 @@ class RunPlan:
         return bound if group == 1 else max(bound, group * recipe.rollout.max_sequence_length)
 
     @property
+    def lora(self) -> spi.LoraSpec | None:
+        """The recipe's adapters, as the trainer learns of them."""
+        lora = self.recipe.lora
+        return lora if lora is None or not self.continues else evolve(lora, init_from=None)
+
+    @property
     def generator_lora(self) -> spi.LoraSpec | None:
         """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
         if self.recipe.refit.adapters == "merged" or "generator" not in self.chosen:
@@ -151,7 +159,7 @@ class RunPlan:
             max_microbatch_tokens=self.max_microbatch_tokens,
             optimizer=self.recipe.optimizer,
             schedule=self.recipe.schedule,
-            lora=self.recipe.lora,
+            lora=self.lora,
             head=self.algorithm.needs.head,
         )
 
