@@ -243,8 +243,8 @@ FAULTS = (
     Fault(
         "log-probabilities come back in the batch's order instead of the microbatches'",
         TRAINER,
-        "return put_rows(found.logprobs, batch.offsets, np.concatenate(plan))",
-        "return put_rows(found.logprobs, batch.offsets, sequences)",
+        "return put_rows(found, batch.offsets, np.concatenate(plan))",
+        "return put_rows(found, batch.offsets, sequences)",
         WITH_KL,
     ),
     Fault(

@@ -59,6 +59,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_sft",
         "rlcore_dpo",
         "rlcore_ppo",
+        "rlcore_reward",
         "rlcore_distill",
         "rlcore_math",
     } <= modules

@@ -1,0 +1,1 @@
+"""Reward models: trained on preferences, and as the environment that rewards rollouts."""

@@ -1,0 +1,40 @@
+"""What is wrong with a recipe's `[environment.reward_model]`, from files alone."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlcore.model_files import CONFIG_FILE, model_problems, read_object
+from rlcore.spi import CheckContext, Problem
+from rlcore_reward.config import RewardModelConfig
+
+SECTION = "environment.reward_model"
+
+
+def check(context: CheckContext, config: RewardModelConfig) -> Sequence[Problem]:
+    """Return files that are missing, a model that is no such classifier, and keys that exclude each other."""
+    return [*_model_problems(config), *_option_problems(context, config)]
+
+
+def _model_problems(config: RewardModelConfig) -> Iterator[Problem]:
+    problems = model_problems(config.path)
+    yield from problems
+    file = Path(config.path).expanduser() / CONFIG_FILE
+    content = read_object(file)
+    if problems or isinstance(content, Problem):
+        return  # or it is on the Hub, and looked at when it is loaded
+    classes = content.get("architectures") or ["none"]
+    num_labels = len(content.get("id2label") or "01")  # transformers takes two where the file names none
+    if not str(classes[0]).endswith("ForSequenceClassification"):
+        expected = "a sequence classifier with one label"
+        remedy = 'Name the directory that a run with the algorithm "bradley_terry" and checkpoint.export = "hf" has written.'
+        yield Problem(path=str(file), found=f"architecture {classes[0]}", expected=expected, remedy=remedy)
+    elif num_labels != 1:
+        yield Problem(path=str(file), found=f"{num_labels} labels", expected="one label, whose value is the reward")
+
+
+def _option_problems(context: CheckContext, config: RewardModelConfig) -> Iterator[Problem]:
+    if config.system_prompt is not None and config.prompt_format == "text":
+        expected, remedy = 'none where prompt_format = "text"', 'Put it into the prompts, or set prompt_format = "chat".'
+        yield Problem(path=f"{SECTION}.system_prompt", found="a text", expected=expected, remedy=remedy)
+    if config.device == "cuda" and context.device == "cpu":
+        yield Problem(path=f"{SECTION}.device", found='"cuda", in a run on cpu', expected='"cpu"')

@@ -1,0 +1,72 @@
+"""The environment `reward_model`: one turn an episode, scored by a trained reward model in a process of its own."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.spi import (
+    DataError,
+    EnvironmentContext,
+    Message,
+    Observation,
+    PluginError,
+    ResetResult,
+    RewardError,
+    Row,
+    StepResult,
+    Turn,
+)
+from rlcore.worker_pool import WorkerPool
+from rlcore.worker_process import Ended, Task, ending
+from rlcore_reward.batching import Batches
+from rlcore_reward.config import RewardModelConfig
+from rlcore_reward.scorer import Conversation, Failure, Scoring
+
+
+class RewardModelEnvironment:
+    """The reward of an answer is the model's value of prompt and answer."""
+
+    def __init__(self, context: EnvironmentContext, config: RewardModelConfig) -> None:
+        del context
+        self._config = config
+        scoring = Scoring(path=config.path, device=config.device, dtype=config.dtype)
+        task = Task(name="rlcore-reward-model", handle="rlcore_reward.scorer:score", argument=scoring)
+        self._pool = WorkerPool(task, 1)
+        self._batches: dict[asyncio.AbstractEventLoop, Batches] = {}
+
+    def rows(self, split: str) -> Sequence[Row] | None:
+        """None: prompts come from the recipe's data."""
+        del split
+        return None
+
+    async def reset(self, row: Row, seed: int) -> ResetResult:
+        """The row's prompt. DataError where the row has none."""
+        del seed
+        if "prompt" not in row:
+            raise DataError(f"found a row with the fields {', '.join(map(repr, row))}; expected a prompt")
+        prompt = self._prompt(row["prompt"])
+        observation = Observation(text=prompt) if isinstance(prompt, str) else Observation(messages=prompt)
+        return ResetResult(observation=observation, state=prompt)
+
+    async def step(self, state: Any, turn: Turn) -> StepResult:
+        """The value. RewardError where this answer has none; PluginError where the model cannot score at all."""
+        loop = asyncio.get_running_loop()
+        batches = self._batches.setdefault(loop, Batches(self._pool, self._config.max_batch))
+        found = await batches.ask(Conversation(prompt=state, answer=turn.text))
+        if isinstance(found, Ended):
+            raise RewardError(f"the process of the reward model ended with {ending(found.exit_code)}")
+        if isinstance(found, Failure):
+            raise (PluginError if found.is_the_models else RewardError)(found.reason)
+        return StepResult(reward=found, done=True, success=found >= self._config.success_reward)
+
+    def close(self) -> None:
+        """End the process; the next call starts another."""
+        self._pool.close()
+        self._batches.clear()
+
+    def _prompt(self, prompt: str | Sequence[Message]) -> str | Sequence[Message]:
+        if not isinstance(prompt, str) or self._config.prompt_format == "text":
+            return prompt
+        system = self._config.system_prompt
+        begun: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        return [*begun, {"role": "user", "content": prompt}]

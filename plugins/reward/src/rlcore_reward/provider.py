@@ -1,0 +1,21 @@
+"""What the entry points name. Nothing heavy is imported here."""
+
+from rlcore.spi import Provider, capabilities
+from rlcore_reward.config import RewardConfig, RewardModelConfig
+
+ALGORITHM = Provider(
+    name="bradley_terry",
+    spi=(2, 0),
+    priority=50,
+    config=RewardConfig,
+    backend="rlcore_reward.algorithm:RewardAlgorithm",
+)
+
+ENVIRONMENT = Provider(
+    name="reward_model",
+    spi=(2, 0),
+    config=RewardModelConfig,
+    backend="rlcore_reward.environment:RewardModelEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
+    check="rlcore_reward.check:check",
+)
