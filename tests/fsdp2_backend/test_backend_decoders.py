@@ -1,5 +1,7 @@
 """Three steps of every family that trains by its own class, against transformers and torch on one sequence at a time."""
 
+import json
+
 import pytest
 import torch
 from attrs import evolve
@@ -56,6 +58,43 @@ def test_what_cannot_be_packed_is_refused_when_it_is_built(family, tmp_path, bac
     directory = make_family(tmp_path / "model", family, options)
     with pytest.raises(ModelError, match=reason):
         backend(directory)
+
+
+OWN_CODE = """
+from transformers import Olmo2Config, Olmo2ForCausalLM
+
+
+class OwnConfig(Olmo2Config):
+    model_type = "own"
+
+
+class Own(Olmo2ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_the_recipe_trusts_is_trained_and_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    directory, batch = make_family(tmp_path / "model", "olmo2", {}), make_batch()
+    config = json.loads((directory / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    (directory / "config.json").write_text(
+        json.dumps(config | {"model_type": "own", "architectures": ["Own"], "auto_map": own})
+    )
+    (directory / "own.py").write_text(OWN_CODE)
+    context = make_context(directory)
+    with pytest.raises(ModelError, match="model_type own"):
+        Fsdp2Backend(context, make_config())
+    trainer = Fsdp2Backend(evolve(context, model=evolve(context.model, trust_remote_code=True)), make_config())
+    trainer.train_step(step_request([batch], batch.counts()))
+    (tmp_path / "saved").mkdir()
+    files = trainer.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="hf")).files
+    assert "own.py" in files
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    assert type(reloaded).__name__ == "Own"
+    weights = exported(trainer, 1)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in reloaded.state_dict().items())
+    trainer.close(CloseRequest())
 
 
 @pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"cpu_offload": True}], ids=str)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from rlcore.model_files import model_problems
 from rlcore.spi import ContractError, Problem, StorageError, TensorSpec, WeightBucket, WeightExport
 from rlcore.testing.models import make_model
+from rlcore_torchkit import hf_directory
 from rlcore_torchkit.buckets import make_buckets
 from rlcore_torchkit.hf_directory import model_storage_errors, write_hf_directory
 from rlcore_torchkit.models import architecture_problems
@@ -50,6 +52,30 @@ def test_what_a_model_keeps_in_its_own_dtype_is_written_in_it(model_directory: C
     assert {name: tensor.dtype for name, tensor in found.items()} == {"a": torch.bfloat16, "b": torch.float32}
     assert found["b"].item() == torch.tensor(1 / 3).item()
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text())["metadata"] == {"total_size": 2 + 4}
+
+
+OWN_CODE = {"AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Slow", None]}
+
+
+@pytest.mark.parametrize("on_hub", [False, True])
+def test_code_of_a_models_own_is_found_again(
+    on_hub: bool, model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(shutil.copytree(model_directory("llama"), tmp_path / "source"))
+    (source / "own.py").write_text("import helper\n")
+    (source / "helper.py").write_text("")
+    config = json.loads((source / "config.json").read_text()) | {"auto_map": OWN_CODE}
+    (source / "config.json").write_text(json.dumps(config))
+    written = tmp_path / "written"
+    written.mkdir()
+    if on_hub:
+        files = {file.name: file for file in source.iterdir()}
+        monkeypatch.setattr(hf_directory, "model_file", lambda spec, name: files.get(name))
+    write_hf_directory(make_export({"a": torch.ones(1)}), "us/model" if on_hub else str(source), written, "float32")
+    found = json.loads((written / "config.json").read_text())["auto_map"]
+    named = {"AutoModelForCausalLM": "us/model--own.Own", "AutoTokenizer": ["us/model--own.Slow", None]}
+    assert found == (named if on_hub else OWN_CODE)
+    assert sorted(file.name for file in written.glob("*.py")) == ([] if on_hub else ["helper.py", "own.py"])
 
 
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 40_000])

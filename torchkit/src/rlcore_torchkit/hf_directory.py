@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -159,7 +159,7 @@ def _write_index(sizes: Sequence[tuple[str, int]], shards: dict[str, list[str]],
 
 
 def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName, head: Head) -> list[str]:
-    """config.json with the dtype and the class written, and copies of the companion files."""
+    """config.json with the dtype and the class written, and copies of the companion files and of the model's own code."""
     spec = ModelSpec(path=source, revision=revision)
     try:
         found = {name: model_file(spec, name) for name in ("config.json", *COMPANION_FILES)}
@@ -172,6 +172,8 @@ def _write_companions(source: str, revision: str | None, directory: Path, dtype:
     config.pop("torch_dtype", None)
     if head == "value":
         config |= _classifier(config, source)
+    if config.get("auto_map"):
+        config["auto_map"] = _code(config["auto_map"], source, found)
     _write_json(directory / "config.json", config | {"dtype": dtype})
     written = ["config.json"]
     for name, file in found.items():
@@ -179,6 +181,23 @@ def _write_companions(source: str, revision: str | None, directory: Path, dtype:
             shutil.copyfile(file, directory / name)
             written.append(name)
     return written
+
+
+def _code(auto_map: Mapping[str, Any], source: str, found: dict[str, Path | None]) -> dict[str, Any]:
+    """Where the classes of a model with code of its own are: beside it, of a directory, whose modules are added to the files
+    `found`; or else on the Hub, from where transformers fetches them."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        found |= {file.name: file for file in sorted(folder.glob("*.py"))}
+        return dict(auto_map)
+    return {name: _on_hub(place, source) for name, place in auto_map.items()}
+
+
+def _on_hub(place: Any, source: str) -> Any:
+    """A class, or for tokenizers two or None, in transformers' form REPOSITORY--MODULE.CLASS."""
+    if isinstance(place, list):
+        return [_on_hub(each, source) for each in place]
+    return place if place is None or "--" in place else f"{source}--{place}"
 
 
 def _classifier(config: dict[str, Any], source: str) -> dict[str, Any]:
