@@ -23,6 +23,7 @@ THROUGH = {
     "core/rewards/test_judge.py": "core/rewards/judge_template",
     "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
     "core/run/data/test_prompts.py": "core/run/data/rendering",
+    "core/run/plan/test_inputs.py": "core/run/plan/data_sets",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",
     "core/run/rollout/test_agent_collector.py": "core/run/rollout/agent_groups",

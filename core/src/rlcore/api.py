@@ -8,8 +8,8 @@ from rlcore.cli.display import open_display
 from rlcore.config.load import Origin
 from rlcore.run.data.datasets import Split
 from rlcore.run.evaluate import evaluate as run_evaluation
+from rlcore.run.plan.data_sets import rows_of
 from rlcore.run.plan.given import Given
-from rlcore.run.plan.inputs import rows_of
 from rlcore.run.plan.prepare import prepare, require_device
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.storage.saved_run import SavedRun as Run

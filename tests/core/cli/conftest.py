@@ -14,9 +14,10 @@ import rlcore.run.plan.prepare
 import rlcore.run.plan.preview
 import rlcore.run.train
 from rlcore.cli.main import cli
+from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, PluginChoice
-from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe
+from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry
 from rlcore.run.plan.preview import Preview
 from rlcore.spi import Provider

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from rlcore.config.cluster import ClusterConfig
 from rlcore.config.convert import convert
+from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.dump import dump_toml
 from rlcore.config.load import read_raw
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.config.recipe import (
-    DataConfig,
-    DatasetConfig,
     EvaluationConfig,
     LoggingConfig,
     Recipe,
@@ -47,6 +46,7 @@ def datasets():
         "limit": st.none() | numbers,
         "shuffle": st.booleans(),
         "on_long_prompt": st.sampled_from(["error", "drop"]),
+        "max_prompt_tokens": st.none() | st.integers(1, 512),
     }
     hub = {"source": st.just("huggingface"), "path": paths, "subset": st.none() | texts, "split": st.none() | texts}
     return st.builds(DatasetConfig, **common) | st.builds(DatasetConfig, **hub, **common)

@@ -2,9 +2,10 @@
 
 import pytest
 
+from rlcore.config.data import DataConfig, DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.config.plugin_choice import NamedPluginChoice
-from rlcore.config.recipe import DataConfig, DatasetConfig, EvaluationConfig, Recipe, RolloutConfig
+from rlcore.config.recipe import EvaluationConfig, Recipe, RolloutConfig
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "truncates"), [(0, 1.0, False), (1, 1.0, True), (0, 0.99, True), (5, 0.5, True)])

@@ -61,6 +61,21 @@ def test_steps_of_another_number_of_prompts_train_on_what_is_open(run: Run, tmp_
     assert prompts(tmp_path / "runs" / "run").total() == 8 + 4 * number
 
 
+@pytest.mark.parametrize("changed", [(), ("training.prompts_per_step=5",), ("async.max_staleness=0",)])
+def test_what_was_learned_of_prompts_is_known_to_a_resumed_run(run: Run, tmp_path: Path, changed: tuple[str, ...]) -> None:
+    """One token an answer, so that rewards are 0 or 1, and two answers a prompt."""
+    short = ("rollout.max_response_tokens=1", "rollout.samples_per_prompt=2", "environment.fake.num_train_rows=16")
+    options = ahead(2, *SAVED, *short, "data.zero_variance_weight=0.2")
+    killed(run, *options)
+    directory = tmp_path / "runs" / "run"
+    before = read_metrics(directory)[-1]["data/zero_variance_prompts"]
+    run(*options, *changed, resume=True, allow_changes=True)
+    known = [record["data/zero_variance_prompts"] for record in read_metrics(directory)]
+    assert before > 0
+    assert all(one > 0 for one in known[len(known) - 3 :])
+    assert prompts(directory).total() == (8 + 4 * 5 if changed == ("training.prompts_per_step=5",) else 40)
+
+
 def test_components_of_rewards_are_kept_with_the_turns_that_a_checkpoint_has(run: Run, tmp_path: Path) -> None:
     """Of the fake environment the one component is the reward of each turn."""
     options = ahead(2, *SAVED, *LONG, *TWO_TURNS)

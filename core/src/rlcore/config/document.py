@@ -77,6 +77,9 @@ def _sections(path: str, tp: object) -> Iterator[str]:
         yield from (_row(cls, name, field) for name, field in plain.items())
         yield ""
     for name, field in rows.items():
+        for item in filter(types.is_attrs, types.innermost(field.type)):
+            if name in plain:  # a table of tables
+                yield from _sections(f"{path}.{name}.NAME", item)
         if name not in plain:
             if doc := describe.docs(cls)[name]:
                 yield f"`[{path}.{name}]`: {doc}\n"

@@ -231,7 +231,8 @@ def _forget(origins: dict[Key, Origin], key: Key) -> None:
 def _resolve_paths(tables: Mapping[str, Any], origins: Mapping[Key, Origin]) -> None:
     """Make the recipe's paths absolute, in place. A Hub name, which does not exist beside the recipe, stays as it is; a
     model's in a folder that does is none."""
-    for key in (*MODEL_PATHS, ADAPTER_PATH, *DATA_PATHS):
+    mixed = [(*path[:-1], "mix", name, path[-1]) for path in DATA_PATHS for name in _table_at(tables, (*path[:-1], "mix"))]
+    for key in (*MODEL_PATHS, ADAPTER_PATH, *DATA_PATHS, *mixed):
         section = _table_at(tables, key[:-1])
         value = section.get(key[-1])
         if not isinstance(value, str) or not value or key not in origins:

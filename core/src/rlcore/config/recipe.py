@@ -1,6 +1,6 @@
 """The recipe: every option of the core, its default and its meaning.
 
-The sections of the model, of a cluster, and those that choose plugins have modules of their own.
+The sections of the model, of data, of a cluster, and those that choose plugins have modules of their own.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -10,6 +10,7 @@ from attrs import field, frozen
 from rlcore.config.asynchrony import AsyncConfig
 from rlcore.config.cluster import ClusterConfig
 from rlcore.config.critic import CriticConfig, Offload
+from rlcore.config.data import DataConfig, NumRows
 from rlcore.config.model import ModelConfig, ReferenceConfig
 from rlcore.config.plugin_choice import EACH_ONCE, NamedPluginChoice, ObserversConfig, PluginChoice, PluginsConfig, SinksConfig
 from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, Share, Text, above, above_at_most, at_least
@@ -30,7 +31,6 @@ _NO_GREEDY = "The loss needs the probabilities sampled from; greedy decoding has
 
 FolderName: TypeAlias = Annotated[str, _FOLDER]
 Mismatch: TypeAlias = Annotated[float, _MISMATCH]
-NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
 TopK: TypeAlias = Annotated[int, at_least(0, "0 samples from all tokens.")]
 ChannelName: TypeAlias = Literal[("auto", *CHANNELS)]  # type: ignore[valid-type]  # mypy cannot read the table
@@ -51,51 +51,6 @@ class RunConfig:
     """Steps of the loop; each generates (or reads) one batch and trains on it."""
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={WORDS: {"gpu": "cuda"}})
     """Device of trainer and generator; "auto" takes CUDA where it is available. "gpu" is another word for "cuda"."""
-
-
-@frozen(kw_only=True)
-class DatasetConfig:
-    """`[data.train]`, `[data.evaluation]`: where prompts come from."""
-
-    source: Literal["environment", "jsonl", "csv", "parquet", "huggingface", "python"] = "environment"
-    """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
-    (rlcore.train(…, dataset=rows)). The first line of a "csv" names its columns, whose fields are all text."""
-    path: str | None = None
-    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
-    "python"."""
-    subset: str | None = None
-    """Configuration of a Hub data set; only for "huggingface"."""
-    split: str | None = None
-    """Split of a Hub data set, "train" where None; only for "huggingface"."""
-    prompt_field: Text = "prompt"
-    """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
-    completion_field: Text = "completion"
-    """Field with the completion to learn; read by algorithms that train on demonstrations."""
-    messages_field: Text = "messages"
-    """Field with a whole chat, of which the assistant's messages are learned; read by algorithms that train on demonstrations,
-    in rows that have no completion. A field `tools` beside it lists what the assistant may call."""
-    chosen_field: Text = "chosen"
-    """Field with the better answer, text or chat messages; read by algorithms that train on preferences. Messages are the
-    assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
-    rejected_field: Text = "rejected"
-    """Field with the worse answer."""
-    limit: NumRows | None = None
-    """Use only the first so many rows."""
-    shuffle: bool = True
-    """Shuffle anew each epoch, determined by the run's seed; evaluation keeps the file's order whatever this says."""
-    on_long_prompt: Literal["error", "drop"] = "error"
-    """What to do with rows over rollout.max_prompt_tokens, and with answers to learn over rollout.max_response_tokens."""
-
-
-@frozen(kw_only=True)
-class DataConfig:
-    """`[data]`"""
-
-    train: DatasetConfig = field(factory=DatasetConfig)
-    evaluation: DatasetConfig | None = None
-    """None where evaluation is off."""
-    on_overlap: Literal["note", "error"] = "note"
-    """What to do where held-out prompts are trained on too: say how many, or end the run before it begins."""
 
 
 @frozen(kw_only=True)
@@ -232,7 +187,7 @@ class EvaluationConfig:
     at_end: bool = True
     """Evaluate after the last step."""
     max_prompts: NumRows | None = None
-    """Use only the first so many prompts."""
+    """Use only the first so many prompts, of each data set."""
     samples_per_prompt: Positive = 1
     """Samples of one prompt; pass@1 is their mean success."""
     temperature: Annotated[float, at_least(0)] = 0.0

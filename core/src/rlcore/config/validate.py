@@ -8,20 +8,10 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from rlcore.config.asynchrony import AsyncConfig
-from rlcore.config.load import FILE_SOURCES
-from rlcore.config.recipe import DatasetConfig, Recipe, RolloutConfig
+from rlcore.config.data_problems import mix_problems, source_problems
+from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.schema import describe
 from rlcore.spi import Problem
-
-SOURCE_OF_SUFFIX = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
-
 
 Check: TypeAlias = Callable[[Recipe], Iterator[Problem]]
 
@@ -170,64 +160,47 @@ def _identical_evaluation(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _data_set(path: str) -> None:
-    """Registers the rules on one data set."""
+    """Registers the rules on one data set, or several that stand in its place."""
 
-    @rule(*(f"{path}.{key}" for key in ("source", "path", "subset", "split")))
+    @rule(*(f"{path}.{key}" for key in ("source", "path", "subset", "split", "mix")))
     def check(recipe: Recipe) -> Iterator[Problem]:
         config = value_at(recipe, path)
-        if config is not None:
-            yield from _source_problems(path, config)
+        if config is not None and config.mix is None:
+            yield from source_problems(path, config)
+
+    @rule(path, "environment")
+    def check_mix(recipe: Recipe) -> Iterator[Problem]:
+        config = value_at(recipe, path)
+        if config is not None and config.mix is not None:
+            yield from mix_problems(recipe, path, config)
+            for name, part in config.parts().items():
+                yield from source_problems(f"{path}.mix.{name}", part)
+
+    @rule(f"{path}.max_prompt_tokens", "rollout.max_prompt_tokens")
+    def check_limit(recipe: Recipe) -> Iterator[Problem]:
+        config, most = value_at(recipe, path), recipe.rollout.max_prompt_tokens
+        if config is not None and config.max_prompt_tokens is not None and config.max_prompt_tokens > most:
+            expected = f"at most rollout.max_prompt_tokens, which is {most}"
+            yield Problem(path=f"{path}.max_prompt_tokens", found=str(config.max_prompt_tokens), expected=expected)
 
 
 _data_set("data.train")
 _data_set("data.evaluation")
 
 
-def _source_problems(path: str, config: DatasetConfig) -> Iterator[Problem]:
-    """`source` and the keys that belong to some sources alone."""
-    named = SOURCE_OF_SUFFIX.get(Path(config.path or "").suffix.lower())
-    has_no_path = config.source in ("environment", "python")
-    if has_no_path and config.path is not None:
-        maker = "the environment makes" if config.source == "environment" else "a program brings"
-        yield Problem(
-            path=f"{path}.path",
-            found=f'{describe.toml_literal(config.path)}, with source = "{config.source}"',
-            expected=f'no path, since {maker} these rows, or source = "jsonl", "csv", "parquet" or "huggingface"',
-            remedy=f'Set {path}.source = "{named or "huggingface"}".',
-        )
-    elif not has_no_path and not (config.path or "").strip():
-        expected = (
-            "the name of a data set on the Hub" if config.source == "huggingface" else f"the path of a {config.source} file"
-        )
-        yield Problem(path=f"{path}.path", found=f'nothing, with source = "{config.source}"', expected=expected)
-    elif config.source in FILE_SOURCES and named not in (None, config.source):
-        yield Problem(
-            path=f"{path}.source",
-            found=f'"{config.source}", with the path {config.path}',
-            expected="the format that the file's name ends in",
-            remedy=f'Set {path}.source = "{named}", or rename the file.',
-        )
-    for key in ("subset", "split"):
-        if getattr(config, key) is not None and config.source != "huggingface":
-            yield Problem(
-                path=f"{path}.{key}",
-                found=f'{describe.toml_literal(getattr(config, key))}, with source = "{config.source}"',
-                expected='no such key: it is only for source = "huggingface"',
-            )
-
-
 @rule("environment", "data.train.source", "data.evaluation")
 def _environment_needed(recipe: Recipe) -> Iterator[Problem]:
     if recipe.environment is not None:
         return
-    if recipe.data.train.source == "environment":
+    if recipe.data.train.mix is None and recipe.data.train.source == "environment":
         yield Problem(
             path="data.train.source",
             found='"environment", without an [environment]',
             expected="an environment, or a data set with demonstrations",
             remedy="Set environment.name, or data.train.source and data.train.path.",
         )
-    if recipe.data.evaluation is not None and recipe.data.evaluation.source == "environment":
+    held_out = recipe.data.evaluation
+    if held_out is not None and held_out.mix is None and held_out.source == "environment":
         yield Problem(
             path="data.evaluation",
             found="a held-out set of the environment's rows, without an [environment]",

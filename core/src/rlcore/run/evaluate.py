@@ -36,7 +36,7 @@ def evaluate(
         execution(prepared, inputs.tokenizer, None, progress) as opened,
         opened() as backends,
     ):
-        for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
+        for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
         version = 0
         if checkpoint is not None and state is not None:
@@ -45,7 +45,7 @@ def evaluate(
             saver.load(checkpoint, state)
             version = state.weight_version
         if inputs.held_out is not None:
-            held_out = HeldOutExamples.of(inputs.held_out, recipe.evaluation.max_prompts, prepared.algorithm, backends.trainer)
+            held_out = HeldOutExamples.of(inputs.held_out, inputs.measured, prepared.algorithm, backends.trainer)
             return held_out.evaluate(version)
         refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)

@@ -56,6 +56,8 @@ class CollectedRollouts(spi.RolloutBatch):
     """Means over the turns that report them, of valid episodes."""
     schedule_metrics: Mapping[str, float] = field(factory=dict)
     """How old the samples are, and what became of others, where steps overlap."""
+    data_sets: Sequence[str] = ()
+    """[G]: the data set of each group; none where there is only one."""
     oldest_version: int = 0
     """Tokens of older weights are to get the trainer's log-probabilities in place of the generator's."""
 

@@ -62,7 +62,7 @@ def train(
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
         prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
-        for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes):
+        for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
         if not resume:
             directory.begin(prepared, 0)
@@ -175,7 +175,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             position=position,
             held_out=None
             if inputs.held_out is None
-            else HeldOutExamples.of(inputs.held_out, recipe.evaluation.max_prompts, algorithm, backends.trainer),
+            else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends.trainer),
             reference_store=reference_store,
         )
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
+from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.spi import Row

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import owner_of
 from rlcore.run.data.datasets import load_rows
 from rlcore.spi import ContractError, DataError

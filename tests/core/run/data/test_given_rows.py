@@ -5,7 +5,7 @@ from typing import Any
 import pandas
 import pytest
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.given_rows import given_rows
 from rlcore.spi import DataError
 

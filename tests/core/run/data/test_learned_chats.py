@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.examples import example_batch
 from rlcore.run.data.given_rows import given_rows
@@ -44,7 +44,7 @@ def load(tmp_path_factory):
 
 
 def render(rows, tokenizer, *, max_tokens=10_000, history="refuse", **config):
-    return render_chats(rows, tokenizer, DatasetConfig(**config), split="train", max_tokens=max_tokens, history=history)
+    return render_chats(rows, tokenizer, DatasetConfig(**config), key="data.train", max_tokens=max_tokens, history=history)
 
 
 def learned_of(examples, tokenizer, sequence):

@@ -9,8 +9,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
-from rlcore.config.recipe import DatasetConfig
 from rlcore.run.data import rendering
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.preferences import render_preferences
@@ -34,7 +34,7 @@ def render(rows, tokenizer, config=None, prompt_limit=100, response_limit=100):
         rows,
         tokenizer,
         config or DatasetConfig(),
-        split="train",
+        key="data.train",
         max_prompt_tokens=prompt_limit,
         max_response_tokens=response_limit,
     )

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.run.data.prompt_stream import PromptStream
+from rlcore.run.data.prompt_stream import MixedStream, PromptStream
 
 sizes = st.integers(1, 40)
 
@@ -68,3 +68,42 @@ def test_what_follows_a_step_is_every_row_once_and_its_own_last(num_rows, batch_
     assert set(following[num_rows - len(own) :]) == own
     others = [row for later in range(1, 1 + 2 * num_rows) for row in stream.indices(step + later).tolist() if row not in own]
     assert following[: num_rows - len(own)] == list(dict.fromkeys(others))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    data=st.data(),
+    batch_size=st.integers(1, 12),
+    seed=st.integers(0, 2**31),
+    shuffle=st.booleans(),
+)
+def test_a_mix_has_the_weights_shares_and_each_set_comes_in_its_own_order(sizes, data, batch_size, seed, shuffle):
+    weights = tuple(data.draw(st.floats(0.1, 10)) for _ in sizes)
+    stream = MixedStream(
+        sizes=tuple(sizes), weights=weights, num_rows=sum(sizes), batch_size=batch_size, seed=seed, shuffle=shuffle
+    )
+    num_steps = 200 // batch_size
+    rows = np.concatenate([stream.indices(step) for step in range(num_steps)])
+    starts = np.cumsum([0, *sizes])
+    set_of = np.searchsorted(starts, rows, side="right") - 1
+    for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        own = rows[set_of == number] - starts[number]
+        assert abs(len(own) - len(rows) * weight / sum(weights)) < 5  # 200 draws by chance would be off by 7 and more
+        for epoch in range(len(own) // size):
+            taken = own[epoch * size : (epoch + 1) * size].tolist()
+            assert sorted(taken) == list(range(size))
+            assert shuffle or taken == list(range(size))
+    later = num_steps - 1
+    assert stream.indices(later).tolist() == rows[later * batch_size :].tolist()
+    following = stream.following(later)
+    assert sorted(following.tolist()) == list(range(sum(sizes)))
+    own = set(stream.indices(later).tolist())
+    assert set(following[-len(own) :].tolist()) == own
+
+
+def test_a_mix_far_from_its_beginning_goes_on_where_it_was():
+    stream = MixedStream(sizes=(7, 5), weights=(3.0, 1.0), num_rows=12, batch_size=1000, seed=3, shuffle=True)
+    rows = stream.rows(0, 200_000)
+    assert stream.rows(131_000, 200_000).tolist() == rows[131_000:].tolist()
+    other = MixedStream(sizes=(7, 5), weights=(3.0, 1.0), num_rows=12, batch_size=1000, seed=4, shuffle=False)
+    assert ((other.rows(0, 50) < 7) != (rows[:50] < 7)).any()  # the seed decides which set comes when

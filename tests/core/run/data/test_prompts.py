@@ -6,7 +6,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data import rendering
 from rlcore.run.data.datasets import load_rows
 from rlcore.run.data.examples import example_batch
@@ -22,7 +22,7 @@ def rows_of(*texts):
 
 
 def render(rows, tokenizer, config=None, limit=100, **options):
-    return render_prompts(rows, tokenizer, config or DatasetConfig(), split="train", max_prompt_tokens=limit, **options)
+    return render_prompts(rows, tokenizer, config or DatasetConfig(), key="data.train", max_prompt_tokens=limit, **options)
 
 
 def demonstrate(rows, tokenizer, config=None, prompt_limit=100, response_limit=100):
@@ -30,7 +30,7 @@ def demonstrate(rows, tokenizer, config=None, prompt_limit=100, response_limit=1
         rows,
         tokenizer,
         config or DatasetConfig(),
-        split="train",
+        key="data.train",
         max_prompt_tokens=prompt_limit,
         max_response_tokens=response_limit,
     )

@@ -33,7 +33,7 @@ def test_the_present_weights_are_asked_each_time_and_the_reference_once():
     tokens = RaggedTokens(tokens=np.zeros(9, np.int32), offsets=np.array([0, 3, 6, 9], np.int64))
     examples = Examples.behind_prompts(tokens, np.ones(3, np.int64), answers=1, rows=np.arange(3), num_dropped=0)
     trainer = Trainer()
-    held_out = HeldOutExamples.of(examples, 2, Algorithm(), trainer)
+    held_out = HeldOutExamples.of(examples, np.arange(2), Algorithm(), trainer)
     assert held_out.evaluate(1) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 9.0}
     assert held_out.evaluate(4) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 6.0}
     assert trainer.asked == ["policy", "reference", "policy"]

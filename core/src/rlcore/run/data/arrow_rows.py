@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field
 from rlcore.spi import DataError, LazyRows, Row
 

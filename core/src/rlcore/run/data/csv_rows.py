@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.arrow_rows import CHUNK_ROWS, ArrowRows, arrow_rows
 from rlcore.run.data.jsonl_line import MAX_LINE_BYTES
 from rlcore.run.data.row_fields import prompt_fault

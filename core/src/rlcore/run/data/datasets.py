@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.registry.plugin_errors import attributed
 from rlcore.run.data.arrow_rows import arrow_rows
 from rlcore.run.data.csv_rows import CsvRows, csv_rows
@@ -27,17 +27,18 @@ def load_rows(
     environment: Environment | AgentEnvironment | None,
     owner: str = "environment",
     *,
+    key: str | None = None,
     has_prompts: bool = True,
     may_be_chats: bool = False,
 ) -> Sequence[Row]:
-    """The rows of `[data.<split>]`, at least one; DataError where there are none or one has no prompt, unless not each
-    `has_prompts` of its own, as where it is a conversation's beginning, or it `may_be_chats` with a field for them. `owner` is
-    what messages call the environment.
+    """The rows of `[data.<split>]`, or of the section `key`, at least one; DataError where there are none or one has no prompt,
+    unless not each `has_prompts` of its own, as where it is a conversation's beginning, or it `may_be_chats` with a field for
+    them. `owner` is what messages call the environment.
 
     A file is read whole and every row is checked. Rows are parsed when they are taken: a large data set costs the memory of
     its file, not of its objects.
     """
-    key = f"data.{split}"
+    key = key or f"data.{split}"
     if config.source == "environment":
         rows = _environment_rows(config, key, split, environment, owner)
     elif config.source in ("jsonl", "csv"):

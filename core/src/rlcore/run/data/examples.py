@@ -1,10 +1,12 @@
 """Answers of a data set to learn from, as batches: demonstrations, chats, and pairs of a chosen and a rejected answer."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.spi.arrays import BoolArray, Int64Array, gather_ragged
+from rlcore.spi.arrays import BoolArray, Int64Array, gather_ragged, offsets_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,6 +41,21 @@ class Examples:
             num_dropped=num_dropped,
             chosen_first=answers > 1,
         )
+
+
+def joined_examples(parts: Sequence[Examples], first_rows: Sequence[int]) -> Examples:
+    """The examples of several data sets as those of one, whose rows stand one set after another: `first_rows` are the numbers
+    of each set's first row."""
+    lengths = np.concatenate([part.tokens.lengths for part in parts])
+    counts = np.concatenate([np.diff(part.row_offsets) for part in parts])
+    return Examples(
+        tokens=spi.RaggedTokens(tokens=np.concatenate([part.tokens.tokens for part in parts]), offsets=offsets_of(lengths)),
+        learned=np.concatenate([part.learned for part in parts]),
+        row_offsets=offsets_of(counts),
+        rows=np.concatenate([part.rows + first for part, first in zip(parts, first_rows, strict=True)]),
+        num_dropped=sum(part.num_dropped for part in parts),
+        chosen_first=parts[0].chosen_first,
+    )
 
 
 def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
 from rlcore.spi import DataError, LazyRows, Row
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
 from rlcore.spi import DataError, LazyRows, Row

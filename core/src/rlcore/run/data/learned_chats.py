@@ -13,8 +13,7 @@ import numpy as np
 from attrs import field, frozen
 
 from rlcore import spi
-from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.datasets import Split
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
@@ -36,14 +35,14 @@ def render_chats(
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
-    split: Split,
+    key: str,
     max_tokens: int,
     history: Literal["refuse", "as_seen", "segment"],
 ) -> Examples:
     """Each row's chat up to its last answer, in one sequence, or with "segment" in several where the template rewrites what it
     had shown: each then has the answers that the policy would give with what it shows there. DataError names the rows that are
     no chats, or cannot be shown, and one over `max_tokens` where that is an error."""
-    eos, key = end_token(tokenizer), f"data.{split}"
+    eos = end_token(tokenizer)
     chats = KeptRows(key, config, rows, EXPECTED)
     learned, counts = [np.zeros(0, np.bool_)], []
     for start, chunk in chats.chunks():

@@ -10,8 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.datasets import Split
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault
@@ -25,13 +24,13 @@ def render_preferences(
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
-    split: Split,
+    key: str,
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Examples:
     """Each row's prompt with its chosen answer, and with its rejected one; an answer ends with the token that ends it, which
     counts as part of it. DataError names the rows that are no such pair, and one over a limit where that is an error."""
-    eos, key = end_token(tokenizer), f"data.{split}"
+    eos = end_token(tokenizer)
     kept = KeptRows(key, config, rows, EXPECTED)
     for start, chunk in kept.chunks():
         pairs: dict[int, _Pair] = {}

@@ -6,8 +6,8 @@ from typing import TypeAlias
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.config.recipe import DatasetConfig
-from rlcore.run.data.datasets import Split, row_name
+from rlcore.config.data import DatasetConfig
+from rlcore.run.data.datasets import row_name
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, prompt_fault
@@ -48,17 +48,17 @@ def render_prompts(
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
-    split: Split,
+    key: str,
     max_prompt_tokens: int,
     observe: Observe | None = None,
 ) -> Prompts:
-    """The prompts of all rows as tokens, read in chunks. `observe` gives the prompts that an environment makes of the rows;
-    without it they are the rows' own. DataError names a row without a prompt, or over the limit where that is an error."""
-    key = f"data.{split}"
+    """The prompts of all rows of the section `key` as tokens, read in chunks. `observe` gives the prompts that an environment
+    makes of the rows; without it they are the rows' own. DataError names a row without a prompt, or over the limit where that
+    is an error."""
     kept = KeptRows(key, config, rows)
     for start, chunk in kept.chunks():
         for number, tokens in enumerate(_prompt_tokens(rows, chunk, start, key, tokenizer, observe), start=start):
-            if kept.limits.admits(number, "prompt", len(tokens), "rollout.max_prompt_tokens", max_prompt_tokens):
+            if kept.limits.admits(number, "prompt", len(tokens), kept.limits.of_prompts, max_prompt_tokens):
                 kept.keep(number, [tokens])
     joined = kept.joined()
     return Prompts(tokens=joined.ragged(), rows=joined.rows, num_dropped=kept.limits.num_over)
@@ -69,14 +69,13 @@ def render_demonstrations(
     tokenizer: Tokenizer,
     config: DatasetConfig,
     *,
-    split: Split,
+    key: str,
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Examples:
     """Prompt, completion and end-of-sequence token of all rows. DataError names a row that lacks one of the two, or is over
     a limit where that is an error (the end-of-sequence token counts as part of the completion)."""
     eos = end_token(tokenizer)
-    key = f"data.{split}"
     kept = KeptRows(key, config, rows)
     for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)

@@ -7,7 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.datasets import row_name
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.tokenizer import Tokenizer
@@ -98,6 +98,11 @@ class Limits:
     def __init__(self, key: str, config: DatasetConfig, rows: Sequence[spi.Row]) -> None:
         """`key` is the data set's section of the recipe."""
         self.key, self.config, self.rows = key, config, rows
+        self.section = key.partition(".mix.")[0]
+        """Where the limits of all sets of a mix stand."""
+        own = config.max_prompt_tokens is not None
+        self.of_prompts = f"{self.section}.max_prompt_tokens" if own else "rollout.max_prompt_tokens"
+        """The option that bounds prompts."""
         self.num_over = 0
         self.first = ""
 
@@ -111,7 +116,7 @@ class Limits:
         if not self.first:
             found = f"{row_name(self.rows, row)} has a {part} of {num_tokens} tokens"
             self.first = f"{found}; expected at most {limit} ({option})"
-            self.remedy = f'Raise {option}, or leave such rows out with {self.key}.on_long_prompt = "drop"'
+            self.remedy = f'Raise {option}, or leave such rows out with {self.section}.on_long_prompt = "drop"'
         return False
 
     def finish(self, num_rows: int) -> None:
@@ -181,7 +186,7 @@ class KeptRows:
         """Keep a row's answers, each behind its prompt, unless prompt or longest answer, which errors call `part`, have more
         tokens than `most` says of the two."""
         longest = max(map(len, answers))
-        if self.limits.admits(number, "prompt", len(prompt), "rollout.max_prompt_tokens", most[0]) and self.limits.admits(
+        if self.limits.admits(number, "prompt", len(prompt), self.limits.of_prompts, most[0]) and self.limits.admits(
             number, part, longest, "rollout.max_response_tokens", most[1]
         ):
             self.keep(number, [[*prompt, *answer] for answer in answers])

@@ -10,3 +10,4 @@ class Stream(IntEnum):
     ROLLOUTS = 1
     EVALUATION = 2
     MINIBATCHES = 3
+    CURRICULUM = 4

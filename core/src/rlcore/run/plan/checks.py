@@ -10,18 +10,19 @@ from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.installed import is_installed
 from rlcore.model_files import model_problems
 from rlcore.registry.binding import require_module, run_check
+from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
 from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem
+from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem, capabilities
 
 
 def check_plan(plan: RunPlan) -> None:
     """Raise ConfigError with all that is wrong; ModelError where the model alone is."""
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
-    plugins = (*plan.chosen.values(), *plan.sinks)
+    plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems = [
         *_missing_ray(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
@@ -195,6 +196,14 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
             found=f"true, {algorithm} compares no probabilities with the generator's",
             expected="false: truncated sampling biases nothing there",
         )
+    weight = recipe.data.zero_variance_weight
+    if weight != 1.0 and (needs.source != "rollouts" or rollout.samples_per_prompt == 1):
+        why = f"with algorithm {recipe.algorithm.name!r}, which trains on no rollouts"
+        yield Problem(
+            path="data.zero_variance_weight",
+            found=f"{weight:g}, {why if needs.source != 'rollouts' else 'with rollout.samples_per_prompt = 1'}",
+            expected="1.0, the default: no prompt has several samples whose rewards could differ",
+        )
     if needs.source == "rollouts":
         return
     if recipe.async_ != AsyncConfig():
@@ -216,6 +225,14 @@ def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
 
 def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
     """Keys that do nothing where agents run the episodes, and those that do something there alone."""
+    kinds = {entry.name: _is_agent(entry) for entry in plan.environments}
+    if len(set(kinds.values())) > 1:
+        yield Problem(
+            path="data.train.mix",
+            found=f"the environments {', '.join(kinds)}, of which agents run the episodes of some",
+            expected="environments of one kind",
+        )
+        return
     rollout, name = plan.recipe.rollout, plan.recipe.environment.name if plan.recipe.environment is not None else None
     if not plan.runs_agents:
         if rollout.history == "segment" and plan.algorithm.needs.source != "demonstrations":
@@ -242,9 +259,18 @@ def _agent_problems(plan: RunPlan) -> Iterator[Problem]:
         yield Problem(path="rollout.replay_routing", found=f"true, {agents}", expected=expected)
     for split in ("train", "evaluation"):
         data = getattr(plan.recipe.data, split)
+        if data is not None and data.max_prompt_tokens is not None:
+            expected = "no such key: what an agent asks is known when it asks"
+            yield Problem(
+                path=f"data.{split}.max_prompt_tokens", found=f"{data.max_prompt_tokens}, {agents}", expected=expected
+            )
         if data is not None and data.on_long_prompt == "drop":
             expected = '"error": what an agent asks is known when it asks, and refused where it is too long'
             yield Problem(path=f"data.{split}.on_long_prompt", found=f'"drop", {agents}', expected=expected)
+
+
+def _is_agent(entry: Entry) -> bool:
+    return entry.provider is not None and capabilities.AGENT in entry.provider.capabilities
 
 
 def _is_about(problem: Problem, model: ModelSpec) -> bool:

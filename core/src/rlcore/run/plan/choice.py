@@ -37,8 +37,11 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
     registry, dtype = _as_configured(recipe, registry), dtype_of(recipe, device)
     sinks = tuple(entry for name in recipe.sinks.names for entry in take("sink", name, needs={}))
     needs, found = {"generator": generator_needs(recipe)}, take("algorithm", recipe.algorithm.name, needs={})
+    others: list[Entry] = []
     if recipe.environment is not None:
         found += take("environment", recipe.environment.name, needs={})
+        names = dict.fromkeys(recipe.data.environment_of_set.values())
+        others = [entry for name in names if name != recipe.environment.name for entry in take("environment", name, needs={})]
         found += take("generator", recipe.generator.name, into=unusable, needs=needs["generator"], dtype=dtype)
     usable = {entry.role: entry for entry in found}
     algorithm = None
@@ -67,6 +70,7 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
         sinks=sinks,
         device=device,
         algorithm=algorithm,
+        other_environments=tuple(others),
         notes=tuple(
             note
             for role in AUTO_ROLES

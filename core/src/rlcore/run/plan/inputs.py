@@ -6,31 +6,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from rlcore.chat.tool_calls import ToolParser
-from rlcore.config.recipe import DataConfig, DatasetConfig, Recipe, RolloutConfig
+from rlcore.config.data import DataConfig
+from rlcore.config.recipe import Recipe, RolloutConfig
 from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
-from rlcore.run.data.datasets import Split, load_rows
+from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
-from rlcore.run.data.given_rows import given_rows
-from rlcore.run.data.learned_chats import are_chats, render_chats
-from rlcore.run.data.preferences import render_preferences
-from rlcore.run.data.prompt_stream import PromptStream
-from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
+from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.row_fields import PROMPT
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
 from rlcore.run.plan.reference_check import check_vocabulary
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.plan.sections import plugin_config
 from rlcore.run.plan.truncation import replays_sampling_mask
 from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
-from rlcore.run.rollout.episode_failure import Failure
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import (
     ExampleSource,
@@ -40,8 +39,8 @@ from rlcore.run.rollout.sources import (
     collector_of,
     policy_of,
 )
-from rlcore.spi import DataError, Observation, Row, capabilities
-from rlcore.spi.arrays import Int32Array, Int64Array
+from rlcore.spi import DataError, Row
+from rlcore.spi.arrays import Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,7 +53,7 @@ class Inputs:
     train_rows: Sequence[Row]
     train_kept: Int64Array
     """int64 [P]: the rows within the limits."""
-    stream: PromptStream
+    stream: PromptOrder
     """The stream of prompts over the rows that were kept."""
     examples: Examples | None
     """Where the algorithm trains on demonstrations or preferences: those of the kept rows."""
@@ -62,11 +61,21 @@ class Inputs:
     evaluation_kept: Int64Array
     """int64: the held-out rows within the limits."""
     measured: Int64Array
-    """int64: those of them that evaluation.max_prompts lets pass."""
+    """int64: those of them that evaluation.max_prompts lets pass, of each data set."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
     held_out: Examples | None = None
     """Held-out rows that the algorithm measures, within the limits; None where there are none."""
+
+    @property
+    def left_out(self) -> Iterator[str]:
+        """How many rows of each split are over the limits."""
+        for split, rows, kept in (
+            ("train", self.train_rows, self.train_kept),
+            ("evaluation", self.evaluation_rows or (), self.evaluation_kept),
+        ):
+            if len(kept) < len(rows):
+                yield f"data.{split}: {len(rows) - len(kept):,} of {len(rows):,} rows are over the limits and left out"
 
     def source(
         self,
@@ -93,11 +102,12 @@ class Inputs:
             progress,
             sampling_mask=replays_sampling_mask(recipe, plan.algorithm.needs),
         )
+        weight = recipe.data.zero_variance_weight
         return RolloutSource(
             collector=collector,
             rows=self.train_rows,
             kept=self.train_kept,
-            stream=self.stream,
+            stream=self.stream if weight == 1.0 else Curriculum(self.stream, weight),
             seed=recipe.run.seed,
             policy=policy_of(recipe),
             restarts=recipe.async_.partial_rollouts == "restart",
@@ -131,26 +141,27 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
     check_vocabulary(recipe, tokenizer)
     episodes = _episodes(prepared, vocab_size)
     try:
-        observe = _observer(prepared, episodes)
-        train_rows = rows_of(prepared, "train")
+        observe = observer_of(prepared, episodes)
+        train_sets = data_sets(prepared, "train")
         examples = None
         if prepared.algorithm.needs.source != "rollouts":
-            examples = _examples(prepared, "train", train_rows, tokenizer)
+            examples = examples_of(prepared, train_sets, tokenizer)
             train_kept = examples.rows
         else:
-            train_kept = _within_limits(prepared, train_rows, "train", recipe.data.train, tokenizer, observe)
-        evaluation_rows, evaluation_kept = None, np.zeros(0, np.int64)
+            train_kept = within_limits(prepared, train_sets, tokenizer, observe)
+        train_rows = all_rows(train_sets)
+        evaluation_rows, evaluation_kept, measured = None, np.zeros(0, np.int64), np.zeros(0, np.int64)
         held_out = None
-        if prepared.measures_examples:
-            evaluation_rows = rows_of(prepared, "evaluation")
-            held_out = _examples(prepared, "evaluation", evaluation_rows, tokenizer)
-            evaluation_kept = held_out.rows
-        elif prepared.environment is not None and recipe.data.evaluation is not None:
-            evaluation_rows = rows_of(prepared, "evaluation")
-            evaluation_kept = _within_limits(
-                prepared, evaluation_rows, "evaluation", recipe.data.evaluation, tokenizer, observe
-            )
-        measured = evaluation_kept[: recipe.evaluation.max_prompts]
+        if recipe.data.evaluation is not None and (prepared.measures_examples or prepared.environment is not None):
+            sets = data_sets(prepared, "evaluation")
+            evaluation_rows = all_rows(sets)
+            if prepared.measures_examples:
+                held_out = examples_of(prepared, sets, tokenizer)
+                evaluation_kept = held_out.rows
+            else:
+                evaluation_kept = within_limits(prepared, sets, tokenizer, observe)
+            of_sets = np.split(evaluation_kept, np.searchsorted(evaluation_kept, [one.first for one in sets[1:]]))
+            measured = np.concatenate([kept[: recipe.evaluation.max_prompts] for kept in of_sets])
         notes: tuple[str, ...] = ()
         if evaluation_rows is not None and not _only_measured(prepared):
             notes = tuple(_overlap(recipe.data, _taken(train_rows, train_kept), _taken(evaluation_rows, measured)))
@@ -160,12 +171,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             episodes=episodes,
             train_rows=train_rows,
             train_kept=train_kept,
-            stream=PromptStream(
-                num_rows=len(train_kept),
-                batch_size=recipe.training.prompts_per_step,
-                seed=recipe.run.seed,
-                shuffle=recipe.data.train.shuffle,
-            ),
+            stream=_order(recipe, train_sets, train_kept),
             examples=examples,
             evaluation_rows=evaluation_rows,
             evaluation_kept=evaluation_kept,
@@ -178,16 +184,33 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             episodes.close()
 
 
+def _order(recipe: Recipe, sets: Sequence[DataSet], kept: Int64Array) -> PromptOrder:
+    """The order of the kept rows, which are numbered from 0."""
+    train = recipe.data.train
+    options: dict[str, Any] = {
+        "num_rows": len(kept),
+        "batch_size": recipe.training.prompts_per_step,
+        "seed": recipe.run.seed,
+        "shuffle": train.shuffle,
+    }
+    if train.mix is None:
+        return PromptStream(**options)
+    bounds = np.searchsorted(kept, [*(one.first for one in sets), sets[-1].first + len(sets[-1].rows)])
+    weights = tuple(rows.weight for rows in train.mix.values())
+    return MixedStream(sizes=tuple(np.diff(bounds).tolist()), weights=weights, **options)
+
+
 def _episodes(prepared: RunPlan, vocab_size: int | None) -> EpisodeRunner | None:
     if prepared.environment is None:
         return None
-    recipe, entry = prepared.recipe, prepared.chosen["environment"]
+    recipe, entries = prepared.recipe, prepared.environments
+    most = [number for entry in entries if (number := max_concurrent(entry, plugin_config(recipe, entry))) is not None]
     return EpisodeRunner(
         prepared.environment,
         recipe.rollout.environment_timeout_s,
         recipe.rollout.on_environment_error,
-        entry.label,
-        _concurrency(recipe.rollout, max_concurrent(entry, prepared.config("environment"))),
+        ", ".join(entry.label for entry in entries),
+        _concurrency(recipe.rollout, min(most, default=None)),
         vocab_size,
         prepared.runs_agents,
     )
@@ -206,18 +229,6 @@ def _tool_parser(prepared: RunPlan, tokenizer: Tokenizer) -> ToolParser | None:
         return None
     engine = partial(engine_tool_parser, entry, prepared.model)
     return ToolParser.named(prepared.recipe.rollout.tool_parser, tokenizer.chat_template, engine)
-
-
-def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
-    """The rows of a data set that the recipe has."""
-    config, entry = getattr(prepared.recipe.data, split), prepared.chosen.get("environment")
-    is_learned = split == "train" or prepared.measures_examples
-    source = prepared.algorithm.needs.source if is_learned else "rollouts"
-    form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
-    if config.source == "python":
-        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
-    owner = "environment" if entry is None else entry.label
-    return load_rows(config, split, prepared.environment, owner, **form)
 
 
 def _only_measured(prepared: RunPlan) -> bool:
@@ -251,67 +262,3 @@ def _prompt_key(row: Row) -> str:
     return (
         prompt if isinstance(prompt, str) else json.dumps(dict(row) if prompt is None else prompt, sort_keys=True, default=str)
     )
-
-
-def _observer(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | None:
-    """The prompts that the environment makes of rows, where it can say so before the run."""
-    entry = prepared.chosen.get("environment")
-    if episodes is None or entry is None or entry.provider is None:
-        return None
-    if capabilities.CHEAP_RESET not in entry.provider.capabilities:
-        return None
-
-    def observe(rows: Sequence[Row]) -> list[Observation]:
-        observations = []
-        for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
-            if isinstance(reset, Failure):
-                # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
-                raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
-            observations.append(reset.observation)
-        return observations
-
-    return observe
-
-
-def _examples(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
-    """A data set's rows as they are learned, or measured."""
-    examples = _rendered(prepared, split, rows, tokenizer)
-    _require_known(prepared, split, "a row", examples.tokens.tokens)
-    return examples
-
-
-def _rendered(prepared: RunPlan, split: Split, rows: Sequence[Row], tokenizer: Tokenizer) -> Examples:
-    rollout, config = prepared.recipe.rollout, getattr(prepared.recipe.data, split)
-    if prepared.algorithm.needs.source == "demonstrations" and are_chats(rows, config):
-        most = rollout.max_sequence_length
-        return render_chats(rows, tokenizer, config, split=split, max_tokens=most, history=rollout.history)
-    render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
-    return render(
-        rows,
-        tokenizer,
-        config,
-        split=split,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-    )
-
-
-def _require_known(prepared: RunPlan, split: Split, where: str, tokens: Int32Array) -> None:
-    """DataError where there are tokens that the model has no rows for."""
-    vocab_size, greatest = prepared.algorithm.vocab_size, int(tokens.max(initial=0))
-    if vocab_size is not None and greatest >= vocab_size:
-        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
-        raise DataError(f"data.{split}: found the token {greatest} in {where}; expected {expected} that it has no rows for")
-
-
-def _within_limits(
-    prepared: RunPlan, rows: Sequence[Row], split: Split, config: DatasetConfig, tokenizer: Tokenizer, observe: Observe | None
-) -> Int64Array:
-    """int64 [P]: the rows whose prompts are within the limit. Where only a reset could tell, all of them: each is then
-    checked when its episode begins."""
-    if observe is None:
-        return np.arange(len(rows), dtype=np.int64)
-    limit = prepared.recipe.rollout.max_prompt_tokens
-    prompts = render_prompts(rows, tokenizer, config, split=split, max_prompt_tokens=limit, observe=observe)
-    _require_known(prepared, split, "a prompt", prompts.tokens.tokens)
-    return prompts.rows

@@ -16,8 +16,9 @@ from rlcore.run.plan.checks import check_plan
 from rlcore.run.plan.choice import choose_plugins
 from rlcore.run.plan.generator_placement import ranks_per_generator
 from rlcore.run.plan.given import Given
+from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.run.plan.sections import convert_recipe
+from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.spi import ConfigError, EnvironmentContext, Problem
 
 
@@ -44,7 +45,15 @@ def prepare(
     if "environment" not in plan.chosen:
         return plan
     context, build = EnvironmentContext(seed=made.run.seed), build_environment if given is None else given.build
-    return evolve(plan, environment=build(plan.chosen["environment"], context, plan.config("environment")))
+    environment = build(plan.chosen["environment"], context, plan.config("environment"))
+    if plan.other_environments:
+        others = {
+            entry.name: build_environment(entry, context, plugin_config(made, entry)) for entry in plan.other_environments
+        }
+        mixed = MixedAgents if plan.runs_agents else MixedEnvironment
+        backends: Any = {plan.chosen["environment"].name: environment, **others}
+        environment = mixed(backends=backends, of_set=made.data.environment_of_set)
+    return evolve(plan, environment=environment)
 
 
 def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool) -> RunPlan:

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.prompts import encode_prompts
 from rlcore.run.data.tokenizer import Tokenizer, is_here, load_tokenizer
-from rlcore.run.plan.inputs import Inputs, load_inputs, rows_of
+from rlcore.run.plan.data_sets import rows_of
+from rlcore.run.plan.inputs import Inputs, load_inputs
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ResetResult, capabilities
+from rlcore.spi import ResetResult
 
 
 @frozen(kw_only=True)
@@ -32,8 +33,8 @@ def preview(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Preview:
     Raises DataError and ModelError as the run would. `tokenizer` stands in for the model's own, in tests.
     """
     recipe, notes = prepared.recipe, []
-    remote = [split for split, config in _data_sets(prepared).items() if _is_remote(config)]
-    notes += [f"data.{split}: {_data_sets(prepared)[split].path} is on the Hub, and was not opened" for split in remote]
+    remote = {split: paths for split, config in _data_sets(prepared).items() if (paths := _remote(config))}
+    notes += [f"data.{split}: {path} is on the Hub, and was not opened" for split, paths in remote.items() for path in paths]
     if tokenizer is None and not is_here(recipe.model):
         notes.append(f"model.path: the tokenizer of {recipe.model.path} is on the Hub, so that no prompt was made")
     elif not remote:
@@ -55,11 +56,17 @@ def _data_sets(prepared: RunPlan) -> dict[Split, DatasetConfig]:
     return sets
 
 
-def _is_remote(config: DatasetConfig) -> bool:
-    return config.source == "huggingface" and not Path(config.path or "").expanduser().exists()
+def _remote(config: DatasetConfig) -> list[str]:
+    """What of a data set is on the Hub alone."""
+    parts = [config] if config.mix is None else config.parts().values()
+    paths = [part.path or "" for part in parts if part.source == "huggingface"]
+    return [path for path in paths if not Path(path).expanduser().exists()]
 
 
 def _counted(number: int, config: DatasetConfig) -> str:
+    if config.mix is not None:
+        names = ", ".join(f"{name} (weight {part.weight:g})" for name, part in config.mix.items())
+        return f"{number:,} rows of {names}"
     where = {"environment": "the environment", "python": "the program"}.get(config.source, config.path)
     return f"{number:,} row{'' if number == 1 else 's'} of {where}"
 
@@ -79,8 +86,7 @@ def _first_prompt(prepared: RunPlan, inputs: Inputs) -> str | None:
     """The prompt of the first row that is trained on. An environment makes it only where it promises that this is cheap."""
     if inputs.examples is not None:
         return inputs.tokenizer.show(inputs.examples.tokens.sequence(0)[: int(inputs.examples.learned.argmax())])
-    provider = prepared.chosen["environment"].provider
-    if inputs.episodes is None or provider is None or capabilities.CHEAP_RESET not in provider.capabilities:
+    if inputs.episodes is None or not prepared.resets_cheaply:
         return None
     (reset,) = inputs.episodes.reset_all([inputs.train_rows[int(inputs.train_kept[0])]], [0])
     if not isinstance(reset, ResetResult):

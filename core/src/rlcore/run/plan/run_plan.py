@@ -33,6 +33,8 @@ class RunPlan:
     device: Device
     algorithm: AlgorithmHandle
     environment: spi.Environment | spi.AgentEnvironment | None = None
+    other_environments: tuple[Entry, ...] = ()
+    """Those that data sets name, besides the one in `chosen`."""
     channel: str | None = None
     """How weights travel; None where nothing generates."""
     ranks_per_generator: int = 1
@@ -51,6 +53,18 @@ class RunPlan:
         """Whether episodes run by themselves, and ask the policy through OpenAI's API."""
         entry = self.chosen.get("environment")
         return entry is not None and entry.provider is not None and spi.capabilities.AGENT in entry.provider.capabilities
+
+    @property
+    def environments(self) -> tuple[Entry, ...]:
+        """All environments, that of sets which name none first."""
+        first = self.chosen.get("environment")
+        return () if first is None else (first, *self.other_environments)
+
+    @property
+    def resets_cheaply(self) -> bool:
+        """Whether the environments can be asked for every prompt before the run."""
+        capability, entries = spi.capabilities.CHEAP_RESET, self.environments
+        return bool(entries) and all(one.provider is not None and capability in one.provider.capabilities for one in entries)
 
     @property
     def model(self) -> spi.ModelSpec:

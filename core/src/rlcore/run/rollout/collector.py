@@ -79,7 +79,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
         """See StepCollector; and which prompts were too long."""
         num_long = sum(group.num_long for group in groups)
         if num_long:
-            limit = f"{self.prompt_limit.max_tokens} tokens (rollout.max_prompt_tokens)"
+            limit = f"{self.prompt_limit.max_tokens} tokens ({self.prompt_limit.option})"
             left = f"{self.purpose} has {sum(not group.is_left_out for group in groups)} of {len(groups)}"
             self.progress.note(f"{self.prompt_limit.key}: {num_long} prompts are left out: they have more than {limit}; {left}")
         super().note(run, groups)

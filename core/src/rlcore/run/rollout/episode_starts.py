@@ -20,6 +20,8 @@ class PromptLimit:
     """Whether longer ones are left out; else they are an error."""
     key: str
     """The data set's section of the recipe."""
+    option: str = "rollout.max_prompt_tokens"
+    """What sets the limit."""
 
 
 class Draws:
@@ -81,6 +83,10 @@ class StepPlans:
         if step not in self._plans:
             self._plans[step] = self._plan_of(step)
         return self._plans[step]
+
+    def row(self, group: int) -> Row:
+        """The row of a group, unless another took its place."""
+        return self.of_step(self.step_of(group)).rows[self.place_of(group)]
 
     def spare(self, step: int, number: int) -> Row | None:
         """The row with this number among those behind a step's, from 0; None where there are fewer."""
@@ -168,7 +174,7 @@ class Cohort:
         row, num_tokens = max(self._long.values(), key=lambda one: one[1])
         found = (
             f"the environment's prompt for row {row!r:.200} has {num_tokens} tokens; expected at most "
-            f"{self.limit.max_tokens} (rollout.max_prompt_tokens)"
+            f"{self.limit.max_tokens} ({self.limit.option})"
         )
         key = self.limit.key
         if self.limit.drops:

@@ -11,6 +11,7 @@ from rlcore.run.rollout.lanes import Lanes
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.sample_count import SampleCount
+from rlcore.spi import Row
 
 
 class OpenGroup(Protocol):
@@ -88,6 +89,10 @@ class GroupWork(ABC, Generic[GroupT]):
     @abstractmethod
     def restart(self, group: GroupT, *, is_at_work: bool) -> bool:
         """Begin again the episodes that have not ended, and have said something. Whether those are all of the group."""
+
+    def row(self, group: GroupT) -> Row | None:
+        """The row that a group has read; None where it is left out."""
+        return self.plans.row(group.number)
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:

@@ -27,7 +27,24 @@ def rollout_metrics(collected: CollectedRollouts) -> dict[str, float]:
         "environment/timed_out": float(collected.timed_out[first].sum()),
         **{f"environment/{name}": value for name, value in collected.environment_metrics.items()},
         **collected.schedule_metrics,
+        **_of_sets(collected),
     }
+
+
+def _of_sets(collected: CollectedRollouts) -> dict[str, float]:
+    """What the valid samples of each data set were like, where there are several, and how many samples it had."""
+    if not collected.data_sets:
+        return {}
+    first, names = collected.first_sequences, np.asarray(collected.data_sets, object)
+    set_of, valid = names[collected.group_ids[first]], collected.valid[first]
+    found: dict[str, float] = {}
+    for name in sorted({*collected.data_sets}):
+        counted = valid & (set_of == name)
+        found[f"data/{name}/samples"] = float((set_of == name).sum())
+        if counted.any():
+            found[f"data/{name}/reward_mean"] = float(collected.rewards[first][counted].mean(dtype=np.float64))
+            found[f"data/{name}/success_rate"] = float(collected.success[first][counted].mean())
+    return found
 
 
 def throughput_metrics(samples: RolloutBatch, total_s: float) -> dict[str, float]:
@@ -44,8 +61,14 @@ def evaluation_metrics(collected: CollectedRollouts) -> dict[str, float]:
     several models can be compared by."""
     metrics = rollout_metrics(collected)
     names = ("reward_mean", "response_length_mean", "truncated_fraction")
+    first = collected.first_sequences
+    set_of = np.asarray(collected.data_sets, object)[collected.group_ids[first]] if collected.data_sets else None
     return {
         "evaluation/pass@1": float(collected.success[collected.first_sequences].mean()),
         **{f"evaluation/{name}": metrics[name] for name in names},
         "evaluation/failed": metrics["environment/failed"],
+        **{
+            f"evaluation/pass@1/{name}": float(collected.success[first][set_of == name].mean())
+            for name in sorted({*collected.data_sets})
+        },
     }

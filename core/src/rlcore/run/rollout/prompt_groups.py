@@ -11,6 +11,7 @@ from rlcore.run.rollout.episode_starts import StepPlans
 from rlcore.run.rollout.group_starts import GroupOptions, GroupStarts
 from rlcore.run.rollout.group_work import GroupWork
 from rlcore.run.rollout.turns import Turns
+from rlcore.spi import Row
 
 
 class PromptGroups(GroupWork[EpisodeGroup]):
@@ -79,6 +80,11 @@ class PromptGroups(GroupWork[EpisodeGroup]):
         if restarted and is_at_work:
             self.turns.go_on(restarted)
         return len(restarted) == self.group_size
+
+    def row(self, group: EpisodeGroup) -> Row | None:
+        """See GroupWork."""
+        own = group.instead if group.instead is not None else super().row(group)
+        return None if group.is_left_out else own
 
     def kept(self, group: EpisodeGroup) -> object:
         """See GroupWork: the group with its conversations."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.schedule import Position
 from rlcore.spi import CheckpointError
@@ -25,6 +26,8 @@ class SavedRollouts:
     """How many rows took the places of others, by step."""
     version_of_step: Mapping[int, int] = field(factory=dict)
     """The weights that each of the last steps began with."""
+    curriculum: CurriculumState | None = None
+    """None where every prompt comes as often."""
 
 
 def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note: Callable[[str], None]) -> SavedRollouts:

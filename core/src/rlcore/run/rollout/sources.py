@@ -8,10 +8,12 @@ from typing import Any
 from attrs import evolve, frozen
 
 from rlcore.chat.tool_calls import ToolParser
+from rlcore.config.data import DatasetConfig
 from rlcore.config.recipe import Recipe
+from rlcore.run.data.curriculum import Curriculum, CurriculumState
 from rlcore.run.data.datasets import Split
 from rlcore.run.data.examples import Examples, example_batch
-from rlcore.run.data.prompt_stream import PromptStream
+from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
@@ -52,7 +54,13 @@ def collector_of(
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
-    drops = getattr(recipe.data, split).on_long_prompt == "drop"
+    data: DatasetConfig = getattr(recipe.data, split)
+    limit = PromptLimit(
+        max_tokens=data.max_prompt_tokens or rollout.max_prompt_tokens,
+        drops=data.on_long_prompt == "drop",
+        key=f"data.{split}",
+        option="rollout.max_prompt_tokens" if data.max_prompt_tokens is None else f"data.{split}.max_prompt_tokens",
+    )
     purpose = "the step" if trains else "the evaluation"
     sampling = SamplingParams(
         temperature=options.temperature,
@@ -75,6 +83,7 @@ def collector_of(
             sampling_mask=sampling_mask,
             tool_parser=tool_parser,
             purpose=purpose,
+            is_mixed=data.mix is not None,
             clock=clock,
             progress=progress,
         )
@@ -84,7 +93,7 @@ def collector_of(
         tokenizer=tokenizer,
         sampling=sampling,
         samples_per_prompt=options.samples_per_prompt,
-        prompt_limit=PromptLimit(max_tokens=rollout.max_prompt_tokens, drops=drops, key=f"data.{split}"),
+        prompt_limit=limit,
         max_response_tokens=rollout.max_response_tokens,
         max_turns=rollout.max_turns,
         max_turn_tokens=rollout.max_turn_tokens,
@@ -94,6 +103,7 @@ def collector_of(
         history="as_seen" if rollout.history == "as_seen" else "refuse",
         tool_parser=tool_parser,
         purpose=purpose,
+        is_mixed=data.mix is not None,
         routed_experts=rollout.replay_routing and trains,
         sampling_mask=sampling_mask,
         clock=clock,
@@ -171,7 +181,7 @@ class RolloutSource(Source):
         collector: StepCollector[Any],
         rows: Sequence[Row],
         kept: Int64Array,
-        stream: PromptStream,
+        stream: PromptOrder | Curriculum,
         seed: int,
         policy: SchedulePolicy,
         restarts: bool,
@@ -184,6 +194,9 @@ class RolloutSource(Source):
         self._rows = rows
         self._kept = kept
         self._stream = stream
+        self._curriculum = stream if isinstance(stream, Curriculum) else None
+        self._has_signal: dict[int, bool] = {}
+        """Whether the rewards of the last batch's groups differed, and of those that were replaced before it."""
         self._seed = seed
         self._policy = policy
         self._restarts = restarts and replayed is None
@@ -207,6 +220,8 @@ class RolloutSource(Source):
         self.close()
         found = SavedRollouts(position=self._position(step)) if saved is None else loads(saved)
         self._version_of_step = dict(found.version_of_step)
+        if self._curriculum is not None:
+            self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
         restore_rollouts(self._run, found, self._collector.progress.note)
         self._note_beginning()
@@ -220,6 +235,11 @@ class RolloutSource(Source):
         if collected is None:
             return None
         collected = evolve(collected, weight_version=weight_version)
+        figures: dict[str, float] = {}
+        if self._curriculum is not None:
+            figures["data/zero_variance_prompts"] = float(self._curriculum.num_without_variance)
+            self._has_signal = self._run.taken(self._signals)
+            collected = evolve(collected, schedule_metrics=figures)
         if self._policy.is_synchronous:
             return collected
         oldest = 0
@@ -236,10 +256,12 @@ class RolloutSource(Source):
         if record is not None:
             self._record = evolve(record, num_rescored=int(collected.older_than(oldest).sum()))
             self._compare(self._record)
-        return evolve(collected, schedule_metrics=metrics, oldest_version=oldest)
+        return evolve(collected, schedule_metrics=figures | metrics, oldest_version=oldest)
 
     def trained(self) -> None:
         """Close the step's groups, and those that are too old for the next step."""
+        if self._curriculum is not None:
+            self._curriculum.learn(self._has_signal)
         if self._restarts:
             self._run.pause()
         self._run.train()
@@ -281,19 +303,33 @@ class RolloutSource(Source):
         """The open groups, and the position in the data. At a staleness of 0 a step that began with none begins again as a
         whole, so that it is the one that it would have been."""
         if self._policy.max_staleness or self._carries or self._replayed is not None:
-            return dumps(save_rollouts(self._run, self._version_of_step, self._collector.progress.note))
+            saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
+            return dumps(evolve(saved, curriculum=self._curriculum_state()))
         trained = self._run.schedule.trained
-        if self._next_of_step == trained * self._policy.groups_per_step:
+        if self._next_of_step == trained * self._policy.groups_per_step and self._curriculum is None:
             return None
-        return dumps(SavedRollouts(position=Position(next_number=self._next_of_step, trained=trained), spared=self._spared))
+        position = Position(next_number=self._next_of_step, trained=trained)
+        return dumps(SavedRollouts(position=position, spared=self._spared, curriculum=self._curriculum_state()))
 
     def close(self) -> None:
         """End what is under way."""
         self._run.close()
 
+    def _curriculum_state(self) -> CurriculumState | None:
+        return None if self._curriculum is None else self._curriculum.state()
+
+    def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
+        """Of the batch's groups, unless another row took the place of their own, and of those that they replaced."""
+        work, schedule = self._run.work, self._run.schedule
+        own = [group for group in groups if work.row(group) is work.plans.row(group.number)]
+        return {group.number: group.has_signal for group in own} | dict.fromkeys(schedule.refilled, False)
+
     def _note_beginning(self) -> None:
         """A step begins."""
         run = self._run
+        if self._curriculum is not None:
+            first = run.snapshot(lambda groups: min([run.schedule.next_number, *(group.number for group in groups)]))
+            self._curriculum.forget_before(first // self._policy.groups_per_step)
         self._next_of_step, self._carries, self._spared = run.snapshot(
             lambda groups: (run.schedule.next_number, bool(groups), run.work.plans.spared())
         )
@@ -348,7 +384,7 @@ class ExampleSource(Source):
     """Source of batches from answers of the data set."""
 
     examples: Examples
-    stream: PromptStream
+    stream: PromptOrder
 
     def sample(
         self,

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.chat.tool_calls import ToolParser
+from rlcore.run.data.mixed_rows import DATA_SET
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
 from rlcore.run.report.progress import Progress
@@ -37,6 +38,8 @@ class StepCollector(ABC, Generic[GroupT]):
     """What reads the calls of tools; None where nothing says how the model writes them."""
     purpose: str = "the step"
     """What the samples are for, in words."""
+    is_mixed: bool = False
+    """Whether the prompts are of several data sets, which their rows name."""
     clock: PhaseClock
     progress: Progress
 
@@ -84,7 +87,11 @@ class StepCollector(ABC, Generic[GroupT]):
             if not groups:
                 return None
             self.note(run, groups)
-            return self.packed(groups)
+            collected = self.packed(groups)
+            if not self.is_mixed:
+                return collected
+            rows = [row for group in groups if (row := run.work.row(group)) is not None]
+            return evolve(collected, data_sets=[str(row[DATA_SET]) for row in rows])
 
     def note(self, run: EpisodeRun[GroupT], groups: Sequence[GroupT]) -> None:
         """Say what became of samples whose environment failed."""

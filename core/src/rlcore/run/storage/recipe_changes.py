@@ -9,7 +9,7 @@ import attrs
 import tomli
 from attrs import frozen
 
-from rlcore.config.recipe import DatasetConfig
+from rlcore.config.data import DatasetConfig
 
 ANOTHER_RUN = (
     "run.seed",
@@ -19,6 +19,7 @@ ANOTHER_RUN = (
     "algorithm.name",
     "environment.name",
     "data.train",
+    "data.zero_variance_weight",
     "training.prompts_per_step",
 )
 """Keys, and sections, that what a checkpoint stands for depends on: which prompts come in which step, how they read, what is

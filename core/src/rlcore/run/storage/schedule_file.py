@@ -69,6 +69,11 @@ def read_replay(path: Path, plan: RunPlan, *, resume: bool) -> RecordedSchedule:
             )
         )
         raise ConfigError(problems)
+    if plan.recipe.data.zero_variance_weight != 1.0:
+        expected = "1.0: which prompts come then follows from when samples ended, which no schedule says"
+        weight = f"{plan.recipe.data.zero_variance_weight:g}"
+        problems.append(Problem(path="data.zero_variance_weight", found=weight, expected=expected))
+        raise ConfigError(problems)
     if plan.runs_agents:
         expected = "one whose answers follow from the turns of the policy: what an agent asks, and when, no schedule repeats"
         problems.append(Problem(path="environment", found="one whose agents run the episodes", expected=expected))

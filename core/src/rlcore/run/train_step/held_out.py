@@ -8,7 +8,7 @@ from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.protocols import TrainerGroup
-from rlcore.spi.arrays import Float32Array
+from rlcore.spi.arrays import Float32Array, Int64Array
 
 
 @define(kw_only=True, eq=False)
@@ -21,11 +21,9 @@ class HeldOutExamples:
     _reference: Float32Array | None = field(init=False, default=None)
 
     @classmethod
-    def of(
-        cls, examples: Examples, max_rows: int | None, algorithm: AlgorithmHandle, trainer: TrainerGroup
-    ) -> "HeldOutExamples":
-        """The first `max_rows` rows, or all."""
-        indices = np.arange(len(examples.rows))[:max_rows]
+    def of(cls, examples: Examples, rows: Int64Array, algorithm: AlgorithmHandle, trainer: TrainerGroup) -> "HeldOutExamples":
+        """Those of some rows of the data set, which are among the examples'. `rows` int64 [M], ascending."""
+        indices = np.searchsorted(examples.rows, rows)
         return cls(samples=example_batch(examples, indices), algorithm=algorithm, trainer=trainer)
 
     def evaluate(self, weight_version: int) -> dict[str, float]:

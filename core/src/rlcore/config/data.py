@@ -1,0 +1,97 @@
+"""The section `[data]`: where prompts, and answers to learn, come from."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+import attrs
+from attrs import field, frozen
+
+from rlcore.schema.constraints import Positive, Text, above, above_at_most, at_least
+
+NumRows: TypeAlias = Annotated[int, at_least(1, "Leave the key out for all rows.")]
+
+
+@frozen(kw_only=True)
+class RowsConfig:
+    """Where rows are, and what their fields are called."""
+
+    source: Literal["environment", "jsonl", "csv", "parquet", "huggingface", "python"] = "environment"
+    """The environment's own rows, a file, a name on the Hub (needs `rlcore[datasets]`), or the rows that a program hands over
+    (rlcore.train(…, dataset=rows)). The first line of a "csv" names its columns, whose fields are all text."""
+    path: str | None = None
+    """File, or name on the Hub; relative files are looked up from the recipe that names them. None for "environment" and
+    "python"."""
+    subset: str | None = None
+    """Configuration of a Hub data set; only for "huggingface"."""
+    split: str | None = None
+    """Split of a Hub data set, "train" where None; only for "huggingface"."""
+    prompt_field: Text = "prompt"
+    """Field with the prompt: a string, or a list of chat messages (the chat template is then applied)."""
+    completion_field: Text = "completion"
+    """Field with the completion to learn; read by algorithms that train on demonstrations."""
+    messages_field: Text = "messages"
+    """Field with a whole chat, of which the assistant's messages are learned; read by algorithms that train on demonstrations,
+    in rows that have no completion. A field `tools` beside it lists what the assistant may call."""
+    chosen_field: Text = "chosen"
+    """Field with the better answer, text or chat messages; read by algorithms that train on preferences. Messages are the
+    assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
+    rejected_field: Text = "rejected"
+    """Field with the worse answer."""
+    limit: NumRows | None = None
+    """Use only the first so many rows."""
+
+
+@frozen(kw_only=True)
+class MixedRowsConfig(RowsConfig):
+    """`[data.train.mix.NAME]`, `[data.evaluation.mix.NAME]`: one of several data sets. Its rows have its name as their field
+    `data_set`."""
+
+    weight: Annotated[float, above(0)] = 1.0
+    """How many of the prompts that are trained on come from it, in relation to the other sets' weights; a set that is gone
+    through begins anew. Only for [data.train]: all held-out rows are measured."""
+    environment: str | None = None
+    """The environment of its rows, whose section is [environment.NAME] as usual; None is environment.name."""
+
+
+@frozen(kw_only=True)
+class DatasetConfig(RowsConfig):
+    """`[data.train]`, `[data.evaluation]`: where prompts come from."""
+
+    mix: Mapping[str, MixedRowsConfig] | None = None
+    """Several data sets in place of one, by names of your own: a table [data.train.mix.NAME] for each. The keys of rows, from
+    `source` to `limit`, then stand there."""
+    shuffle: bool = True
+    """Shuffle anew each epoch, determined by the run's seed; evaluation keeps the file's order whatever this says."""
+    max_prompt_tokens: Positive | None = None
+    """Longest prompt of this data set, where that is to be less than rollout.max_prompt_tokens, which it is where None."""
+    on_long_prompt: Literal["error", "drop"] = "error"
+    """What to do with rows whose prompts are over that limit, and with answers to learn over rollout.max_response_tokens: an
+    error, or leave them out and say how many."""
+
+    def parts(self) -> Mapping[str, "DatasetConfig"]:
+        """Each data set of `mix` by itself, by its name."""
+        shared = {name: getattr(self, name) for name in ("shuffle", "max_prompt_tokens", "on_long_prompt")}
+        own = [attribute.name for attribute in attrs.fields(RowsConfig)]
+        return {
+            name: DatasetConfig(**{key: getattr(rows, key) for key in own}, **shared) for name, rows in (self.mix or {}).items()
+        }
+
+
+@frozen(kw_only=True)
+class DataConfig:
+    """`[data]`"""
+
+    train: DatasetConfig = field(factory=DatasetConfig)
+    evaluation: DatasetConfig | None = None
+    """None where evaluation is off."""
+    on_overlap: Literal["note", "error"] = "note"
+    """What to do where held-out prompts are trained on too: say how many, or end the run before it begins."""
+    zero_variance_weight: Annotated[float, above_at_most(0, 1, "1.0 takes all prompts as often.")] = 1.0
+    """How often a prompt is taken whose last samples all had the same reward, as where all of them solved it or none, from
+    which a comparison within its group learns nothing: as a share of how often other prompts are. 1.0 is as often."""
+
+    @property
+    def environment_of_set(self) -> Mapping[str, str]:
+        """The environment of each data set that names one."""
+        mixes = [data.mix or {} for data in (self.train, self.evaluation) if data is not None]
+        return {name: rows.environment for mix in mixes for name, rows in mix.items() if rows.environment is not None}

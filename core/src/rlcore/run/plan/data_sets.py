@@ -1,0 +1,167 @@
+"""The data sets of a recipe, read and checked: their rows, and what of these is learned, measured or asked."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+from attrs import frozen
+
+from rlcore.config.data import DatasetConfig
+from rlcore.registry.discovery import Entry
+from rlcore.run.data.datasets import Split, load_rows
+from rlcore.run.data.examples import Examples, joined_examples
+from rlcore.run.data.given_rows import given_rows
+from rlcore.run.data.learned_chats import are_chats, render_chats
+from rlcore.run.data.mixed_rows import MixedRows, of_set
+from rlcore.run.data.preferences import render_preferences
+from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
+from rlcore.run.data.tokenizer import Tokenizer
+from rlcore.run.plan.mixed_environment import MixedAgents, MixedEnvironment
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.episode_failure import Failure
+from rlcore.spi import AgentEnvironment, ConfigError, DataError, Environment, Observation, Problem, Row
+from rlcore.spi.arrays import Int32Array, Int64Array
+
+
+@frozen(kw_only=True, eq=False)
+class DataSet:
+    """One data set: that of a split, or one of those which are mixed for it."""
+
+    key: str
+    """Its section of the recipe."""
+    name: str | None
+    """Its name among several."""
+    config: DatasetConfig
+    rows: Sequence[Row]
+    first: int
+    """The number of its first row among those of the split."""
+
+
+def data_sets(prepared: RunPlan, split: Split) -> list[DataSet]:
+    """The data sets of a split that the recipe has."""
+    config: DatasetConfig = getattr(prepared.recipe.data, split)
+    if config.mix is None:
+        return [DataSet(key=f"data.{split}", name=None, config=config, rows=_loaded(prepared, split, config, None), first=0)]
+    found, first = [], 0
+    for name, part in config.parts().items():
+        rows = _loaded(prepared, split, part, name)
+        found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first))
+        first += len(rows)
+    return found
+
+
+def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
+    """The rows of a split that the recipe has."""
+    return all_rows(data_sets(prepared, split))
+
+
+def all_rows(sets: Sequence[DataSet]) -> Sequence[Row]:
+    """The rows of a split's data sets; of several, one set after another, each row with the name of its own."""
+    return sets[0].rows if sets[0].name is None else MixedRows({one.name or "": one.rows for one in sets})
+
+
+def _loaded(prepared: RunPlan, split: Split, config: DatasetConfig, name: str | None) -> Sequence[Row]:
+    is_learned = split == "train" or prepared.measures_examples
+    source = prepared.algorithm.needs.source if is_learned else "rollouts"
+    form = {"has_prompts": source != "preferences", "may_be_chats": source == "demonstrations"}
+    if config.source == "python":
+        return given_rows(prepared.given_rows.get(split), config, f"data.{split}", **form)
+    environment, entry = _environment_of(prepared, name)
+    owner, key = (
+        "environment" if entry is None else entry.label,
+        f"data.{split}" if name is None else f"data.{split}.mix.{name}",
+    )
+    return load_rows(config, split, environment, owner, key=key, **form)
+
+
+def _environment_of(prepared: RunPlan, name: str | None) -> tuple[Environment | AgentEnvironment | None, Entry | None]:
+    """The environment of a data set, which its rows may be of."""
+    environment, entries = prepared.environment, {entry.name: entry for entry in prepared.environments}
+    if not isinstance(environment, MixedEnvironment | MixedAgents):
+        return environment, prepared.chosen.get("environment")
+    wanted = environment.of_set.get(name or "", next(iter(entries)))
+    return environment.backends[wanted], entries[wanted]
+
+
+def observer_of(prepared: RunPlan, episodes: EpisodeRunner | None) -> Observe | None:
+    """The prompts that the environment makes of rows, where it can say so before the run."""
+    if episodes is None or not prepared.resets_cheaply:
+        return None
+
+    def observe(rows: Sequence[Row]) -> list[Observation]:
+        observations = []
+        for row, reset in zip(rows, episodes.reset_all(rows, [0] * len(rows)), strict=True):
+            if isinstance(reset, Failure):
+                # Masking is for what fails now and then during a run; a row that cannot even begin is a wrong row.
+                raise DataError(f"the environment cannot begin an episode of row {row!r:.200}: {reset.reason}")
+            observations.append(reset.observation)
+        return observations
+
+    return observe
+
+
+def examples_of(prepared: RunPlan, sets: Sequence[DataSet], tokenizer: Tokenizer) -> Examples:
+    """The rows of a split as they are learned, or measured."""
+    parts = []
+    for one in sets:
+        parts.append(_rendered(prepared, one, tokenizer))
+        _require_known(prepared, one.key, "a row", parts[-1].tokens.tokens)
+    return parts[0] if len(parts) == 1 else joined_examples(parts, [one.first for one in sets])
+
+
+def _rendered(prepared: RunPlan, one: DataSet, tokenizer: Tokenizer) -> Examples:
+    rollout, config = prepared.recipe.rollout, one.config
+    if prepared.algorithm.needs.source == "demonstrations" and are_chats(one.rows, config):
+        if config.max_prompt_tokens is not None:
+            section = one.key.partition(".mix.")[0]
+            found, expected = (
+                f"{config.max_prompt_tokens}, with whole chats to learn",
+                "no such key: a chat is bounded as a whole",
+            )
+            raise ConfigError([Problem(path=f"{section}.max_prompt_tokens", found=found, expected=expected)])
+        most = rollout.max_sequence_length
+        return render_chats(one.rows, tokenizer, config, key=one.key, max_tokens=most, history=rollout.history)
+    render = render_preferences if prepared.algorithm.needs.source == "preferences" else render_demonstrations
+    return render(
+        one.rows,
+        tokenizer,
+        config,
+        key=one.key,
+        max_prompt_tokens=config.max_prompt_tokens or rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+    )
+
+
+def _require_known(prepared: RunPlan, key: str, where: str, tokens: Int32Array) -> None:
+    """DataError where there are tokens that the model has no rows for."""
+    vocab_size, greatest = prepared.algorithm.vocab_size, int(tokens.max(initial=0))
+    if vocab_size is not None and greatest >= vocab_size:
+        expected = f"tokens below {vocab_size}, the model's vocabulary. Its tokenizer is of another model, or adds tokens"
+        raise DataError(f"{key}: found the token {greatest} in {where}; expected {expected} that it has no rows for")
+
+
+def within_limits(prepared: RunPlan, sets: Iterable[DataSet], tokenizer: Tokenizer, observe: Observe | None) -> Int64Array:
+    """int64 [P]: the rows whose prompts are within the limit. Where only a reset could tell, all of them: each is then
+    checked when its episode begins."""
+    parts = []
+    for one in sets:
+        if observe is None:
+            parts.append(np.arange(len(one.rows), dtype=np.int64) + one.first)
+            continue
+        limit = one.config.max_prompt_tokens or prepared.recipe.rollout.max_prompt_tokens
+        prompts = render_prompts(
+            one.rows,
+            tokenizer,
+            one.config,
+            key=one.key,
+            max_prompt_tokens=limit,
+            observe=partial(_observed, observe, one.name),
+        )
+        _require_known(prepared, one.key, "a prompt", prompts.tokens.tokens)
+        parts.append(prompts.rows + one.first)
+    return np.concatenate(parts)
+
+
+def _observed(observe: Observe, name: str | None, rows: Sequence[Row]) -> Sequence[Observation]:
+    return observe([of_set(row, name) for row in rows])
