@@ -21,9 +21,15 @@ SUMS = 'data.train.mix.sums={source = "jsonl", path = "a.jsonl"}'
         ),
         (("data.train.max_prompt_tokens=513",), {"data.train.max_prompt_tokens"}),
         (("data.train.mix.sums={}", "data.train.mix.sums.weigth=1"), {"data.train.mix.sums.weigth"}),
-        ((SUMS, "data.train.mix.more.weight=0.5"), set()),
-        (("data.train.max_prompt_tokens=512",), set()),
     ],
 )
 def test_what_is_wrong_is_at_its_key(problems, overrides: tuple[str, ...], paths: set[str]) -> None:
     assert {path.partition("[")[0] for path in problems("", *overrides)} == paths
+
+
+def test_sound_sets_are_taken_and_their_paths_start_from_the_recipe(load, tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    recipe = load('[data.train.mix.sums]\nsource = "jsonl"\npath = "a.jsonl"\n')
+    assert recipe.data.train.mix["sums"].path == str(tmp_path / "a.jsonl")
+    recipe = load("", SUMS, "data.train.mix.more.weight=0.5", "data.train.max_prompt_tokens=512")
+    assert list(recipe.data.train.mix) == ["sums", "more"]
