@@ -319,7 +319,8 @@ class RolloutSource(Source):
         return None if self._curriculum is None else self._curriculum.state()
 
     def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
-        """Of the batch's groups, unless another row took the place of their own, and of those that they replaced."""
+        """Whether rewards differ in the batch's groups, unless another row took the place of their own; they did not in those
+        that were replaced."""
         work, schedule = self._run.work, self._run.schedule
         own = [group for group in groups if work.row(group) is work.plans.row(group.number)]
         return {group.number: group.has_signal for group in own} | dict.fromkeys(schedule.refilled, False)

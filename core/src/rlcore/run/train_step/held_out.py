@@ -22,7 +22,7 @@ class HeldOutExamples:
 
     @classmethod
     def of(cls, examples: Examples, rows: Int64Array, algorithm: AlgorithmHandle, trainer: TrainerGroup) -> "HeldOutExamples":
-        """Those of some rows of the data set, which are among the examples'. `rows` int64 [M], ascending."""
+        """Some rows of the data set, which are among the examples'. `rows` int64 [M], ascending."""
         indices = np.searchsorted(examples.rows, rows)
         return cls(samples=example_batch(examples, indices), algorithm=algorithm, trainer=trainer)
 
