@@ -23,6 +23,7 @@ THROUGH = {
     "core/rewards/test_judge.py": "core/rewards/judge_template",
     "core/run/data/test_jsonl_rows.py": "core/run/data/row_fields",
     "core/run/data/test_prompts.py": "core/run/data/rendering",
+    "system/test_hub.py": "core/run/plan/hub_check core/run/storage/model_card",
     "core/run/plan/test_inputs.py": "core/run/plan/data_sets",
     "core/agents/test_environment.py": "core/agents/function core/agents/process",
     "core/run/execution/ray/test_pool_failures.py": "core/run/execution/ray/calls core/run/execution/ray/pool",

@@ -3,6 +3,7 @@
 The sections of the model, of data, of a cluster, and those that choose plugins have modules of their own.
 """
 
+import re
 from typing import Annotated, Literal, TypeAlias
 
 from attrs import field, frozen
@@ -29,7 +30,14 @@ _MISMATCH = Constraint(
 )
 _NO_GREEDY = "The loss needs the probabilities sampled from; greedy decoding has none. It is for evaluation.temperature."
 
+_REPOSITORY = Constraint(
+    'such as "user/name"',
+    lambda value: re.fullmatch(r"[\w.-]+/[\w.-]+", value) is not None,
+    "Name the user, or the organisation, too.",
+)
+
 FolderName: TypeAlias = Annotated[str, _FOLDER]
+Repository: TypeAlias = Annotated[str, _REPOSITORY]
 Mismatch: TypeAlias = Annotated[float, _MISMATCH]
 TurnedOffBy0: TypeAlias = Annotated[int, at_least(0, "0 turns it off.")]
 TopK: TypeAlias = Annotated[int, at_least(0, "0 samples from all tokens.")]
@@ -211,6 +219,12 @@ class CheckpointConfig:
     export: Literal["none", "hf", "peft"] = "none"
     """"hf" writes, after the last step, a directory `model` in the Hugging Face format, for other tools to load; adapters of
     [lora] are merged into it. "peft" writes the adapters alone, as a directory `adapter` in PEFT's format."""
+    model_card: bool = True
+    """Write into what is exported README.md, a model card: the base model, data sets, this recipe, versions, the final figures
+    and, with the sink "curve", the curves."""
+    push_to_hub: Repository | None = None
+    """Upload what is exported to this repository of the Hub, "user/name", once the run is complete; one that is not there is
+    made, and private. Needs `rlcore[hub]` and a token. The model card tells the recipe as it is, with its paths."""
 
 
 @frozen(kw_only=True)

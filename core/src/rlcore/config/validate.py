@@ -91,6 +91,18 @@ def _adapters_to_send(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@rule("checkpoint")
+def _nothing_to_upload(recipe: Recipe) -> Iterator[Problem]:
+    checkpoint = recipe.checkpoint
+    if checkpoint.push_to_hub is not None and checkpoint.export == "none":
+        yield Problem(
+            path="checkpoint.push_to_hub",
+            found=f'{describe.toml_literal(checkpoint.push_to_hub)}, with export = "none"',
+            expected="something that is exported",
+            remedy='Set checkpoint.export to "hf", or to "peft" for adapters alone.',
+        )
+
+
 @rule("schedule.decay", "schedule.min_learning_rate_ratio")
 def _end_of_no_decay(recipe: Recipe) -> Iterator[Problem]:
     schedule = recipe.schedule

@@ -2,6 +2,7 @@
 
 from rlcore.run.loop import Loop
 from rlcore.run.report.summary import summarize
+from rlcore.run.storage.model_card import write_model_card
 from rlcore.spi import CheckpointError, InterruptedRun, NonFiniteError, StorageError
 
 
@@ -19,7 +20,7 @@ def run_to_end(loop: Loop) -> None:
 
 
 def finish(loop: Loop, total_s: float) -> dict[str, object]:
-    """What follows the last step: the exported model and summary.json. Returns what the latter holds."""
+    """What follows the last step: the exported model with its card, and summary.json. Returns what the latter holds."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
     try:
         if recipe.critic is not None and recipe.critic.export:
@@ -36,6 +37,8 @@ def finish(loop: Loop, total_s: float) -> dict[str, object]:
             "checkpoint_s": totals["checkpoint"],
             "model": None if model is None else str(model),
         }
+        if model is not None and recipe.checkpoint.model_card:
+            write_model_card(loop.saver.plan, directory, model, summary)
         directory.write_summary(summary)
     except (StorageError, CheckpointError) as error:
         error.add_note("All steps are done; --resume writes what is missing.")

@@ -28,6 +28,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.schedule_record import RecordedSchedule
+from rlcore.run.storage.hub_upload import upload
 from rlcore.run.storage.reference_store import open_reference_store
 from rlcore.run.storage.resuming import find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
@@ -84,6 +85,9 @@ def train(
             )
             summary = sinks.summary = _run_with_restarts(run, opened, resume, checkpoint)
     progress.finished(summary)
+    # Behind the end of the run, which is complete whatever becomes of this.
+    if (repository := prepared.recipe.checkpoint.push_to_hub) is not None:
+        progress.note(f"uploaded to {upload(Path(str(summary['model'])), repository)}")
     return summary
 
 

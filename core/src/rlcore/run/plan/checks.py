@@ -13,6 +13,7 @@ from rlcore.registry.binding import require_module, run_check
 from rlcore.registry.discovery import Entry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import generator_devices, sharing_problems
+from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
@@ -25,6 +26,7 @@ def check_plan(plan: RunPlan) -> None:
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
     problems = [
         *_missing_ray(recipe),
+        *hub_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
         *_agent_problems(plan),
         *sharing_problems(recipe, plan.ranks_per_generator),
