@@ -32,6 +32,7 @@ def fragments():
 
 def accepted(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
     return prepare(path).recipe
 
 
