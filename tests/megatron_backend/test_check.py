@@ -250,3 +250,13 @@ def test_adapters_have_limits_here(texts):
     for path in ("lora.targets", "lora.dropout", f"{SECTION}.transformer_engine"):
         assert any(text.startswith(f"{path}: found ") for text in found), path
     assert texts(context={"lora": LoraSpec(dropout=0.1)}, recompute="full", pipeline_parallel=1) == []
+
+
+def test_beside_a_critic_the_sizes_on_several_gpus_are_numbers(texts) -> None:
+    """ "auto" would choose for one of the two as if it were alone."""
+    beside = {"device": "cuda", "world_size": 2, "dtype": "bfloat16", "critic": ModelSpec(path="critic")}
+    sizes = dict.fromkeys(("tensor_parallel", "expert_parallel", "context_parallel", "pipeline_parallel"), 1)
+    (found,) = [text for text in texts(context=beside, **{**sizes, "pipeline_parallel": "auto"}) if "critic" in text]
+    assert "pipeline_parallel" in found
+    assert not [text for text in texts(context=beside, **sizes) if "critic" in text]
+    assert not [text for text in texts(context={**beside, "device": "cpu"}) if "critic" in text]

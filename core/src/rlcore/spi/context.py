@@ -142,6 +142,9 @@ class CheckContext:
     """TrainerContext.reference, as it will be."""
     head: Head = "tokens"
     """TrainerContext.head, as it will be."""
+    critic: ModelSpec | None = None
+    """The model of the critic, where a policy and a critic will be built side by side in every rank, by the same plugin and
+    with the same options; the trainer's check is called for each of the two."""
     channel: str | None = None
     """How weights will travel; None where nothing generates."""
     generator_devices: tuple[int, ...] | None = None

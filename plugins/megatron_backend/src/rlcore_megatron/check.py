@@ -14,7 +14,7 @@ from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
-from rlcore_megatron.layout_check import AUTO_SIZES, layout_problems, option_problem, reference_layout_problems
+from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_megatron.weight_mapping import name_problems
@@ -49,6 +49,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_checkpoint_problems(config),
         *_cache_problems(context, config, model),
         *_value_problems(context, config),
+        *_critic_problems(context, config),
     ]
     return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
 
@@ -109,6 +110,18 @@ def _value_problems(context: CheckContext, config: MegatronConfig) -> Iterator[P
         if context.head == "value" and value:
             found = f"{str(value).lower()}, with an algorithm that trains a model of values"
             yield option_problem(name, found, "no such key", "Megatron's format has the vocabulary's head")
+
+
+def _critic_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    """Sizes that would be chosen for a policy, or for its critic, as if it were alone: the two share devices and groups."""
+    chosen = [name for name in AUTO_SIZES if getattr(config, name) == "auto"]
+    if context.critic is not None and context.device == "cuda" and context.world_size > 1 and chosen:
+        yield Problem(
+            path=SECTION,
+            found=f'{", ".join(chosen)} = "auto", with a critic beside the policy',
+            expected="numbers, with which both fit on the devices together",
+            remedy="Set them; those that are not needed to 1",
+        )
 
 
 def _checkpoint_problems(config: MegatronConfig) -> Iterator[Problem]:

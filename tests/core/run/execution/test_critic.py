@@ -12,10 +12,12 @@ from attrs import evolve
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import (
+    CheckContext,
     ConfigError,
     ContractError,
     NonFiniteError,
     PluginError,
+    Problem,
     RankInfo,
     RolloutBatch,
     TrainingBatch,
@@ -39,6 +41,7 @@ FULL = (*CRITIC, "critic.learning_rate=0.05", "trainer.fake.initial_scale=0.3")
 
 asked: list[tuple[str, TrainStepRequest | ValuesRequest]] = []
 fails_at: list[int] = []
+checked: list[CheckContext] = []
 
 
 class RecordingTrainer(FakeTrainer):
@@ -186,6 +189,23 @@ def test_a_section_that_does_nothing_is_refused(prepared: Prepare, overrides: tu
 def test_a_trainer_without_values_is_refused(prepared: Prepare) -> None:
     with pytest.raises(PluginError, match="value_head"):
         prepared(*CRITIC, registry=registry(less=frozenset({capabilities.VALUE_HEAD})))
+
+
+def noted(context: CheckContext, config: FakeTrainerConfig) -> tuple[Problem, ...]:
+    checked.append(context)
+    return ()
+
+
+def test_the_trainers_check_sees_policy_and_critic(prepared: Prepare) -> None:
+    checked.clear()
+    trainer = evolve(FAKE_TRAINER, check=f"{__name__}:noted")
+    own = Registry.from_providers(
+        {"trainer": [trainer], "generator": [FAKE_GENERATOR], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    )
+    prepared(*CRITIC, "critic.path=values", registry=own)
+    assert [(context.head, context.model.path) for context in checked] == [("tokens", "none"), ("value", "values")]
+    assert {context.critic.path for context in checked if context.critic is not None} == {"values"}
+    assert all(context.critic is not None for context in checked)
 
 
 def test_a_trainer_that_cannot_write_it_is_refused(prepared: Prepare) -> None:

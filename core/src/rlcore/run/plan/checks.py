@@ -45,6 +45,7 @@ def check_plan(plan: RunPlan) -> None:
         generator_lora=plan.generator_lora,
         reference=plan.reference,
         head=needs.head,
+        critic=plan.critic,
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
