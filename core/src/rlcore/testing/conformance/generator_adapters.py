@@ -19,6 +19,7 @@ from rlcore.testing.conformance.generator_fixtures import (
     logprob_errors,
     opening,
 )
+from rlcore.testing.conformance.generator_streaming import assert_tokens_follow_refits
 from rlcore.testing.conformance.reference import Reference, ReferencePolicy
 from rlcore.testing.conformance.tensors import corrupt_value, make_export, values_of
 
@@ -73,6 +74,22 @@ class GeneratorAdapters(GeneratorFixtures):
                 errors = logprob_errors(stale, question, result, PLAIN)
                 assert errors.max() > 10 * adapted.tolerance, "the adapters are too alike to tell stale ones"
             stale = policy
+
+    def test_adapters_that_change_in_flight(
+        self,
+        adapted: GeneratorUnderTest,
+        reference: Reference,
+        weights: WeightSets,
+        adapters: tuple[Tensors, Tensors],
+        lora: LoraSpec,
+        question: Question,
+    ) -> None:
+        """Each token's log-probability is that of the adapters whose version it carries, with all tokens before it."""
+        adapted.require(capabilities.IN_FLIGHT_REFIT)
+        adapted.require(capabilities.STREAMING)
+        adapted.refit({**weights[0], **adapters[0]}, 0)
+        policies = [load_reference(reference, _merged(weights[0], each, lora)) for each in adapters]
+        assert_tokens_follow_refits(adapted, question, policies, lambda version: adapted.refit(adapters[version % 2], version))
 
     def test_adapters_need_weights_below_them(
         self,

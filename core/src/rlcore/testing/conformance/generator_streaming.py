@@ -1,8 +1,9 @@
 """Checks of what happens while a generator generates: samples handed out one by one, and weights that change under way."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -48,24 +49,10 @@ class GeneratorStreaming(GeneratorFixtures):
         """Each token's log-probability is that of the weights whose version it carries, with all tokens before it."""
         generator.require(capabilities.IN_FLIGHT_REFIT)
         generator.require(capabilities.STREAMING)
-        long = evolve(question, max_tokens=np.full(len(question.seeds), MAX_SEQUENCE_LENGTH, np.int32))
-        long.max_tokens[0] = 1
         policies = [load_reference(reference, one) for one in weights]
-        for attempt in range(ATTEMPTS):
-            old = attempt
-            result = generate_and_refit(generator, long, old, lambda v=old + 1: generator.refit(weights[v % 2], v))  # type: ignore[misc]
-            assert set(np.unique(result.weight_versions)) <= {old, old + 1}
-            of_new = result.weight_versions == old + 1
-            errors = [logprob_errors(policy, long, result, PLAIN) for policy in policies]
-            found = np.where(of_new, errors[(old + 1) % 2], errors[old % 2])
-            assert found.max() <= generator.tolerance, f"log-probabilities are off by up to {found.max():.3g} nats"
-            if of_new.any():
-                other = np.where(of_new, errors[old % 2], errors[(old + 1) % 2])
-                assert other[of_new].max() > 10 * generator.tolerance, (
-                    "the two sets of weights are too alike to tell them apart"
-                )
-                return
-        pytest.fail("no token carries the new version: refit waits for generate to end")
+        assert_tokens_follow_refits(
+            generator, question, policies, lambda version: generator.refit(weights[version % 2], version)
+        )
 
     def test_discarded_weights_do_not_count(
         self, generator: GeneratorUnderTest, policy: ReferencePolicy, weights: WeightSets, question: Question
@@ -81,6 +68,27 @@ class GeneratorStreaming(GeneratorFixtures):
         generator.move("host", "host", discard_weights=True)
         generator.wake_and_refit(weights[0], 1)
         generator.assert_logprobs(policy, question, generator.generate(question, 1))
+
+
+def assert_tokens_follow_refits(
+    generator: GeneratorUnderTest, question: Question, policies: Sequence[ReferencePolicy], refit: Callable[[int], None]
+) -> None:
+    """While `refit` brings a generator at version 0 to the next versions, each token is of the policy of its own: of the first
+    at even versions, of the second at odd ones."""
+    long = evolve(question, max_tokens=np.full(len(question.seeds), MAX_SEQUENCE_LENGTH, np.int32))
+    long.max_tokens[0] = 1
+    for old in range(ATTEMPTS):
+        result = generate_and_refit(generator, long, old, partial(refit, old + 1))
+        assert set(np.unique(result.weight_versions)) <= {old, old + 1}
+        of_new = result.weight_versions == old + 1
+        errors = [logprob_errors(policy, long, result, PLAIN) for policy in policies]
+        found = np.where(of_new, errors[(old + 1) % 2], errors[old % 2])
+        assert found.max() <= generator.tolerance, f"log-probabilities are off by up to {found.max():.3g} nats"
+        if of_new.any():
+            other = np.where(of_new, errors[old % 2], errors[(old + 1) % 2])
+            assert other[of_new].max() > 10 * generator.tolerance, "the two sets of weights are too alike to tell them apart"
+            return
+    pytest.fail("no token carries the new version: refit waits for generate to end")
 
 
 def generate_and_refit(
