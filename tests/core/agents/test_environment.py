@@ -1,6 +1,7 @@
 """The environment `agent`: functions and programs, and how each of them fails."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from rlcore.agents.config import AgentConfig
 from rlcore.agents.environment import AgentBackend, check
 from rlcore.agents.function import AgentClient
+from rlcore.agents.process import run_process
 from rlcore.spi import ConfigError, EnvironmentContext, EpisodeResult, PluginError, RewardError, SessionEndpoint
 
 SESSION = SessionEndpoint(base_url="http://127.0.0.1:9/t/v1", api_key="t", model="policy")
@@ -219,6 +221,30 @@ def test_a_program_that_is_cancelled_is_killed_with_all_that_it_started(tmp_path
 
     asyncio.run(asyncio.wait_for(cancel(), 30))
     assert is_gone(int(file.read_text()))
+
+
+def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at Ctrl-C: an agent is cancelled, and then all that is at work. What is left open complains in its destructor."""
+    complaints: list[Any] = []
+
+    async def work() -> None:
+        begun = tmp_path / "begun"
+        command = program("import sys, time; open(sys.argv[1], 'w'); time.sleep(60)", str(begun))
+        running = asyncio.create_task(run_process(command, {}, ""))
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others, timeout=30)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
+    asyncio.run(work())
+    gc.collect()
+    assert not complaints
 
 
 def test_what_is_wrong_with_the_section_is_told_before_the_run(agent: Any, tmp_path: Path) -> None:

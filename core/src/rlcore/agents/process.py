@@ -62,7 +62,7 @@ class _Program(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport
         self._kept = {STDOUT: b"", STDERR: b""}
         self._open = {STDOUT, STDERR}
-        self._is_gone = asyncio.Event()
+        self._is_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
@@ -81,8 +81,8 @@ class _Program(asyncio.SubprocessProtocol):
         self._look()
 
     def _look(self) -> None:
-        if self.has_exited.is_set() and not self._open:
-            self._is_gone.set()
+        if self.has_exited.is_set() and not self._open and not self._is_gone.done():
+            self._is_gone.set_result(None)
 
     def write(self, text: str) -> None:
         """Give it its standard input, which it need not read."""
@@ -98,8 +98,14 @@ class _Program(asyncio.SubprocessProtocol):
 
     async def close(self) -> None:
         """Wait until it is gone and its output read. What holds that open still has left the group: it is not waited for."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_gone.wait(), KILL_S)
+        for _ in range(2):  # once more where it is cancelled: an event loop that closes has to hear of the end before
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([self._is_gone], timeout=KILL_S)
+                break
+        self.forget()
+
+    def forget(self) -> None:
+        """Hear of it no more."""
         self._transport.close()
 
     def printed(self, stream: int) -> str:
@@ -122,3 +128,4 @@ def _kill(starting: "asyncio.Task[_Program]") -> None:
     """Kill what has started after all, though no one waits for it any more."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill_group()
+        starting.result().forget()
