@@ -21,7 +21,7 @@ FAMILIES: dict[str, dict[str, int]] = {
     "gcd": {"min_value": 1, "max_value": 50},
     "letter_counting": {"min_words": 1, "max_words": 2},
 }
-"""Families that SmolLM2-135M-Instruct solves sometimes: at a temperature of 1, one in ten."""
+"""Families that SmolLM2-135M-Instruct solves sometimes: at a temperature of 1, of 32 of each 4, 4 and 2."""
 ASKS_FOR = "\nAnswer:"
 BLOCK = 1000
 """Problems that one data set of reasoning-gym has here."""
