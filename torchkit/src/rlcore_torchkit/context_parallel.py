@@ -121,7 +121,7 @@ def part_logprobs(
     *,
     temperature: float,
     entropy: EntropyMode,
-    kept: KeptTokens | None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `packed_logprobs`, of the whole microbatch on every rank, from the hidden states [S or more, hidden] of its tokens.
 

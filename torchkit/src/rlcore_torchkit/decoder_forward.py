@@ -73,7 +73,7 @@ def _stored_logits(
     targets: Tensor,
     temperature: float,
     entropy: EntropyMode,
-    kept: KeptTokens | None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """HeadLogprobs [R] of a head with a bias or a soft cap: some rows of logits at a time, computed again for the backward."""
     head = model.get_output_embeddings()
@@ -95,7 +95,7 @@ def _chunk(
     temperature: float,
     states: Tensor,
     chosen: Tensor,
-    kept: KeptTokens | None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of some rows, in float32 or wider; cap · tanh(logits / cap) is of arXiv:2408.00118, 2."""
     logits = head(states)

@@ -312,7 +312,7 @@ def _policy_forward(
     packed: PackedSequences,
     temperature: float,
     entropy: EntropyMode,
-    kept: KeptTokens | None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     hidden = decode(model, input_ids, packed)
     predicting = packed.predicting

@@ -94,7 +94,7 @@ def _policy_forward(
     packed: PackedSequences,
     temperature: float,
     entropy: EntropyMode,
-    kept: KeptTokens | None,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     part = ContextPart.of(packed, group)
     hidden = context_forward(model, input_ids, part)
