@@ -12,9 +12,10 @@ from attrs import evolve
 from rlcore.schema.structure import structure
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Problem
 from rlcore.testing.models import make_model
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB
 from rlcore_vllm import check as check_module
-from rlcore_vllm.check import check
+from rlcore_vllm.check import adapter_problems, check
 from rlcore_vllm.config import VllmConfig
 
 Problems = Callable[..., list[Problem]]
@@ -248,3 +249,22 @@ def test_foreign_models_are_reported(tmp_path: Path) -> None:
     context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=8)
     (problem,) = check(context, VllmConfig())
     assert problem.found == "model_type odd"
+
+
+def test_adapters_that_vllm_cannot_compute_are_refused() -> None:
+    mixed = ModelDims.of(
+        {
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        }
+    )
+    assert mixed is not None
+    assert list(adapter_problems(LoraSpec(rank=512), "cuda", mixed)) == []
+    assert [problem.path for problem in adapter_problems(LoraSpec(rank=513), "cpu", mixed)] == ["refit.adapters", "lora.rank"]
+    assert list(adapter_problems(LoraSpec(), "cpu", None)) == []
