@@ -87,6 +87,7 @@ OPTIONS = PpoOptions(
         max_staleness=0,
         temperature=0.8,
         top_p=1.0,
+        masked=False,
         previous="trainer",
         clip_low=0.1,
         clip_high=0.15,

@@ -91,6 +91,12 @@ def test_a_critic_goes_on_from_another_runs_and_learns_where_steps_overlap(train
     assert len(lines_of(second)) == 3
 
 
+def test_where_sampling_is_cut_the_policy_alone_is_told_of_the_tokens_that_were_kept(train: Train) -> None:
+    lines = lines_of(train("cut", "trainer.name=fsdp2", "rollout.top_p=0.7", "run.num_steps=2"))
+    assert [line["updates"] for line in lines] == [2, 2]
+    assert all("critic/loss" in line for line in lines)
+
+
 @pytest.mark.parametrize("beside", ["tokenizer", "vocabulary"])
 def test_a_critic_of_other_tokens_is_refused(train: Train, tmp_path: Path, beside: str) -> None:
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789" if beside == "tokenizer" else "0123"

@@ -37,7 +37,7 @@ class Critic:
                 planned = minibatch.schedule_step + self.num_warmup_updates
                 with self.clock.phase("train"):
                     result, _ = self.group.train_step(
-                        evolve(minibatch, batch=without_routing(minibatch.batch), schedule_step=planned),
+                        evolve(minibatch, batch=without_choices(minibatch.batch), schedule_step=planned),
                         loss,
                         position.critic_version,
                         bounds={},
@@ -48,7 +48,7 @@ class Critic:
         return {f"critic/{name}": value for name, value in training_metrics(results).items()}
 
 
-def without_routing(batch: spi.TokenBatch) -> spi.TokenBatch:
-    """Without the experts that the policy's generator chose, which are not the critic's."""
+def without_choices(batch: spi.TokenBatch) -> spi.TokenBatch:
+    """Without what the policy's generator chose among, experts and tokens, which says nothing of the critic."""
     columns = {name: column for name, column in batch.token_columns.items() if name != spi.ROUTED_EXPERTS}
-    return evolve(batch, token_columns=columns)
+    return evolve(batch, token_columns=columns, sampling_mask=None)
