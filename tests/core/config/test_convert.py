@@ -198,7 +198,7 @@ def test_a_section_of_the_recipe_written_below_a_plugin(problems) -> None:
     found = problems("[trainer.optimizer]\neps = 1\n[trainer.zed]\noptimizer = {learning_rate = 1}\nwarmup_steps = 1")
     assert found["trainer.optimizer"].remedy == "Did you mean [optimizer]?"
     assert found["trainer.zed.optimizer"].remedy == "Did you mean [optimizer]?"
-    places = "schedule.warmup_steps or algorithm.alg.warmup_steps or observers.watch.warmup_steps"
+    places = "schedule.warmup_steps or critic.warmup_steps or algorithm.alg.warmup_steps or observers.watch.warmup_steps"
     assert found["trainer.zed.warmup_steps"].remedy == f"Did you mean {places}?"
 
 

@@ -121,6 +121,7 @@ def test_every_key_is_there_and_none_is_a_comment(load) -> None:
             "algorithm",
             "environment",
             "reference",
+            "critic",
             "lora",
             "cluster",
             "sinks",

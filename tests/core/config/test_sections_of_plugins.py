@@ -17,6 +17,7 @@ ANY_NUMBER = {
     "AgentConfig.success_reward",
     "FunctionConfig.success_reward",
     "JudgeConfig.success_reward",
+    "RewardModelConfig.success_reward",
 }
 """Every whole number seeds something; a reward may be any."""
 SECTIONS = sorted(
