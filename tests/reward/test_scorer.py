@@ -1,9 +1,17 @@
 """What the process of a reward model answers, against the model called on each sequence alone."""
 
+import string
+
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
+from rlcore.config.data import DatasetConfig
+from rlcore.config.model import ModelConfig
+from rlcore.run.data.preferences import render_preferences
+from rlcore.run.data.tokenizer import load_tokenizer
 from rlcore.testing.models import make_model
 from rlcore_reward.scorer import Conversation, Failure, Scoring, score, tokens_of
 
@@ -37,12 +45,45 @@ def test_a_batch_has_the_rewards_that_each_text_has_alone(scoring):
     assert len(set(expected)) == len(expected)
 
 
-def test_a_template_that_ends_an_answer_itself_gets_no_second_end(scoring):
-    tokenizer = AutoTokenizer.from_pretrained(scoring.path)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>\n{% endfor %}"
-    tokens = tokens_of(CONVERSATIONS[2], tokenizer)
-    assert tokens[-1] == tokenizer.eos_token_id
-    assert tokens.count(tokenizer.eos_token_id) == 2
+TEMPLATES = {
+    "one end": "{% for m in messages %}{{ m['content'] }}<|end|>\n{% endfor %}",
+    "two ends": "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% else %}<|end|>{% endif %}",
+    "no end": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
+    "today": "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}",
+}
+
+
+def spaced_tokenizer(directory):
+    """One that puts a space before each text, and merges it with the letter behind it."""
+    tokens = ["<|end|>", "\u2581", *string.ascii_letters, *string.digits, *" .:+=?\n"]
+    merges = [("\u2581", letter) for letter in string.ascii_letters + string.digits]
+    vocabulary = {token: number for number, token in enumerate([*tokens, *("".join(pair) for pair in merges)])}
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(directory)
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaced"])
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+def test_what_is_scored_are_the_tokens_that_a_run_trains_on(reward_model, tmp_path, template, kind):
+    path = reward_model if kind == "bytes" else spaced_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATES.get(template)
+    of_run = load_tokenizer(ModelConfig(path=str(path), chat_template=tokenizer.chat_template))
+    prompt, answers = ("1+1=", ("2", "3 or so")) if template is None else (list(CHAT), ("word", "another word"))
+    row = {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
+    if template is not None:
+        row |= {name: [*prompt, {"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
+    trained = render_preferences(
+        [row], of_run, DatasetConfig(source="jsonl"), key="data.train", max_prompt_tokens=100, max_response_tokens=100
+    ).tokens
+    expected = [part.tolist() for part in np.split(trained.tokens, trained.offsets[1:-1])]
+    ends = [tokenizer.eos_token_id]
+    assert [tokens_of(Conversation(prompt=prompt, answer=answer), tokenizer, ends) for answer in answers] == expected
 
 
 def test_what_is_too_long_fails_alone(scoring):

@@ -1,6 +1,8 @@
 """What the process that scores does: it loads the reward model once, and gives each text its value."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from datetime import date
 from functools import cache
 from typing import Any
 
@@ -8,6 +10,9 @@ from attrs import frozen
 
 from rlcore.spi import Message
 from rlcore.transformers_import import import_transformers
+
+TODAY = date(2024, 7, 26)
+"""What a chat template that asks for the date is told, on every day: the date that it is told where a model is trained."""
 
 
 @frozen(kw_only=True)
@@ -40,7 +45,7 @@ class Failure:
 def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float | Failure]:
     """The reward of each, or why it has none."""
     try:
-        model, tokenizer = _loaded(scoring)
+        model, tokenizer, ends = _loaded(scoring)
     except Exception as error:
         reason = f"the reward model {scoring.path} cannot be loaded: {type(error).__name__}: {error}"
         return [Failure(reason=reason, is_the_models=True)] * len(conversations)
@@ -49,7 +54,7 @@ def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float
     sequences: dict[int, list[int]] = {}
     for number, conversation in enumerate(conversations):
         try:
-            tokens = tokens_of(conversation, tokenizer)
+            tokens = tokens_of(conversation, tokenizer, ends)
         except Exception as error:  # of a chat template, which is a program of its own
             reason = f"the reward model's tokenizer cannot read it: {type(error).__name__}: {error}"
             found.append(Failure(reason=reason, is_the_models=not getattr(tokenizer, "chat_template", None)))
@@ -65,26 +70,64 @@ def score(scoring: Scoring, conversations: Sequence[Conversation]) -> list[float
     return found
 
 
-def tokens_of(conversation: Conversation, tokenizer: Any) -> list[int]:
-    """A conversation as reward models are trained on it: the token that ends an answer is its last."""
+def tokens_of(conversation: Conversation, tokenizer: Any, ends: Container[int]) -> list[int]:
+    """A conversation as a run trains reward models on it: prompt and answer are encoded apart, and the last token is the first
+    of those that end the answer. `ends` are, besides the tokenizer's own, the tokens that end an answer of a chat."""
     prompt, eos = conversation.prompt, tokenizer.eos_token_id
     if isinstance(prompt, str):
         begun = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id][:1]
-        parts = [tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, conversation.answer)]
-        tokens = [*(begun if parts[0][:1] != begun else []), *parts[0], *parts[1]]
-    else:
-        messages = [*prompt, {"role": "assistant", "content": conversation.answer}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False).rstrip()
-        tokens = list(tokenizer(text, add_special_tokens=False).input_ids)
-    is_ended = tokens[-1:] == [eos] or (not isinstance(prompt, str) and tokens[-1] in tokenizer.all_special_ids)
-    return tokens if is_ended or eos is None else [*tokens, eos]
+        read = _encoded(prompt, tokenizer)
+        read = read if read[:1] == begun else [*begun, *read]
+        said = _encoded_behind(conversation.answer, tokenizer)
+        return [*read, *said] if eos is None or said[-1:] == [eos] else [*read, *said, eos]
+    opened = _shown(prompt, tokenizer, add_generation_prompt=True)
+    whole = _shown([*prompt, {"role": "assistant", "content": conversation.answer}], tokenizer).rstrip()
+    # Some templates show an answer that is over otherwise than one to come.
+    opened = opened if whole.startswith(opened) else ""
+    read, said = _encoded(opened, tokenizer), _encoded_behind(whole[len(opened) :], tokenizer)
+    return [*read, *_until_end(said, tokenizer, ends)]
+
+
+def _shown(messages: Sequence[Message], tokenizer: Any, **options: bool) -> str:
+    """Messages through the chat template, which is told the date that every run tells it."""
+    today = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, **today, **options)
+    return text
+
+
+def _encoded(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _encoded_behind(text: str, tokenizer: Any) -> list[int]:
+    """Without the space that some tokenizers put before a text, and none in its middle."""
+    eos = tokenizer.eos_token_id
+    mark = getattr(tokenizer, "added_tokens_decoder", {}).get(eos)
+    if mark is not None and not mark.rstrip:  # which takes white space from the text
+        tokens = _encoded(f"{mark.content}{text}", tokenizer)
+        if tokens[:1] == [eos]:
+            return tokens[1:]
+    return _encoded(text, tokenizer)
+
+
+def _until_end(said: list[int], tokenizer: Any, ends: Container[int]) -> list[int]:
+    """An answer that a template wrote up to its first end: some put a second one behind it. Where there is none, with one."""
+    eos, end = tokenizer.eos_token_id, None
+    for index in range(len(said) - 1, -1, -1):
+        if said[index] == eos or said[index] in ends:
+            end = index + 1
+        elif tokenizer.decode([said[index]], skip_special_tokens=True).strip():
+            break
+    return said[:end] if end is not None or eos is None else [*said, eos]
 
 
 @cache
-def _loaded(scoring: Scoring) -> tuple[Any, Any]:
+def _loaded(scoring: Scoring) -> tuple[Any, Any, tuple[int, ...]]:
+    """Model and tokenizer, and the tokens that end an answer by generation_config.json; where that names none, any special
+    token."""
     import_transformers()
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
     tokenizer = AutoTokenizer.from_pretrained(scoring.path)
     model, report = AutoModelForSequenceClassification.from_pretrained(
@@ -94,7 +137,11 @@ def _loaded(scoring: Scoring) -> tuple[Any, Any]:
         raise ValueError(f"found {model.config.num_labels} labels; expected 1")
     if report["missing_keys"]:
         raise ValueError(f"found no {', '.join(sorted(report['missing_keys']))} in its weights")
-    return model.to(scoring.device).eval(), tokenizer
+    ends = tuple(tokenizer.all_special_ids)
+    with suppress(OSError):  # there is none
+        found = GenerationConfig.from_pretrained(scoring.path).eos_token_id
+        ends = tuple(found) if isinstance(found, list) else ends if found is None else (found,)
+    return model.to(scoring.device).eval(), tokenizer, ends
 
 
 def _values(model: Any, sequences: Sequence[Sequence[int]]) -> list[float]:
