@@ -11,22 +11,14 @@ import torch
 from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "fsdp2_backend"))
 
-from decoder_families import TRAINED, make_family
-from vllm_families import MODELS, OTHERS
+from vllm_families import MODELS
 from vllm_refit_support import (
     CONFIG,
     MODEL,
-    TOLERANCE,
-    checkpoint,
-    context_of,
     export_of,
-    greatest_error,
-    policy,
     refit,
     reusing,
-    sample,
     specs_of,
     with_buckets,
 )
@@ -36,37 +28,11 @@ from rlcore.testing.models import make_model
 
 pytest.importorskip("vllm")
 
+from vllm_refitted import Refitted
+
 from rlcore_vllm import channels
-from rlcore_vllm.replica import LocalReplica
 from rlcore_vllm.settings import engine_settings
 from rlcore_vllm.transfer import Transfer
-
-
-class Refitted:
-    """An engine with its transfer and the weights that it is given."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        self.context = context_of(directory, "in_process")
-        self.replica = LocalReplica("vllm-0", engine_settings(self.context, CONFIG), ())
-        self.replica.start()
-        self.transfer = Transfer(channel="in_process", replicas=[self.replica], context=self.context, config=CONFIG)
-
-    def weights(self, version):
-        return checkpoint(policy(self.directory, version))
-
-    def refit(self, export):
-        return refit([self.replica], self.transfer, export)
-
-    def assert_holds(self, version, *others):
-        samples = sample(self.replica, version)
-        assert greatest_error(policy(self.directory, version), samples) < TOLERANCE
-        for other in others:
-            assert greatest_error(policy(self.directory, other), samples) > 100 * TOLERANCE
-
-    def close(self):
-        self.transfer.close()
-        self.replica.close()
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -83,15 +49,6 @@ def test_each_of_several_refits_counts(engine):
         digests = engine.refit(export_of(tensors, version, persistent=persistent))
         assert digests == {name: tensor_digest(tensor.numpy()) for name, tensor in tensors.items()}
         engine.assert_holds(version, *range(version))
-
-
-@pytest.mark.parametrize("family", OTHERS)
-def test_a_family_that_no_description_is_for_is_refitted(family, tmp_path):
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
-    directory = make_family(tmp_path / family, family, {**TRAINED[family], **sizes})
-    with contextlib.closing(Refitted(directory)) as refitted:
-        refitted.refit(export_of(refitted.weights(1), 1))
-        refitted.assert_holds(1, 2)
 
 
 def test_the_senders_buffer_may_be_reused(engine):
