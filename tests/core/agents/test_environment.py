@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlcore.agents import process
 from rlcore.agents.config import AgentConfig
 from rlcore.agents.environment import AgentBackend, check
 from rlcore.agents.function import AgentClient
@@ -226,24 +227,32 @@ def test_a_program_that_is_cancelled_is_killed_with_all_that_it_started(tmp_path
 def test_an_event_loop_that_closes_hears_of_the_end_of_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at Ctrl-C: an agent is cancelled, and then all that is at work. What is left open complains in its destructor."""
     complaints: list[Any] = []
+    file = tmp_path / "left"
+    command = program(  # what it leaves behind holds its output open, so that its end is not heard of at once
+        "import subprocess, sys, time; left = subprocess.Popen(['sleep', '60'], start_new_session=True); "
+        "open(sys.argv[1], 'w').write(f'{left.pid}.'); time.sleep(60)",
+        str(file),
+    )
 
     async def work() -> None:
-        begun = tmp_path / "begun"
-        command = program("import sys, time; open(sys.argv[1], 'w'); time.sleep(60)", str(begun))
         running = asyncio.create_task(run_process(command, {}, ""))
-        while not begun.exists():
+        while not file.exists() or "." not in file.read_text():
             await asyncio.sleep(0.01)
         running.cancel()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert others
         for other in others:
             other.cancel()
         await asyncio.wait(others, timeout=30)
 
+    monkeypatch.setattr(process, "KILL_S", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
-    asyncio.run(work())
-    gc.collect()
+    try:
+        asyncio.run(work())
+        gc.collect()
+    finally:
+        os.kill(int(file.read_text().rstrip(".")), signal.SIGKILL)
     assert not complaints
 
 
