@@ -108,8 +108,8 @@ FAULTS = (
     Fault(
         "the policy trains on the held-out rows",
         "rlcore.run.plan.inputs",
-        'train_rows = rows_of(prepared, "train")',
-        'train_rows = rows_of(prepared, "evaluation")',
+        'train_sets = data_sets(prepared, "train")',
+        'train_sets = data_sets(prepared, "evaluation")',
         "tests/core/run/rollout/test_sources.py::test_training_and_evaluation_see_their_own_rows_alone",
     ),
     Fault(
@@ -186,7 +186,7 @@ FAULTS = (
     Fault(
         "an agent's answer goes on behind its prompt, not behind what it has said",
         "rlcore.run.rollout.session_sampler",
-        "prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]),",
+        "prompt=np.concatenate([request.prompt, *(part.tokens for part in said)]) if said else request.prompt,",
         "prompt=request.prompt,",
         AGENTS_AHEAD.format("function"),
     ),

@@ -105,6 +105,31 @@ def test_demonstrations_are_mixed(mixed: Workplace) -> None:
     assert read_metrics(run)[-1]["loss"] > 0
 
 
+def test_held_out_demonstrations_of_each_set_are_told(workplace: Workplace, model: Path) -> None:
+    """The loss of all is the mean over tokens, each answer of one or two and the token that ends it."""
+    write_jsonl(workplace.folder / "one.jsonl", [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": "3"}])
+    write_jsonl(
+        workplace.folder / "two.jsonl", [{"prompt": "7+7=", "completion": "14"}, {"prompt": "8+8=", "completion": "16"}]
+    )
+    sets = "".join(
+        f'[data.{split}.mix.{name}]\nsource = "jsonl"\npath = "{name}.jsonl"\n'
+        for split in ("train", "evaluation")
+        for name in ("one", "two")
+    )
+    (workplace.folder / "held.toml").write_text(f'[model]\npath = "{model}"\n[algorithm]\nname = "sft"\n{sets}')
+    options = (
+        "run.num_steps=1",
+        "sinks.names=[]",
+        "rollout.max_prompt_tokens=8",
+        "rollout.max_response_tokens=8",
+        "evaluation.max_prompts=1",
+    )
+    last = read_metrics(workplace.train("held.toml", *options, "training.prompts_per_step=2"))[-1]
+    expected = (2 * last["evaluation/loss/one"] + 3 * last["evaluation/loss/two"]) / 5
+    assert last["evaluation/loss"] == pytest.approx(expected, rel=1e-6)
+    assert last["evaluation/loss/one"] != last["evaluation/loss/two"]
+
+
 def test_prompts_over_a_sets_own_limit_are_left_out_and_told(workplace: Workplace) -> None:
     write_jsonl(workplace.folder / "rows.jsonl", [{"prompt": p, "completion": "2"} for p in ("1+1=", "1+1+0=", "2=")])
     options = ("data.train.source=jsonl", "data.train.path=rows.jsonl", "data.train.max_prompt_tokens=4")

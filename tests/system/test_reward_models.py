@@ -139,6 +139,7 @@ def test_a_reward_model_learns_as_an_independent_computation_does(
     weights = load_file(run / "model" / "model.safetensors")
     for name, tensor in expected.model.named_parameters():
         torch.testing.assert_close(weights[name].double(), tensor.detach(), atol=2e-5, rtol=1e-5)
+    assert 'pipeline_tag: "text-classification"' in (run / "model" / "README.md").read_text()
 
 
 def test_rollouts_have_the_rewards_that_the_trained_model_gives(place: Workplace) -> None:

@@ -30,7 +30,7 @@ from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.storage.hub_upload import upload
 from rlcore.run.storage.reference_store import open_reference_store
-from rlcore.run.storage.resuming import find_checkpoint, newest, restore
+from rlcore.run.storage.resuming import check_rows, find_checkpoint, newest, restore
 from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, read_rollouts
 from rlcore.run.storage.schedule_file import read_replay
@@ -62,6 +62,9 @@ def train(
     _ = starting(Progress().note)  # before anything is made there
     with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, directory.locked():
         checkpoint = starting(progress.note)  # once more: it might have been another's until now
+        digest = inputs.train_digest()
+        if checkpoint is not None:
+            check_rows(checkpoint, digest, progress.note, allow_changes=allow_changes)
         prepared = evolve(prepared, continues=checkpoint is not None).observed(directory.path)
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
@@ -74,6 +77,7 @@ def train(
             run = _Run(
                 prepared=prepared,
                 inputs=inputs,
+                digest=digest,
                 directory=directory,
                 sinks=sinks,
                 progress=progress,
@@ -110,6 +114,8 @@ class _Run:
 
     prepared: RunPlan
     inputs: Inputs
+    digest: str | None
+    """That of the rows to train on."""
     directory: RunDirectory
     sinks: Sinks
     progress: Progress
@@ -153,7 +159,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     """Run the loop from a checkpoint, or from the beginning, to its end."""
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
     recipe, algorithm, generator = prepared.recipe, prepared.algorithm, backends.generator
-    saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
+    saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory, data=run.digest)
     position = LoopPosition()
     if resume:
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
@@ -179,7 +185,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             position=position,
             held_out=None
             if inputs.held_out is None
-            else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends.trainer),
+            else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends.trainer, inputs.measured_sets),
             reference_store=reference_store,
         )
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)

@@ -16,6 +16,7 @@ def test_rows_stand_one_set_after_another_with_its_name():
     assert [rows[-1], rows[np.int64(2)]] == [ALL[4], ALL[2]]
     assert list(rows[1:4]) == ALL[1:4]
     assert rows.starts == (0, 3, 5)
+    assert rows.names_of(np.array([0, 2, 3, 4])) == ["sums", "sums", "words", "words"]
 
 
 def test_a_row_of_no_mix_stays_as_it_is_and_a_field_is_never_replaced():

@@ -6,15 +6,22 @@ from typing import Any
 
 import pandas
 import pytest
+from attrs import evolve
 
 from rlcore.run.data.seeds import Stream
 from rlcore.run.rollout import sources, step_collector
 from rlcore.run.rollout.episode_starts import StepPlan
 from rlcore.spi import (
     EnvironmentContext,
+    ResetResult,
+    RewardError,
     Row,
+    StepResult,
+    Turn,
 )
 from rlcore.testing.fakes.environment import FakeEnvironment, FakeEnvironmentConfig
+
+from ..conftest import read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 
@@ -54,3 +61,30 @@ def test_no_two_steps_draw_alike(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     files = sorted((tmp_path / "runs" / "run" / "rollouts").glob("step-*.parquet"))
     responses = [pandas.read_parquet(file).groupby("prompt")["response"].apply(tuple).to_dict() for file in files]
     assert all(responses[0][prompt] != responses[1][prompt] for prompt in responses[0])
+
+
+@pytest.mark.parametrize("refill", ["false", "true"])
+def test_prompts_whose_environment_failed_come_as_often_as_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refill: str
+) -> None:
+    """Of some prompts no sample ever has a reward; of the others the rewards differ."""
+
+    async def reset(environment: FakeEnvironment, row: Row, seed: int) -> ResetResult:
+        found = await begin(environment, row, seed)
+        return evolve(found, state=None) if row["prompt"] in failing else found
+
+    async def step(environment: FakeEnvironment, state: int | None, turn: Turn) -> StepResult:
+        if state is None:
+            raise RewardError("away")
+        return evolve(await answer(environment, state, turn), reward=float(sum(map(ord, turn.text))))
+
+    begin, answer = FakeEnvironment.reset, FakeEnvironment.step
+    rows = FakeEnvironment(EnvironmentContext(seed=0), FakeEnvironmentConfig(num_train_rows=16)).rows("train") or ()
+    failing = {row["prompt"] for row in rows[::5]}
+    monkeypatch.setattr(FakeEnvironment, "reset", reset)
+    monkeypatch.setattr(FakeEnvironment, "step", step)
+    masked = ("rollout.on_environment_error=mask", "rollout.max_failed_fraction=1.0", "environment.fake.num_train_rows=16")
+    refilled = (f"rollout.refill_equal_rewards={refill}", *(["rollout.max_refill_ratio=50"] if refill == "true" else []))
+    run(*masked, *refilled, "data.zero_variance_weight=0.01", "rollout.samples_per_prompt=16", "optimizer.learning_rate=1e-9")
+    records = read_metrics(tmp_path / "runs" / "run")
+    assert [record["data/zero_variance_prompts"] for record in records[1:]] == [0.0] * 6

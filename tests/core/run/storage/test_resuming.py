@@ -1,6 +1,7 @@
 """Resuming when something is gone or damaged loses nothing that was there."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,28 @@ def test_the_rollouts_of_a_step_without_a_line_yet_stay(
     run(*options, resume=True, registry=registry)
     assert rollouts.read_bytes() == before
     assert read_metrics(tmp_path / "runs" / "run") == read_metrics(tmp_path / "runs" / "whole")
+
+
+def test_a_resumed_run_has_the_rows_that_it_began_with(run: Run, tmp_path: Path) -> None:
+    """The file has another row in the place of one: which step has it follows from the seed, as before."""
+
+    def write(last: str) -> None:
+        rows = [{"prompt": f"{n}+1=", "answer": str(n)} for n in range(7)] + [{"prompt": "7+1=", "answer": last}]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    data = ("data.train.source=jsonl", f"data.train.path={tmp_path / 'rows.jsonl'}")
+    directory = tmp_path / "runs" / "run"
+    write("8")
+    run("run.num_steps=2", *data)
+    write("9")
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match="other rows"):
+        run(*data, resume=True)
+    assert contents(directory) == before
+    notes = Notes()
+    run("run.num_steps=4", *data, resume=True, allow_changes=True, progress=notes)
+    assert sum("other rows" in text for text in notes.texts) == 1
+    run(*data, resume=True)  # of the rows that it went on with
+    write("8")
+    with pytest.raises(CheckpointError, match="other rows"):
+        run("run.num_steps=8", *data, resume=True)

@@ -37,3 +37,26 @@ def test_the_present_weights_are_asked_each_time_and_the_reference_once():
     assert held_out.evaluate(1) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 9.0}
     assert held_out.evaluate(4) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 6.0}
     assert trainer.asked == ["policy", "reference", "policy"]
+
+
+class Numbered(Trainer):
+    """A token's log-probability is its own number in the batch, the reference's is 0."""
+
+    def logprobs(self, batch, sequences, model, weight_version):
+        return np.arange(batch.num_tokens, dtype=np.float32) * (model == "policy")
+
+
+def test_each_of_several_sets_has_the_figures_of_its_own_rows():
+    """Pairs, of sequences of 1 to 6 tokens; the first row is over a limit, the last is not measured."""
+    lengths = np.arange(1, 7)
+    tokens = RaggedTokens(tokens=np.zeros(21, np.int32), offsets=np.concatenate([[0], np.cumsum(lengths)]))
+    examples = Examples.behind_prompts(tokens, np.ones(6, np.int64), answers=2, rows=np.array([1, 3, 5]), num_dropped=1)
+    held_out = HeldOutExamples.of(examples, np.array([1, 3]), Algorithm(), Numbered(), ["sums", "words"])
+    assert held_out.evaluate(0) == {
+        "evaluation/rows": 4.0,
+        "evaluation/gap": float(sum(range(10))),
+        "evaluation/rows/sums": 2.0,
+        "evaluation/gap/sums": float(sum(range(3))),
+        "evaluation/rows/words": 2.0,
+        "evaluation/gap/words": float(sum(range(3, 10))),
+    }

@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from rlcore.spi import DataError, LazyRows, Row
+from rlcore.spi.arrays import Int64Array
 
 DATA_SET = "data_set"
 """The field of a row that names its set."""
@@ -27,6 +28,10 @@ class MixedRows(LazyRows):
             return
         for name, rows in self.sets.items():
             yield from (of_set(row, name) for row in rows)
+
+    def names_of(self, numbers: Int64Array) -> list[str]:
+        """The sets of rows, by their numbers."""
+        return [self._names[place] for place in np.searchsorted(self.starts, numbers, side="right") - 1]
 
     def _row(self, number: int) -> Row:
         place = int(np.searchsorted(self.starts, number, side="right")) - 1

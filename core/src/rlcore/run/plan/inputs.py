@@ -18,8 +18,10 @@ from rlcore.model_files import config_number
 from rlcore.registry.binding import engine_tool_parser, max_concurrent
 from rlcore.run.data.curriculum import Curriculum
 from rlcore.run.data.examples import Examples
+from rlcore.run.data.mixed_rows import MixedRows, of_set
 from rlcore.run.data.prompt_stream import MixedStream, PromptOrder, PromptStream
 from rlcore.run.data.row_fields import PROMPT
+from rlcore.run.data.rows_digest import rows_digest
 from rlcore.run.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from rlcore.run.plan.data_sets import DataSet, all_rows, data_sets, examples_of, observer_of, within_limits
 from rlcore.run.plan.reference_check import check_vocabulary
@@ -50,6 +52,7 @@ class Inputs:
     tokenizer: Tokenizer
     tool_parser: ToolParser | None
     episodes: EpisodeRunner | None
+    train_sets: Sequence[DataSet]
     train_rows: Sequence[Row]
     train_kept: Int64Array
     """int64 [P]: the rows within the limits."""
@@ -62,10 +65,18 @@ class Inputs:
     """int64: the held-out rows within the limits."""
     measured: Int64Array
     """int64: those of them that evaluation.max_prompts lets pass, of each data set."""
+    measured_sets: Sequence[str] = ()
+    """The data set of each of these; none where there is only one."""
     notes: tuple[str, ...] = ()
     """What is odd about the data."""
     held_out: Examples | None = None
     """Held-out rows that the algorithm measures, within the limits; None where there are none."""
+
+    def train_digest(self) -> str | None:
+        """What the rows to train on hold, all of them gone through: those aside that an environment makes, which its options
+        may change; None where there are no others."""
+        sets = [one for one in self.train_sets if one.config.source != "environment"]
+        return rows_digest(of_set(row, one.name) for one in sets for row in one.rows) if sets else None
 
     @property
     def left_out(self) -> Iterator[str]:
@@ -169,6 +180,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             tokenizer=tokenizer,
             tool_parser=_tool_parser(prepared, tokenizer),
             episodes=episodes,
+            train_sets=train_sets,
             train_rows=train_rows,
             train_kept=train_kept,
             stream=_order(recipe, train_sets, train_kept),
@@ -176,6 +188,7 @@ def load_inputs(prepared: RunPlan, tokenizer: Tokenizer | None = None) -> Iterat
             evaluation_rows=evaluation_rows,
             evaluation_kept=evaluation_kept,
             measured=measured,
+            measured_sets=evaluation_rows.names_of(measured) if isinstance(evaluation_rows, MixedRows) else (),
             notes=notes,
             held_out=held_out,
         )

@@ -47,6 +47,11 @@ class AgentGroup:
         """Whether the rewards of its episodes differ, which have all ended."""
         return len({episode.result.reward for episode in self.episodes if episode.result is not None}) > 1
 
+    @property
+    def num_rewarded(self) -> int:
+        """Its episodes that have a result."""
+        return sum(episode.result is not None for episode in self.episodes)
+
     def all_ended(self) -> bool:
         """Whether all episodes have ended."""
         return all(episode.ended for episode in self.episodes)

@@ -221,6 +221,11 @@ class EpisodeGroup:
         """Whether the rewards of its episodes differ, which have all ended; True where it has none."""
         return self.is_left_out or len({episode.reward for episode in self.episodes if episode.valid}) > 1
 
+    @property
+    def num_rewarded(self) -> int:
+        """Its samples whose environment did not fail."""
+        return sum(episode.valid for episode in self.episodes)
+
     def settle(self) -> None:
         """All episodes have ended: forget what only their environment needs."""
         self.reset = None

@@ -32,6 +32,8 @@ class EpisodeRun(Generic[GroupT]):
         self._runner = runner
         self._groups: dict[int, GroupT] = {}
         """All that are open."""
+        self.untold: set[int] = set()
+        """Groups that were replaced, and whose rewards say nothing of their rows."""
         self._loop = LoopWork(runner, self._begin, self.close, work.now)
         self._news = threading.Event()
         """Set where a batch may be there, or the stream in the background has ended."""
@@ -214,6 +216,8 @@ class EpisodeRun(Generic[GroupT]):
             return
         group.settle()
         if not self.schedule.end(number, has_signal=group.has_signal):
+            if not self.work.tells_of_row(group):
+                self.untold.add(number)
             self._forget([number])
         self._admit()
         self._look()
@@ -246,6 +250,7 @@ class EpisodeRun(Generic[GroupT]):
         closed = self.schedule.train()
         self._forget(closed)
         self.work.failures.forget(self.work.group_size, [*closed, *replaced])
+        self.untold.difference_update(replaced)
         self.work.plans.keep([*self._groups, self.schedule.next_number])
 
     def _forget(self, numbers: Collection[int]) -> None:

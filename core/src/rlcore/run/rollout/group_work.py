@@ -25,6 +25,10 @@ class OpenGroup(Protocol):
     def has_signal(self) -> bool:
         """Whether something can be learned from it, once it has ended."""
 
+    @property
+    def num_rewarded(self) -> int:
+        """Its samples that have a reward."""
+
     def all_ended(self) -> bool:
         """Whether all its episodes have."""
 
@@ -93,6 +97,11 @@ class GroupWork(ABC, Generic[GroupT]):
     def row(self, group: GroupT) -> Row | None:
         """The row that a group has read; None where it is left out."""
         return self.plans.row(group.number)
+
+    def tells_of_row(self, group: GroupT) -> bool:
+        """Whether the rewards of a group that has ended say something of its own row: several samples have one, and no other
+        row took its place."""
+        return group.num_rewarded > 1 and self.row(group) is self.plans.row(group.number)
 
     @abstractmethod
     def kept(self, group: GroupT) -> object | None:

@@ -319,11 +319,13 @@ class RolloutSource(Source):
         return None if self._curriculum is None else self._curriculum.state()
 
     def _signals(self, groups: Sequence[Any]) -> dict[int, bool]:
-        """Whether rewards differ in the batch's groups, unless another row took the place of their own; they did not in those
-        that were replaced."""
-        work, schedule = self._run.work, self._run.schedule
-        own = [group for group in groups if work.row(group) is work.plans.row(group.number)]
-        return {group.number: group.has_signal for group in own} | dict.fromkeys(schedule.refilled, False)
+        """Whether rewards differ in the batch's groups, of those that tell of their own rows; they did not in such ones that
+        were replaced."""
+        run = self._run
+        replaced = [number for number in run.schedule.refilled if number not in run.untold]
+        return {group.number: group.has_signal for group in groups if run.work.tells_of_row(group)} | dict.fromkeys(
+            replaced, False
+        )
 
     def _note_beginning(self) -> None:
         """A step begins."""

@@ -41,7 +41,8 @@ def _header(plan: RunPlan, base: str | None) -> str:
     parts = [part for data in splits for part in (data.parts().values() if data.mix is not None else [data])]
     named = [part.path for part in parts if part.source == "huggingface" and part.path and _is_on_hub(part.path)]
     values: dict[str, object] = {"base_model": base, "datasets": list(dict.fromkeys(named))}
-    values |= {"library_name": "peft" if is_peft else "transformers", "pipeline_tag": "text-generation"}
+    task = "text-classification" if plan.algorithm.needs.head == "value" else "text-generation"
+    values |= {"library_name": "peft" if is_peft else "transformers", "pipeline_tag": task}
     values |= {"tags": ["rlcore", recipe.algorithm.name, *(["lora"] if recipe.lora is not None else [])]}
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items() if value]
     return "\n".join(["---", *lines, "---"])

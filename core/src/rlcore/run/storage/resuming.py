@@ -101,6 +101,21 @@ def check_trainer(prepared: RunPlan, checkpoint: Path, state: LoopState) -> None
         )
 
 
+def check_rows(checkpoint: Path, digest: str | None, note: Note, *, allow_changes: bool) -> None:
+    """Say where the rows to train on are others than those of a checkpoint's run; CheckpointError unless `allow_changes`.
+    `digest` is that of LoopState, as it is now."""
+    before = read_loop_state(checkpoint).data
+    if before is None or digest is None or before == digest:
+        return
+    found = f"data.train holds other rows than it did when {checkpoint} was saved (digest {digest:.12}, {before:.12} before)"
+    if not allow_changes:
+        raise CheckpointError(
+            f"{found}; expected the same, from which it follows what comes in which step. Bring them back, choose another "
+            "run.name, or add --allow-changes to go on all the same"
+        )
+    note(found)
+
+
 def checked_state(plan: RunPlan, checkpoint: Path) -> LoopState:
     """What a checkpoint says of itself; CheckpointError where it is damaged, or another model's or another trainer's."""
     state = read_loop_state(require_intact(checkpoint))

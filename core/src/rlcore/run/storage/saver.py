@@ -67,6 +67,8 @@ class RunSaver:
     backends: Backends
     tokenizer: Tokenizer
     directory: RunDirectory
+    data: str | None = None
+    """As in LoopState."""
     model: str = field(init=False)
     """`model_digest` of the recipe's model."""
     reference: str | None = field(init=False)
@@ -98,6 +100,7 @@ class RunSaver:
             reference=self.reference,
             trainer=self.plan.chosen["trainer"].name,
             critic=self.critic,
+            data=self.data,
             critic_version=position.critic_version,
             unlogged=position.unlogged,
         )

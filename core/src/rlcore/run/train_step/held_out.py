@@ -1,14 +1,25 @@
 """How well held-out rows of a data set are known: the algorithm's figures of their log-probabilities, or values, at present
 weights."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.protocols import TrainerGroup
-from rlcore.spi.arrays import Float32Array, Int64Array
+from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
+
+
+@frozen(kw_only=True, eq=False)
+class _Part:
+    """The samples of one of several data sets."""
+
+    samples: spi.RolloutBatch
+    sequences: Int64Array
+    """int64: their sequences among all."""
 
 
 @define(kw_only=True, eq=False)
@@ -18,26 +29,48 @@ class HeldOutExamples:
     samples: spi.RolloutBatch
     algorithm: AlgorithmHandle
     trainer: TrainerGroup
+    parts: Mapping[str, _Part]
     _reference: Float32Array | None = field(init=False, default=None)
 
     @classmethod
-    def of(cls, examples: Examples, rows: Int64Array, algorithm: AlgorithmHandle, trainer: TrainerGroup) -> "HeldOutExamples":
-        """Some rows of the data set, which are among the examples'. `rows` int64 [M], ascending."""
-        indices = np.searchsorted(examples.rows, rows)
-        return cls(samples=example_batch(examples, indices), algorithm=algorithm, trainer=trainer)
+    def of(
+        cls,
+        examples: Examples,
+        rows: Int64Array,
+        algorithm: AlgorithmHandle,
+        trainer: TrainerGroup,
+        sets: Sequence[str] = (),
+    ) -> "HeldOutExamples":
+        """Some rows of the data set, which are among the examples'. `rows` int64 [M], ascending; `sets` [M] are the names of
+        their data sets, where there are several."""
+        indices, set_of = np.searchsorted(examples.rows, rows), np.asarray(sets, object)
+        samples, parts = example_batch(examples, indices), {}
+        for name in dict.fromkeys(sets):
+            groups = np.flatnonzero(set_of == name)
+            sequences = np.flatnonzero(np.isin(samples.group_ids, groups))
+            parts[name] = _Part(samples=example_batch(examples, indices[groups]), sequences=sequences)
+        return cls(samples=samples, algorithm=algorithm, trainer=trainer, parts=parts)
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
-        """The algorithm's figures, each as `evaluation/<name>`. The reference is asked once: it never changes."""
-        batch = self.samples.batch
+        """The algorithm's figures, each as `evaluation/<name>`, and of each of several data sets as `evaluation/<name>/<set>`.
+        The reference is asked once: it never changes."""
+        batch, needs = self.samples.batch, self.algorithm.needs
         every = np.arange(batch.num_sequences)
+        if needs.head == "value":
+            found = self.trainer.values(batch, every, weight_version)
+        else:
+            found = self.trainer.logprobs(batch, every, "policy", weight_version)
+            if needs.reference_logprobs and self._reference is None:
+                self._reference = self.trainer.logprobs(batch, every, "reference", weight_version)
+        figures = self._measured(self.samples, found, self._reference)
+        named = {f"evaluation/{name}": value for name, value in figures.items()}
+        for of_set, part in self.parts.items():
+            reference = None if self._reference is None else take_rows(self._reference, batch.offsets, part.sequences)
+            figures = self._measured(part.samples, take_rows(found, batch.offsets, part.sequences), reference)
+            named |= {f"evaluation/{name}/{of_set}": value for name, value in figures.items()}
+        return named
+
+    def _measured(self, samples: spi.RolloutBatch, found: Float32Array, reference: Float32Array | None) -> dict[str, float]:
         if self.algorithm.needs.head == "value":
-            values = self.trainer.values(batch, every, weight_version)
-            return _named(self.algorithm.measure_values(self.samples, values))
-        logprobs = self.trainer.logprobs(batch, every, "policy", weight_version)
-        if self.algorithm.needs.reference_logprobs and self._reference is None:
-            self._reference = self.trainer.logprobs(batch, every, "reference", weight_version)
-        return _named(self.algorithm.measure(self.samples, logprobs, self._reference))
-
-
-def _named(figures: dict[str, float]) -> dict[str, float]:
-    return {f"evaluation/{name}": value for name, value in figures.items()}
+            return self.algorithm.measure_values(samples, found)
+        return self.algorithm.measure(samples, found, reference)
