@@ -105,6 +105,16 @@ def test_demonstrations_are_mixed(mixed: Workplace) -> None:
     assert read_metrics(run)[-1]["loss"] > 0
 
 
+def test_rows_of_one_set_that_name_another_by_a_field_of_theirs_are_refused(mixed: Workplace) -> None:
+    """They would go to that set's environment."""
+    write_jsonl(mixed.folder / "named.jsonl", [{"prompt": "1+1=", "data_set": "texts"}])
+    recipe = MIXED.partition("[data.train.mix.sums]")[0] + '[data.train]\nsource = "jsonl"\npath = "named.jsonl"\n'
+    (mixed.folder / "named.toml").write_text(
+        recipe + "[data.evaluation.mix.sums]" + MIXED.partition("[data.evaluation.mix.sums]")[2]
+    )
+    expect_failure(mixed.rlcore("check", "named.toml"), 4, "row 0", "a field 'data_set' with 'texts'")
+
+
 def test_held_out_demonstrations_of_each_set_are_told(workplace: Workplace, model: Path) -> None:
     """The loss of all is the mean over tokens, each answer of one or two and the token that ends it."""
     write_jsonl(workplace.folder / "one.jsonl", [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": "3"}])

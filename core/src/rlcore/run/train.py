@@ -115,7 +115,7 @@ class _Run:
     prepared: RunPlan
     inputs: Inputs
     digest: str | None
-    """That of the rows to train on."""
+    """Of the rows to train on, as in LoopState."""
     directory: RunDirectory
     sinks: Sinks
     progress: Progress

@@ -107,3 +107,8 @@ def test_a_mix_far_from_its_beginning_goes_on_where_it_was():
     assert stream.rows(131_000, 200_000).tolist() == rows[131_000:].tolist()
     other = MixedStream(sizes=(7, 5), weights=(3.0, 1.0), num_rows=12, batch_size=1000, seed=4, shuffle=False)
     assert ((other.rows(0, 50) < 7) != (rows[:50] < 7)).any()  # the seed decides which set comes when
+
+
+def test_a_weight_that_is_next_to_nothing_beside_another_is_one_too():
+    order = MixedStream(num_rows=4, batch_size=2, seed=0, shuffle=False, sizes=(2, 2), weights=(1.0, 1e-20))
+    assert order.rows(0, 4).tolist() == [0, 1, 0, 1]

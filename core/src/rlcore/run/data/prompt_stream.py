@@ -87,7 +87,7 @@ class MixedStream(PromptOrder):
     def rows(self, position: int, end: int) -> Int64Array:
         """See PromptOrder."""
         ends = np.cumsum(np.asarray(self.weights) / sum(self.weights))[:-1]
-        bounds = tuple(int(share * 2**64) for share in ends)
+        bounds = tuple(min(int(share * 2**64), 2**64 - 1) for share in ends)
         chunk, within = divmod(position, CHUNK)
         sets = _sets(bounds, self.seed, chunk * CHUNK, end)
         before = _counts(bounds, self.seed, chunk) + np.bincount(sets[:within], minlength=len(self.sizes))

@@ -8,11 +8,11 @@ from attrs import frozen
 
 from rlcore.config.data import DatasetConfig
 from rlcore.registry.discovery import Entry
-from rlcore.run.data.datasets import Split, load_rows
+from rlcore.run.data.datasets import Split, load_rows, row_name
 from rlcore.run.data.examples import Examples, joined_examples
 from rlcore.run.data.given_rows import given_rows
 from rlcore.run.data.learned_chats import are_chats, render_chats
-from rlcore.run.data.mixed_rows import MixedRows, of_set
+from rlcore.run.data.mixed_rows import DATA_SET, MixedRows, of_set
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.prompts import Observe, render_demonstrations, render_prompts
 from rlcore.run.data.tokenizer import Tokenizer
@@ -42,13 +42,28 @@ def data_sets(prepared: RunPlan, split: Split) -> list[DataSet]:
     """The data sets of a split that the recipe has."""
     config: DatasetConfig = getattr(prepared.recipe.data, split)
     if config.mix is None:
-        return [DataSet(key=f"data.{split}", name=None, config=config, rows=_loaded(prepared, split, config, None), first=0)]
+        rows = _loaded(prepared, split, config, None)
+        _require_unnamed(prepared, f"data.{split}", rows)
+        return [DataSet(key=f"data.{split}", name=None, config=config, rows=rows, first=0)]
     found, first = [], 0
     for name, part in config.parts().items():
         rows = _loaded(prepared, split, part, name)
         found.append(DataSet(key=f"data.{split}.mix.{name}", name=name, config=part, rows=rows, first=first))
         first += len(rows)
     return found
+
+
+def _require_unnamed(prepared: RunPlan, key: str, rows: Sequence[Row]) -> None:
+    """DataError where the rows of one data set name another by a field of theirs, whose environment would get them."""
+    environment = prepared.environment
+    if not isinstance(environment, MixedEnvironment | MixedAgents):
+        return
+    for number, row in enumerate(rows):
+        if str(row.get(DATA_SET)) in environment.of_set:
+            raise DataError(
+                f"{key}: {row_name(rows, number)} has a field {DATA_SET!r} with {row[DATA_SET]!r}, a set of the other split's "
+                "mix; expected no such name, which says whose environment a row is for. Rename the field, or the set"
+            )
 
 
 def rows_of(prepared: RunPlan, split: Split) -> Sequence[Row]:
