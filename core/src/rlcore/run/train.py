@@ -115,7 +115,7 @@ class _Run:
     prepared: RunPlan
     inputs: Inputs
     digest: str | None
-    """Of the rows to train on, as in LoopState."""
+    """What LoopState keeps as `data`."""
     directory: RunDirectory
     sinks: Sinks
     progress: Progress

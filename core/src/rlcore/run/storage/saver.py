@@ -68,7 +68,7 @@ class RunSaver:
     tokenizer: Tokenizer
     directory: RunDirectory
     data: str | None = None
-    """As in LoopState."""
+    """What LoopState keeps as `data`."""
     model: str = field(init=False)
     """`model_digest` of the recipe's model."""
     reference: str | None = field(init=False)
