@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LoraSpec, ModelError, SaveStateRequest
+from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.backend import Fsdp2Backend
 
 FAMILIES = {**DESCRIBED, **TRAINED}
@@ -135,4 +136,24 @@ def test_adapters_are_beside_every_linear_layer_of_the_decoder(tmp_path):
     after = exported(trainer, 1)
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed == {f"{name}.weight" for name in trainer.adapters.layers}
+    trainer.close(CloseRequest())
+
+
+def test_adapters_drop_inputs_of_every_sequence_where_each_has_a_row_of_its_own(tmp_path, monkeypatch):
+    directory, batch = make_family(tmp_path / "model", "qwen3_next", TRAINED["qwen3_next"]), make_batch()
+    lora = LoraSpec(rank=2, targets=("q_proj", "in_proj_qkvz", "up_proj"), dropout=0.5)
+    trainer = Fsdp2Backend(evolve(make_context(directory), lora=lora), make_config())
+    drawn, kept = {}, Adapters._kept
+
+    def watched(adapters, dropout, name, num_inputs, states):
+        drawn[name] = kept(adapters, dropout, name, num_inputs, states)
+        return drawn[name]
+
+    monkeypatch.setattr(Adapters, "_kept", watched)
+    trainer.train_step(step_request([batch], batch.counts()))
+    assert drawn.keys() == trainer.adapters.layers.keys()
+    for values in drawn.values():
+        assert values.shape[:-1].numel() == batch.num_sequences * batch.lengths.max()
+        assert set(values.unique().tolist()) == {0.0, 2.0}
+        assert (values == 0).any(-1).all(), "each token has inputs that are dropped"
     trainer.close(CloseRequest())

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_fsdp2.layout import ParallelLayout
 from rlcore_fsdp2.shard_slice import ShardSlice
 from rlcore_fsdp2.sharding import local
+from rlcore_torchkit.decoders import has_states, is_described
 from rlcore_torchkit.lora import Dropout, initial_adapters, linear_layers_of
 from rlcore_torchkit.lora_targets import Shape, target_problems, targeted
 
@@ -34,6 +35,8 @@ class Adapters:
     layers: Mapping[str, Shape]
     """Name to (O, I) of the layers that have one."""
     layout: ParallelLayout | None
+    pads_between: bool
+    """Whether layers see padding between a microbatch's tokens, as where each sequence has a row of its own."""
     begun: Mapping[str, Tensor] | None = field(default=None, init=False)
     """Whole A and B on the host as the run began with them, by name; None where it began with the model alone."""
     _on: bool = True
@@ -50,7 +53,8 @@ class Adapters:
         if problems:
             raise ConfigError(problems)
         layers = targeted(found, context.lora)
-        adapters = cls(context.lora, context.model.path, context.seed, layers, layout)
+        pads_between = not is_described(model) and has_states(model)
+        adapters = cls(context.lora, context.model.path, context.seed, layers, layout, pads_between)
         model.requires_grad_(False)
         for name, shape in layers.items():
             adapters._attach(model.get_submodule(name), name, shape)
@@ -115,10 +119,13 @@ class Adapters:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # random numbers of its own, which no compiler traces
     def _kept(self, dropout: Dropout, name: str, num_inputs: int, states: Tensor) -> Tensor:
-        num_rows, num_columns = states.shape[-2:]
+        rows = states.flatten(0, -2)
+        num_rows, num_columns = rows.shape
+        if self.pads_between:
+            dropout = evolve(dropout, num_tokens=num_rows)
         rank = 0 if self.layout is None or num_columns == num_inputs else self.layout.tensor_rank
-        rows = states.reshape(num_rows, num_columns)
-        return dropout.kept(name, rows, num_inputs, num_rows=num_rows, first_row=0, first_column=rank * num_columns)
+        kept = dropout.kept(name, rows, num_inputs, num_rows=num_rows, first_row=0, first_column=rank * num_columns)
+        return kept.view(states.shape)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
