@@ -84,3 +84,17 @@ def test_angles_that_change_with_the_longest_sequence_are_refused(length, refuse
         problem for problem in check(evolve(phi, max_sequence_length=length), Fsdp2Config()) if "longrope" in problem.found
     ]
     assert len(found) == refused
+
+
+def test_a_reference_that_no_family_describes_neither_compiles_nor_has_other_angles(context, tmp_path):
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    phi = configured(context, tmp_path, architectures=["Phi3ForCausalLM"], model_type="phi3", rope_parameters=rope)
+    compared = evolve(context, reference=phi.model, needs_reference=True, max_sequence_length=64, world_size=2)
+    assert list(check(compared, Fsdp2Config(tensor_parallel=2))) == []
+    longer = evolve(compared, max_sequence_length=65)
+    found = [
+        problem.found
+        for problem in check(longer, Fsdp2Config(compile_layers=True))
+        if problem.found != "true, but no C++ compiler"
+    ]
+    assert [("phi3" in one, "longrope" in one) for one in found] == [(True, False), (False, True)]

@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from attrs import evolve
+
 from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
@@ -33,7 +35,15 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
 
 
 def _undescribed_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
-    """What a model that trains by its own class cannot have."""
+    """What a model that computes by its own class cannot have, the policy's or the frozen one of [reference]."""
+    yield from _undescribed_model_problems(context, config)
+    if context.reference is not None:
+        # Ranks that share the policy's layers or tokens each compute all of such a model.
+        alone = evolve(config, tensor_parallel=1, context_parallel=1, expert_parallel=1)
+        yield from _undescribed_model_problems(evolve(context, model=context.reference, replays_routing=False), alone)
+
+
+def _undescribed_model_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
     file = config_file(context)
     content = read_object(file)
     if isinstance(content, Problem) or described_family(content, str(file)) is not None:
