@@ -53,6 +53,26 @@ def test_what_another_recipe_began_is_gone_on_with(run: Run, tmp_path: Path, cha
     require_each_prompt_once(tmp_path / "runs" / "run")
 
 
+@pytest.mark.parametrize(
+    ("changed", "begins_again"),
+    [
+        ((), False),
+        (("rollout.temperature=0.5",), True),
+        (("rollout.accept_truncation_bias=true",), True),
+    ],
+    ids=lambda changed: changed[0] if changed and isinstance(changed, tuple) else None,
+)
+def test_what_was_sampled_otherwise_is_not_trained_on(
+    run: Run, tmp_path: Path, changed: tuple[str, ...], begins_again: bool
+) -> None:
+    options = ahead(2, *SAVED, *LONG, "rollout.top_p=0.9", "algorithm.fake.generation_ratio=true")
+    killed(run, *options)
+    resumed = Watched()
+    run(*options, *changed, resume=True, progress=resumed)
+    assert any("another temperature" in note for note in resumed.notes) == begins_again
+    require_each_prompt_once(tmp_path / "runs" / "run")
+
+
 @pytest.mark.parametrize("number", [3, 16])
 def test_steps_of_another_number_of_prompts_train_on_what_is_open(run: Run, tmp_path: Path, number: int) -> None:
     options = ahead(2, *SAVED, *LONG)

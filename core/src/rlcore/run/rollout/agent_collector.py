@@ -30,8 +30,6 @@ class AgentCollector(StepCollector[AgentGroup]):
 
     max_sequence_length: int
     history: History
-    sampling_mask: bool = False
-    """Whether the batch is to say what the generator chose each token among."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> AgentGroups:
         """See StepCollector."""

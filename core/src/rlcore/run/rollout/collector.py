@@ -39,8 +39,6 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
-    sampling_mask: bool = False
-    """Whether it is to say what the generator chose each token among."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepCollector."""

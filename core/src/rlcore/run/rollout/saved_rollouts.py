@@ -7,11 +7,12 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rlcore.run.data.curriculum import CurriculumState
 from rlcore.run.rollout.episode_run import EpisodeRun
 from rlcore.run.rollout.schedule import Position
+from rlcore.run.rollout.step_collector import Distribution
 from rlcore.spi import CheckpointError
 
 
@@ -26,6 +27,8 @@ class SavedRollouts:
     """How many rows took the places of others, by step."""
     version_of_step: Mapping[int, int] = field(factory=dict)
     """The weights that each of the last steps began with."""
+    distribution: Distribution | None = None
+    """What the groups' tokens were sampled from; None where there are no groups."""
     curriculum: CurriculumState | None = None
     """None where every prompt comes as often."""
 
@@ -58,10 +61,18 @@ def save_rollouts(run: EpisodeRun[Any], version_of_step: Mapping[int, int], note
     return saved
 
 
-def restore_rollouts(run: EpisodeRun[Any], saved: SavedRollouts, note: Callable[[str], None]) -> None:
-    """Go on with the groups of a checkpoint, in a run whose schedule is at its position. Those that this run would have begun
-    otherwise are noted, and begin again."""
+def restore_rollouts(
+    run: EpisodeRun[Any], saved: SavedRollouts, distribution: Distribution, note: Callable[[str], None]
+) -> None:
+    """Go on with the groups of a checkpoint, in a run that samples from `distribution` and whose schedule is at its position.
+    Those that this run would have begun otherwise are noted, and begin again."""
     num_other, groups = 0, []
+    if saved.groups and saved.distribution != distribution:
+        note(
+            f"{len(saved.groups)} open groups of the checkpoint begin again: the trainer could not tell that they were sampled "
+            "with another temperature, top_k, top_p or accept_truncation_bias than the recipe's [rollout] has now"
+        )
+        saved = evolve(saved, groups={})
     for number in run.schedule.open_groups:
         group = None
         if number in saved.groups:

@@ -223,7 +223,7 @@ class RolloutSource(Source):
         if self._curriculum is not None:
             self._curriculum.begin(found.position.next_number // self._policy.groups_per_step, found.curriculum)
         self._run = self._run_at(found.position)
-        restore_rollouts(self._run, found, self._collector.progress.note)
+        restore_rollouts(self._run, found, self._collector.distribution, self._collector.progress.note)
         self._note_beginning()
 
     def sample(self, step: int, weight_version: int, may_go_on: Callable[[], bool] = lambda: True) -> CollectedRollouts | None:
@@ -304,7 +304,8 @@ class RolloutSource(Source):
         whole, so that it is the one that it would have been."""
         if self._policy.max_staleness or self._carries or self._replayed is not None:
             saved = save_rollouts(self._run, self._version_of_step, self._collector.progress.note)
-            return dumps(evolve(saved, curriculum=self._curriculum_state()))
+            saved = evolve(saved, distribution=self._collector.distribution, curriculum=self._curriculum_state())
+            return dumps(saved)
         trained = self._run.schedule.trained
         if self._next_of_step == trained * self._policy.groups_per_step and self._curriculum is None:
             return None

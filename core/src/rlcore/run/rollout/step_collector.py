@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic
+from typing import Generic, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -21,6 +21,9 @@ from rlcore.run.rollout.group_work import GroupT, GroupWork
 from rlcore.run.rollout.masked_failures import MaskedFailures
 from rlcore.run.rollout.schedule import Schedule, SchedulePolicy
 
+Distribution: TypeAlias = tuple[float, int, float, bool]
+"""What the generator's log-probabilities are of: temperature, top_k and top_p, and whether it is told what they had kept."""
+
 
 @frozen(kw_only=True, eq=False)
 class StepCollector(ABC, Generic[GroupT]):
@@ -34,6 +37,8 @@ class StepCollector(ABC, Generic[GroupT]):
     max_response_tokens: int
     max_failed_fraction: float
     """The largest share of the samples that may be masked, since their environment failed."""
+    sampling_mask: bool = False
+    """Whether the batch is to say what the generator chose each token among."""
     tool_parser: ToolParser | None = None
     """What reads the calls of tools; None where nothing says how the model writes them."""
     purpose: str = "the step"
@@ -42,6 +47,11 @@ class StepCollector(ABC, Generic[GroupT]):
     """Whether the prompts are of several data sets, which their rows name."""
     clock: PhaseClock
     progress: Progress
+
+    @property
+    def distribution(self) -> Distribution:
+        """What tokens are sampled from."""
+        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.sampling_mask
 
     @abstractmethod
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> GroupWork[GroupT]:
