@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlcore.spi import CloseRequest, LogprobsRequest, LoraSpec, ModelError, SaveStateRequest
-from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.backend import Fsdp2Backend
+from rlcore_torchkit.lora import Dropout
 
 FAMILIES = {**DESCRIBED, **TRAINED}
 KEY_BIASES = {"phi": "k_proj.bias", "gpt2": "c_attn.bias"}
@@ -143,17 +143,17 @@ def test_adapters_drop_inputs_of_every_sequence_where_each_has_a_row_of_its_own(
     directory, batch = make_family(tmp_path / "model", "qwen3_next", TRAINED["qwen3_next"]), make_batch()
     lora = LoraSpec(rank=2, targets=("q_proj", "in_proj_qkvz", "up_proj"), dropout=0.5)
     trainer = Fsdp2Backend(evolve(make_context(directory), lora=lora), make_config())
-    drawn, kept = {}, Adapters._kept
+    drawn, kept = {}, Dropout.kept
 
-    def watched(adapters, dropout, name, num_inputs, states):
-        drawn[name] = kept(adapters, dropout, name, num_inputs, states)
+    def watched(dropout, name, states, *sizes, **places):
+        drawn[name] = kept(dropout, name, states, *sizes, **places)
         return drawn[name]
 
-    monkeypatch.setattr(Adapters, "_kept", watched)
+    monkeypatch.setattr(Dropout, "kept", watched)
     trainer.train_step(step_request([batch], batch.counts()))
     assert drawn.keys() == trainer.adapters.layers.keys()
     for values in drawn.values():
-        assert values.shape[:-1].numel() == batch.num_sequences * batch.lengths.max()
+        assert len(values) == batch.num_sequences * batch.lengths.max()
         assert set(values.unique().tolist()) == {0.0, 2.0}
         assert (values == 0).any(-1).all(), "each token has inputs that are dropped"
     trainer.close(CloseRequest())

@@ -167,6 +167,7 @@ class Case:
             temperature=recipe["rollout"]["temperature"],
             top_p=0.8 if self.cut else 1.0,
             masked=self.masked,
+            rescores=self.on_stale == "rescore",
             previous=self.previous,
             kl_coefficient=0.3 if self.kl else 0.0,
             loss_normalisation="sequence" if self.by_sequence else "token",

@@ -33,6 +33,8 @@ class Sample:
     reward: float
     is_cut: bool
     """Whether a limit of tokens ended it."""
+    kept: list[list[int]] | None
+    """Ids of the tokens that each was chosen among, where the run records them; none where that is all."""
 
     @property
     def key(self) -> tuple[int, bytes, bytes]:
@@ -108,6 +110,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         weight_versions=np.asarray(row["weight_versions"], np.int64),
         reward=row["reward"],
         is_cut=row["finish_reason"] == "length",
+        kept=row.get("sampling_mask"),
     )
 
 

@@ -29,6 +29,8 @@ class Options:
     top_p: float
     masked: bool
     """Whether the trainer's distributions are those of the tokens that top-p kept."""
+    rescores: bool
+    """Whether tokens of old weights count as of the present ones."""
     previous: str
     """"generation" or "trainer"."""
     clip_low: float

@@ -166,6 +166,15 @@ class ReferenceRun:
             )
         ]
 
+    def _mask(self, sample: Sample, distribution: Tensor) -> Tensor:
+        """bool [L, V]: what the sampler had kept by these weights, or as recorded where rescoring hides which they were."""
+        if not self.options.rescores or not sample.kept:
+            return _nucleus(distribution, self.options.top_p).isfinite()
+        mask = torch.zeros(distribution.shape, dtype=torch.bool)
+        for place, tokens in enumerate(sample.kept):
+            mask[place, tokens or slice(None)] = True
+        return mask
+
     def _drawn_from(
         self, samples: Sequence[Sample], versions: Sequence[NDArray[np.int64]], kept: list[Tensor] | None = None
     ) -> list[Tensor]:
@@ -177,11 +186,11 @@ class ReferenceRun:
                 parameter.copy_(weights)
             said = [index for index, own in enumerate(versions) if (own == version).any()]
             for index, whole in zip(said, self._past.distributions([samples[index] for index in said]), strict=True):
-                nucleus = _nucleus(whole, self.options.top_p)
-                own, is_own = _of(nucleus, samples[index].tokens), torch.from_numpy(versions[index] == version)
+                mask, is_own = self._mask(samples[index], whole), torch.from_numpy(versions[index] == version)
+                own = _of(_within(whole, mask), samples[index].tokens)
                 found[index] = torch.where(is_own, own, found[index])
                 if kept is not None and self.options.masked:
-                    kept[index] &= ~is_own[:, None] | nucleus.isfinite()
+                    kept[index] &= ~is_own[:, None] | mask
         return found
 
     def _keep_version(self) -> None:

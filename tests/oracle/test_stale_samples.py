@@ -42,6 +42,13 @@ def test_samples_that_go_on_behind_an_update(case: Case, run: Run, model: Path) 
     assert_right(case, run(case, model), model)
 
 
+@named([case(on_stale="rescore", cut=True, masked=True)])
+def test_rescored_samples_of_what_older_weights_had_kept(case: Case, run: Run, model: Path) -> None:
+    recorded = run(case, model)
+    judge(case, recorded, model)
+    assert sum(line.get("async/tokens_rescored", 0) for line in recorded.metrics) > 0
+
+
 @pytest.mark.usefixtures("local_ray")
 @named([case(separate=True)])
 def test_a_generator_that_is_stopped_beside_the_trainer(case: Case, run: Run, model: Path) -> None:
@@ -69,6 +76,9 @@ def test_an_engine_that_is_stopped(case: Case, run: Run, wide_model: Path) -> No
 def assert_right(case: Case, recorded: RecordedRun, model: Path) -> None:
     """And that the run, if it is right, exercises what it is to prove."""
     steps = judge(case, recorded, model)
+    assert not steps[0].is_stale
+    if case.masked or not case.cut:
+        assert recorded.metrics[0]["importance_ratio"] == pytest.approx(1.0, abs=1e-5)
     first = [step.updates[0].figures for step in steps if step.is_stale]
     if case.on_stale == "rescore":
         assert sum(line.get("async/tokens_rescored", 0) for line in recorded.metrics) > 0
