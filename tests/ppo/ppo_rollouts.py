@@ -26,9 +26,9 @@ def make_ppo(*, exact=False, **options):
     return Ppo(context, PpoConfig(**options))
 
 
-def make_rollouts(masks, rewards, *, episode_ids=None, valid=None, turns=None, cut=()):
+def make_rollouts(masks, rewards, *, episode_ids=None, valid=None, turns=None, cut=(), stopped=()):
     """Sequences with these masks of generated tokens, one group each, and random columns; `turns` (turn_of, rewards, offsets),
-    `cut` the sequences that a limit of tokens ended."""
+    `cut` the sequences that a limit of tokens ended, `stopped` those that a limit of turns did."""
     random = np.random.default_rng(11)
     mask, offsets = np.concatenate(masks).astype(bool), np.cumsum([0, *map(len, masks)])
     size, number = len(mask), len(masks)
@@ -54,6 +54,7 @@ def make_rollouts(masks, rewards, *, episode_ids=None, valid=None, turns=None, c
         rewards=np.array(rewards, np.float32),
         valid=np.ones(number, bool) if valid is None else np.array(valid),
         finish_reasons=np.array(reasons, np.uint8),
+        **({"truncated": np.isin(np.arange(number), [*cut, *stopped])} if stopped else {}),
         turns=None
         if turns is None
         else TurnRewards(

@@ -76,9 +76,10 @@ def test_an_episode_in_two_sequences_is_one_chain_and_a_masked_one_has_no_step()
     assert not advantages[6:].any()
 
 
+@pytest.mark.parametrize("limit", ["cut", "stopped"])
 @pytest.mark.parametrize("bootstrap", [False, True])
-def test_an_answer_that_was_cut_off_is_worth_0_behind_its_end_or_what_the_critic_says(bootstrap):
-    rollouts = make_rollouts([[0, 1, 1], [0, 1, 1]], [1.0, 1.0], cut=(1,))
+def test_an_answer_that_was_cut_off_is_worth_0_behind_its_end_or_what_the_critic_says(bootstrap, limit):
+    rollouts = make_rollouts([[0, 1, 1], [0, 1, 1]], [1.0, 1.0], **{limit: (1,)})
     told = rollouts.batch.token_columns[VALUES].astype(np.float64)
     advantages, _ = columns(make_ppo(bootstrap_truncated=bootstrap, **RAW).build_batch(rollouts))
     finished = advantages_of([told[0], told[1]], [0, 1.0], 0.0, 1.0, 0.95)

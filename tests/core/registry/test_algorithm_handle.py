@@ -147,7 +147,7 @@ def test_one_that_would_end_the_process_is_an_error(make_algorithm):
         make_algorithm(lambda rollouts: sys.exit(0)).build_batch(ROLLOUTS)
 
 
-@pytest.mark.parametrize("name", ["rewards", "group_ids", "valid", "finish_reasons"])
+@pytest.mark.parametrize("name", ["rewards", "group_ids", "valid", "finish_reasons", "truncated"])
 def test_figures_of_the_samples_cannot_be_written_to(make_algorithm, name):
     def write(rollouts):
         getattr(rollouts, name)[0] = 0
@@ -198,13 +198,19 @@ def test_the_loops_own_names_are_all_known():
 
 def test_the_algorithm_sees_all_that_the_rollouts_say_and_changes_none_of_it(make_algorithm):
     seen = []
-    rollouts = attrs.evolve(ROLLOUTS, weight_version=7, reward_components={"answer": np.ones(2, np.float32)})
+    rollouts = attrs.evolve(
+        ROLLOUTS,
+        weight_version=7,
+        truncated=np.array([False, True]),
+        reward_components={"answer": np.ones(2, np.float32)},
+    )
     make_algorithm(lambda given: seen.append(given) or GOOD).build_batch(rollouts)
     (given,) = seen
     fields = {field.name for field in attrs.fields(RolloutBatch)}
-    assert fields == {"batch", "rewards", "valid", "finish_reasons", "reward_components", "turns", "weight_version"}
+    named = ("rewards", "valid", "finish_reasons", "truncated")
+    assert fields == {"batch", "reward_components", "turns", "weight_version", *named}
     assert (given.weight_version, given.turns) == (7, None)
-    for name in ("rewards", "valid", "finish_reasons"):
+    for name in named:
         np.testing.assert_array_equal(getattr(given, name), getattr(rollouts, name))
     with pytest.raises(ValueError, match="read-only"):
         given.reward_components["answer"][0] = 2.0

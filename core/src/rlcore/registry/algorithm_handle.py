@@ -138,6 +138,7 @@ def _protected(rollouts: RolloutBatch) -> RolloutBatch:
         rewards=_read_only(rollouts.rewards),
         valid=_read_only(rollouts.valid),
         finish_reasons=_read_only(rollouts.finish_reasons),
+        truncated=_read_only(rollouts.truncated),
         reward_components={name: _read_only(column) for name, column in rollouts.reward_components.items()},
         turns=rollouts.turns,
         weight_version=rollouts.weight_version,

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int32Array, Int64Array, UInt8Array, check_array, check_offsets
 from rlcore.spi.batch import EPISODE_IDS, GROUP_IDS, TokenBatch
 from rlcore.spi.errors import ContractError
+from rlcore.spi.generator import FinishReason
 from rlcore.spi.loss import LossSpec
 from rlcore.spi.weights import Head
 
@@ -90,6 +91,9 @@ class RolloutBatch:
     and not enter its group's statistics. Its loss_mask is already False everywhere."""
     finish_reasons: UInt8Array
     """uint8 [N]: FinishReason of the last turn."""
+    truncated: BoolArray = field()
+    """bool [N]: whether a limit of tokens or turns cut the episode off in this sequence or behind it, so that it would have
+    gone on; by default, whether the last turn was cut off (FinishReason.LENGTH)."""
     reward_components: Mapping[str, Float32Array] = field(factory=dict)
     """float32 [N] by name, finite: the parts of the reward that the environment names (StepResult.reward_components), summed
     over turns, of each sequence's episode; 0.0 where an episode has no such part, and where `valid` is False. Empty where
@@ -124,6 +128,11 @@ class RolloutBatch:
         begins: BoolArray = np.diff(episodes, prepend=episodes[:1] - 1) != 0
         return begins
 
+    @truncated.default
+    def _truncated(self) -> BoolArray:
+        cut: BoolArray = self.finish_reasons == FinishReason.LENGTH
+        return cut
+
     def __attrs_post_init__(self) -> None:
         num_sequences = self.batch.num_sequences
         check_array("rewards", self.rewards, np.float32, num_sequences)
@@ -136,6 +145,7 @@ class RolloutBatch:
                 raise ContractError(f"episode_ids: sequence {worst} is of an earlier episode than the one before")
         check_array("valid", self.valid, np.bool_, num_sequences)
         check_array("finish_reasons", self.finish_reasons, np.uint8, num_sequences)
+        check_array("truncated", self.truncated, np.bool_, num_sequences)
         for name, column in self.reward_components.items():
             check_array(f"reward_components[{name!r}]", column, np.float32, num_sequences)
         if not np.isfinite(self.rewards).all():

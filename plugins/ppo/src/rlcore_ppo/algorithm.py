@@ -90,7 +90,7 @@ class Ppo:
         last_values = np.zeros(len(num_steps))
         if self.config.bootstrap_truncated:
             last_sequences = np.append(rollouts.first_sequences[1:], rollouts.batch.num_sequences) - 1
-            cut = (rollouts.finish_reasons[last_sequences] == spi.FinishReason.LENGTH) & (num_steps > 0)
+            cut = rollouts.truncated[last_sequences] & (num_steps > 0)
             last_values[cut] = told[steps[np.cumsum(num_steps)[cut] - 1]]
         return last_values
 

@@ -26,8 +26,8 @@ class PpoConfig:
     advantage_epsilon: Annotated[float, at_least(0)] = 1e-8
     """Added to that standard deviation."""
     bootstrap_truncated: bool = False
-    """An episode whose last turn a limit of tokens cut off would have gone on: count the critic's value behind its last token
-    as what it would have earned. False counts nothing, as at a true end."""
+    """An episode that a limit of tokens or turns cut off would have gone on: count the critic's value behind its last generated
+    token as what it would have earned. False counts nothing, as at a true end."""
     clip_low: Share = 0.2
     """The probability ratio is clipped from below at 1 - clip_low; 1 never clips."""
     clip_high: Annotated[float, _NOT_NEGATIVE] = 0.2

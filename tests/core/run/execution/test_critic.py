@@ -15,6 +15,7 @@ from rlcore.spi import (
     CheckContext,
     ConfigError,
     ContractError,
+    FinishReason,
     NonFiniteError,
     PluginError,
     Problem,
@@ -233,3 +234,24 @@ def test_an_algorithm_names_the_critics_loss_where_it_has_one_and_only_then(run:
         run(*CRITIC, registry=registry(algorithm=Forgetful))
     with pytest.raises(ContractError, match="critic_loss"):
         run("run.name=other", registry=registry(algorithm=Groundless))
+
+
+class SeesLimits(FakeAlgorithm):
+    """Keeps what it is told of limits."""
+
+    def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:
+        limits.append((rollouts.truncated.tolist(), rollouts.finish_reasons.tolist()))
+        return super().build_batch(rollouts)
+
+
+limits: list[tuple[list[bool], list[int]]] = []
+
+
+def test_an_episode_that_a_limit_of_turns_ends_is_told_from_one_that_has_ended(run: Run) -> None:
+    for name, max_turns in (("ended", 2), ("cut", 1)):
+        turns = ("environment.fake.num_turns=2", f"rollout.max_turns={max_turns}", "rollout.max_response_tokens=60")
+        run(*FULL, f"run.name={name}", "run.num_steps=1", *turns, registry=registry(algorithm=SeesLimits))
+    (ended, _), (cut, reasons) = limits
+    assert not all(ended)
+    assert all(cut)
+    assert FinishReason.STOP in reasons
