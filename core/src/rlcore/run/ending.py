@@ -22,8 +22,11 @@ def run_to_end(loop: Loop) -> None:
 def finish(loop: Loop, total_s: float) -> dict[str, object]:
     """What follows the last step: the exported model with its card, and summary.json. Returns what the latter holds."""
     recipe, directory, totals = loop.recipe, loop.saver.directory, loop.clock.totals
+    exports_critic = recipe.critic is not None and recipe.critic.export
+    if exports_critic or recipe.checkpoint.export != "none":
+        loop.make_room_to_save()
     try:
-        if recipe.critic is not None and recipe.critic.export:
+        if exports_critic:
             loop.saver.export_critic()
         model = None if recipe.checkpoint.export == "none" else loop.saver.export_model(recipe.checkpoint.export)
         summary = {

@@ -38,8 +38,10 @@ def evaluate(
     ):
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
-        version = 0
+        version, residency = 0, Residency.of(prepared, backends, clock)
         if checkpoint is not None and state is not None:
+            if residency is not None:
+                residency.to_training()  # what is loaded has to be somewhere
             directory = RunDirectory(path=checkpoint.parent.parent)
             saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory)
             saver.load(checkpoint, state)
@@ -51,7 +53,7 @@ def evaluate(
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)
         if refitter is None or evaluator is None:
             raise _nothing_to_evaluate()
-        refit, residency = partial(refitter.refit, version), Residency.of(prepared, backends, clock)
+        refit = partial(refitter.refit, version)
         bring = refit if residency is None else partial(residency.to_generation, refit)
         return refitter.generating(partial(evaluator.evaluate, version), bring)
 

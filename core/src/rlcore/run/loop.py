@@ -105,12 +105,17 @@ class Loop:
 
     def save(self, *, prune: bool = True) -> None:
         """Save a checkpoint of the present position."""
-        if self.residency is not None and self.residency.offload_trainer != "none":
-            self._to_training()
+        self.make_room_to_save()
         with self.guard.deferred(), self.clock.phase("checkpoint"):
             self.source.pause()
             self.saver.save(self.position, self.source.state(), prune=prune)
         self.position.saved_step = self.position.step
+
+    def make_room_to_save(self) -> None:
+        """Saving brings back what of trainer or critic is away, where the generator has its memory."""
+        critic_moves = self.critic is not None and self.critic.residency.moves
+        if self.residency is not None and (self.residency.offload_trainer != "none" or critic_moves):
+            self._to_training()
 
     def _end_step(self, metrics: dict[str, float]) -> None:
         """What follows a step's updates: evaluation, the metrics' line, a checkpoint."""

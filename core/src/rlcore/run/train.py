@@ -160,21 +160,23 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
     prepared, inputs, directory, progress = run.prepared, run.inputs, run.directory, run.progress
     recipe, algorithm, generator = prepared.recipe, prepared.algorithm, backends.generator
     saver = RunSaver(plan=prepared, backends=backends, tokenizer=inputs.tokenizer, directory=directory, data=run.digest)
-    position = LoopPosition()
+    position, critic = LoopPosition(), _critic(run, backends)
+    residency = Residency.of(prepared, backends, run.clock, None if critic is None else critic.residency.make_room)
     if resume:
+        if residency is not None:
+            residency.to_training()  # what is loaded has to be somewhere
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
     with open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store:
         source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
         source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
-        critic = _critic(run, backends)
         loop = Loop(
             recipe=recipe,
             algorithm=algorithm,
             trainer=backends.trainer,
             source=source,
             refitter=Refitter.of(prepared, backends, run.clock, progress),
-            residency=Residency.of(prepared, backends, run.clock, None if critic is None else critic.residency.make_room),
+            residency=residency,
             critic=critic,
             evaluator=inputs.evaluator(recipe, generator, PhaseClock(progress), progress) if recipe.evaluates else None,
             saver=saver,

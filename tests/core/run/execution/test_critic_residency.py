@@ -9,7 +9,11 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.spi import (
+    LoadStateRequest,
+    LoadStateResult,
     Provider,
+    SaveStateRequest,
+    SaveStateResult,
     SetResidencyRequest,
     SetResidencyResult,
     TrainStepRequest,
@@ -19,6 +23,7 @@ from rlcore.spi import (
     capabilities,
     hookimpl,
 )
+from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.trainer import FakeTrainer
 
@@ -58,13 +63,35 @@ class WatchedTrainer(FakeTrainer):
         self.note("tells")
         return super().get_values(request)
 
+    @hookimpl
+    def save_state(self, request: SaveStateRequest) -> SaveStateResult:
+        self.note("is saved")
+        return super().save_state(request)
+
+    @hookimpl
+    def load_state(self, request: LoadStateRequest) -> LoadStateResult:
+        self.note("is loaded")
+        return super().load_state(request)
+
+
+class WatchedGenerator(FakeGenerator):
+    """Notes where it is."""
+
+    @hookimpl
+    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
+        calls.append(f"generator {request.weights}/{request.state}")
+        return super().set_residency(request)
+
 
 WATCHED = evolve(FAKE_TRAINER, backend=f"{__name__}:{WatchedTrainer.__name__}")
 
 
+GENERATOR = evolve(FAKE_GENERATOR, backend=f"{__name__}:{WatchedGenerator.__name__}")
+
+
 def registry(trainer: Provider = WATCHED) -> Registry:
     return Registry.from_providers(
-        {"trainer": [trainer], "generator": [FAKE_GENERATOR], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+        {"trainer": [trainer], "generator": [GENERATOR], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
     )
 
 
@@ -74,7 +101,25 @@ def _no_calls() -> None:
 
 
 def of_critic() -> list[str]:
-    return [call.removeprefix("critic ") for call in calls if call.startswith("critic")]
+    return [call.removeprefix("critic ") for call in calls if call.startswith("critic") and call != "critic is saved"]
+
+
+def generators_places(what: str) -> list[str]:
+    """Where the generator is whenever policy or critic are saved, or loaded; "" before it was moved."""
+    return [
+        next((one for one in reversed(calls[:index]) if one.startswith("generator")), "")
+        for index, call in enumerate(calls)
+        if call.endswith(what)
+    ]
+
+
+@pytest.mark.parametrize("offloads", ["critic.offload=all", "residency.offload_trainer=all"])
+def test_it_is_saved_and_loaded_while_the_generator_sleeps(run: Run, offloads: str) -> None:
+    run(*ON_GPU, *SHORT, offloads, registry=registry())
+    assert generators_places("is saved") == ["generator host/host"] * 2
+    calls.clear()
+    run(*ON_GPU, *SHORT, offloads, "run.num_steps=3", resume=True, registry=registry())
+    assert generators_places("is loaded") == ["generator host/host"] * 2
 
 
 def test_it_leaves_the_device_whenever_it_does_not_work(run: Run) -> None:
