@@ -143,7 +143,10 @@ def test_a_reward_model_learns_as_an_independent_computation_does(
 
 
 def test_rollouts_have_the_rewards_that_the_trained_model_gives(place: Workplace) -> None:
-    reward_model = place.train("reward.toml", "trainer.name=fsdp2") / "model"
+    template = "{{ messages[0]['content'] }}"
+    reward_model = place.train("reward.toml", "trainer.name=fsdp2", f"model.chat_template='''{template}'''") / "model"
+    assert AutoTokenizer.from_pretrained(reward_model).chat_template == template
+    assert 'pipeline_tag: "text-classification"' in (reward_model / "README.md").read_text()
     run = place.train("rewarded.toml", "trainer.name=fsdp2", f"environment.reward_model.path={reward_model}")
     expected = Expected(reward_model)
     expected.model = AutoModelForSequenceClassification.from_pretrained(reward_model)

@@ -165,6 +165,8 @@ class RunSaver:
             with storage_errors("the exported model", self.directory.path):
                 partial.mkdir(parents=True)
                 group.save_state(SaveStateRequest(directory=partial, kind=kind))
+                if kind == "hf" and (template := self.plan.recipe.model.chat_template) is not None:
+                    (partial / "chat_template.jinja").write_text(template, encoding="utf-8")  # before the tokenizer's own
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
         finally:
