@@ -88,6 +88,7 @@ OPTIONS = PpoOptions(
         temperature=0.8,
         top_p=1.0,
         masked=False,
+        rescores=False,
         previous="trainer",
         clip_low=0.1,
         clip_high=0.15,

@@ -93,7 +93,7 @@ def _check_routed(expected: ExpectedSamples, result: GenerateResult) -> None:
 
 
 def _check_mask(expected: ExpectedSamples, result: GenerateResult) -> None:
-    """Rows that hold their token, where they were asked for; what was kept, wherever sampling leaves tokens out by count."""
+    """Rows that hold their token, where they were asked for, and none at temperature 0."""
     mask, sampling = result.sampling_mask, expected.sampling
     if (mask is not None) != expected.sampling_mask:
         found, wanted = ("None", "a mask") if mask is None else ("a mask", "None, since it was not asked for")
