@@ -150,7 +150,7 @@ class LocalCalls:
 
     def together(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """One answer a rank."""
-        with self.time.work({"train_step": "train"}.get(name, name)):
+        with self.time.work({"train_step": "train", "token_figures": "logprobs"}.get(name, name)):
             replies = [pickled(getattr(self, name)(*given)) for given in arguments]
         return [unpickled(*reply) for reply in replies]
 
@@ -179,13 +179,13 @@ class LocalCalls:
     def require_progress(self, name: str, rank: int, since: float) -> None:
         """Workers that answer at once are never late."""
 
-    def train_step(self, request: TrainStepRequest, parts: Any, number: int, returns: bool) -> TrainStepResult:
+    def train_step(self, model: str, request: TrainStepRequest, parts: Any, number: int, returns: bool) -> TrainStepResult:
         received(parts)[number].microbatches()
         metrics = dict.fromkeys(MISMATCH_METRICS, 1.0) if request.loss.generation_mismatch else {}
         version = request.weight_version + 1
         return TrainStepResult(weight_version=version, loss=0.0, grad_norm=1.0, learning_rate=1e-6, metrics=metrics)
 
-    def logprobs(self, request: LogprobsRequest, parts: Any, number: int, leads: bool) -> Float32Array:
+    def token_figures(self, model: str, request: LogprobsRequest, parts: Any, number: int, leads: bool) -> Float32Array:
         return np.full(len(received(parts)[number].tokens), -1.0, np.float32)
 
     def generate(self, request: GenerateRequest) -> Responses:
@@ -288,6 +288,7 @@ def measure(num_ranks: int, num_rollouts: int, num_steps: int) -> dict[str, floa
             trainer = PoolTrainer(
                 calls=calls,
                 entry=registry.of("trainer")[0],
+                model="policy",
                 members=[[rank] for rank in range(num_ranks)],
                 max_tokens_per_microbatch=MAX_TOKENS,
                 temperature=1.0,

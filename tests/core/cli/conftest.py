@@ -70,7 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replaces prepare, train and evaluate."""
     calls = Calls()
 
-    def prepare(path: Path, overrides: Any = (), *, evaluating: bool = False) -> SimpleNamespace:
+    def prepare(path: Path, overrides: Any = (), *, evaluating: bool = False, continues: bool = False) -> SimpleNamespace:
         calls.prepared.append((path, list(overrides)))
         calls.on_prepare()
         return prepared()

@@ -102,7 +102,7 @@ def test_saving_a_model_directory_needs_its_capability(make, tmp_path):
 
 def test_adapters_apart_need_their_capability(make_trainer):
     with pytest.raises(ContractError, match="'adapter_refit'"):
-        make_trainer().export_weights(
+        make_trainer(declared=()).export_weights(
             ExportWeightsRequest(weight_version=0, dtype="float32", max_bucket_bytes=1, adapters="alone")
         )
 
