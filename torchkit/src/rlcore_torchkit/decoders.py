@@ -38,7 +38,8 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
         if config.get(key):
             remedy = "Take the language model of it alone"
             yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected="text alone", remedy=remedy)
-    kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, config.get("layer_types") or ())} - LAYER_KINDS
+    listed = config.get("layer_types")
+    kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} - LAYER_KINDS
     if config.get("attention_chunk_size"):
         kinds |= {"chunked_attention"}
     if kinds:
@@ -49,11 +50,12 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
 def length_problems(config: Mapping[str, Any], path: str, max_sequence_length: int) -> Iterator[Problem]:
     """Angles of positions that would change with the longest sequence of a microbatch."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    tables = [table for table in (rope, *rope.values()) if isinstance(table, Mapping)]
+    parts = (rope, *rope.values()) if isinstance(rope, Mapping) else ()
+    tables = [table for table in parts if isinstance(table, Mapping)]
     original = config.get("original_max_position_embeddings")
     for table in tables:
         limit = table.get("original_max_position_embeddings") or original or config.get("max_position_embeddings")
-        if table.get("rope_type", table.get("type")) == "longrope" and limit is not None and limit < max_sequence_length:
+        if table.get("rope_type", table.get("type")) == "longrope" and isinstance(limit, int) and limit < max_sequence_length:
             found = f"rope_type = longrope, whose angles change beyond {limit} tokens, for sequences of {max_sequence_length}"
             remedy = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens"
             yield Problem(path=path, found=found, expected=f"sequences of at most {limit}", remedy=remedy)

@@ -175,7 +175,7 @@ class Life:
         schedule = Schedule(self.policy, None if found is None else found.position)
         run = self._collector.run_of(schedule, self._plan_of, overlaps=self._overlaps)
         if found is not None:
-            restore_rollouts(run, found, lambda _: None)
+            restore_rollouts(run, found, found.distribution, lambda _: None)
         return run
 
     def _plan_of(self, step: int) -> StepPlan:
