@@ -89,7 +89,9 @@ def test_each_step_learns_from_as_many_groups_with_a_signal_also_behind_a_checkp
     assert whole.metrics["async/groups_refilled"].sum() > 0
     rlcore.train("grpo.toml", *options, "run.name=parts", "run.num_steps=2", **given)
     resumed = rlcore.train("grpo.toml", *options, "run.name=parts", "run.num_steps=3", resume=True, **given)
-    assert read_metrics(resumed.path) == read_metrics(whole.path)
+    # A group that replaces another begins when other samples end, and is computed beside others: sums are rounded otherwise.
+    for found, expected in zip(read_metrics(resumed.path), read_metrics(whole.path), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 class Adds:
