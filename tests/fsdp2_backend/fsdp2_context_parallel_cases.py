@@ -29,12 +29,13 @@ def packings() -> st.SearchStrategy[PackedSequences]:
 @CASES.add
 def attention_equals_one_process(place: Place) -> None:
     @quickly
-    @given(packings(), st.sampled_from([(4, 1), (4, 2), (8, 4), (8, 8), (12, 6)]), st.integers(0, 9))
-    def check(packed: PackedSequences, heads: tuple[int, int], seed: int) -> None:
+    @given(packings(), st.sampled_from([(4, 1), (4, 2), (8, 4), (8, 8), (12, 6)]), st.integers(7, 8), st.integers(0, 9))
+    def check(packed: PackedSequences, heads: tuple[int, int], value_width: int, seed: int) -> None:
         generator, num_tokens = torch.Generator().manual_seed(seed), packed.num_tokens
-        shapes = [(1, count, num_tokens, 8) for count in (heads[0], heads[1], heads[1])]
+        widths = ((heads[0], 8), (heads[1], 8), (heads[1], value_width))
+        shapes = [(1, count, num_tokens, width) for count, width in widths]
         whole = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
-        weight = torch.randn(1, num_tokens, heads[0], 8, generator=generator)
+        weight = torch.randn(1, num_tokens, heads[0], value_width, generator=generator)
         expected, _ = packed_attention(nn.Identity(), *whole, None, packed=packed, scaling=0.3)
         (expected * weight).sum().backward()
 

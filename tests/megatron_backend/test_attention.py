@@ -31,12 +31,15 @@ def make_attention(scale=None, **changes):
     return PackedAttention(SimpleNamespace(), 3, softmax_scale=scale, cp_comm_type="p2p", **kind)
 
 
-@pytest.mark.parametrize("scale", [None, 0.2])
-def test_each_sequence_attends_to_itself_and_not_to_what_follows(scale, packed):
+@pytest.mark.parametrize(("scale", "width"), [(None, WIDTH), (0.2, WIDTH), (0.2, 5)])
+def test_each_sequence_attends_to_itself_and_not_to_what_follows(scale, width, packed):
+    """Also with values of another width, which then come without the batch's dimension."""
     size = packed.tokens.shape[1]
-    query, key, value = (torch.randn(size, 1, heads, WIDTH) for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS))
-    found = make_attention(scale)(query, key, value, None, packed_seq_params=packed)
-    assert found.shape == (size, 1, NUM_HEADS * WIDTH)
+    widths = ((NUM_HEADS, WIDTH), (NUM_KV_HEADS, WIDTH), (NUM_KV_HEADS, width))
+    query, key, value = (torch.randn(size, 1, *heads) for heads in widths)
+    states = (query, key, value) if width == WIDTH else (heads.squeeze(1) for heads in (query, key, value))
+    found = make_attention(scale)(*states, None, packed_seq_params=packed)
+    assert found.shape == (size, 1, NUM_HEADS * width)
     for start, end in itertools.pairwise(packed.batch.offsets.tolist()):
         for head in range(NUM_HEADS):
             shared = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -45,7 +48,7 @@ def test_each_sequence_attends_to_itself_and_not_to_what_follows(scale, packed):
             )
             scores = queries @ keys.T * (scale or 1 / math.sqrt(WIDTH))
             scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            own = found[start:end, 0, head * WIDTH : (head + 1) * WIDTH]
+            own = found[start:end, 0, head * width : (head + 1) * width]
             torch.testing.assert_close(own.double(), scores.softmax(1) @ values, atol=1e-5, rtol=1e-5)
     assert not found[packed.batch.packed.num_tokens :].any()
 

@@ -217,12 +217,13 @@ def test_on_cuda_logits_and_gradients_equal_float32_on_cpu(
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
-def test_flash_attention_equals_float64(heads: tuple[int, int], pack: Callable) -> None:
+@pytest.mark.parametrize(("heads", "value_width"), [((4, 4), 64), ((8, 2), 64), ((4, 4), 48)])
+def test_flash_attention_equals_float64(heads: tuple[int, int], value_width: int, pack: Callable) -> None:
     _, offsets = pack([5, 170, 1, 64, 129])
     packed = PackedSequences.from_offsets(offsets, "cuda")
     generator = torch.Generator("cuda").manual_seed(0)
-    shapes = [(1, count, packed.num_tokens, 64) for count in (heads[0], heads[1], heads[1])]
+    widths = zip((heads[0], heads[1], heads[1]), (64, 64, value_width), strict=True)
+    shapes = [(1, count, packed.num_tokens, width) for count, width in widths]
     states = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes]
     ours = [tensor.clone().requires_grad_() for tensor in states]
     exact = [tensor.double().requires_grad_() for tensor in states]

@@ -167,8 +167,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of every sequence to itself, in the form that transformers' models call.
 
-    query [1, H, T, D], key and value [1, H of keys, T, D]; returns [1, T, H, D]. On CUDA in half precision by torch's
-    variable-length flash attention, elsewhere by scaled_dot_product_attention over buckets of similar length.
+    query [1, H, T, D], key [1, H of keys, T, D], value [1, H of keys, T, V]; returns [1, T, H, V]. On CUDA in half precision by
+    torch's variable-length flash attention, elsewhere by scaled_dot_product_attention over buckets of similar length.
     """
     if packed is None:
         raise ContractError("packed attention: found no `packed` argument; expected a call through packed_forward")
@@ -209,17 +209,19 @@ def flash_options() -> dict[str, Any]:
 
 
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
-    """[T, H, D] from query, key, value [T, heads, D] in half precision on CUDA."""
+    """[T, H, V] from query, key [T, heads, D] and value [T, heads, V] in half precision on CUDA."""
     from torch.nn.attention.varlen import varlen_attn
 
-    bounds, length = packed.cu_seqlens, packed.max_length
+    bounds, length, width = packed.cu_seqlens, packed.max_length, value.shape[-1]
+    if width < query.shape[-1]:  # the kernel knows one width alone
+        value = F.pad(value, (0, query.shape[-1] - width))
     output = varlen_attn(query, key, value, bounds, bounds, length, length, scale=scaling, **flash_options())
     assert isinstance(output, Tensor)
-    return output
+    return output[..., :width]
 
 
 def _bucketed_attention(query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences, scaling: float | None) -> Tensor:
-    """[T, H, D]: sequences padded on the right need no mask, since no earlier query sees a later key."""
+    """[T, H, V]: sequences padded on the right need no mask, since no earlier query sees a later key."""
     plan = packed.plan
     if plan is None:
         return _causal(query, key, value, packed.num_sequences, scaling)
@@ -231,7 +233,7 @@ def _bucketed_attention(query: Tensor, key: Tensor, value: Tensor, packed: Packe
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, num_sequences: int, scaling: float | None) -> Tensor:
-    """[places, H, D] from [places, heads, D], where the places are equally long sequences, one after another."""
+    """[places, H, V] from [places, heads, D or V], where the places are equally long sequences, one after another."""
     groups = query.shape[1] // key.shape[1]
     if query.is_cuda and groups > 1:
         # CUDA's float32 kernels have no grouped heads: without this torch would take the one that stores all scores.

@@ -76,7 +76,7 @@ class ContextPart:
         return torch.cat(parts, -1)
 
     def to_heads(self, states: Tensor) -> Tensor:
-        """[T, H/C, D], all tokens of this rank's heads, from all heads of this rank's tokens [S, C, H/C, D]."""
+        """[T, ...], all tokens of this rank's heads, from all ranks' heads of this rank's tokens [S, C, ...]."""
         sent = states.transpose(0, 1).contiguous()
         return _exchange(sent, self.group).flatten(0, 1)[: self.packed.num_tokens]
 
@@ -91,10 +91,10 @@ class ContextPart:
 def exchanged_attention(
     query: Tensor, key: Tensor, value: Tensor, part: ContextPart, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """[S, H, D] from query [S, H, D], key and value [S, K, D], of this rank's tokens.
+    """[S, H, V] from query [S, H, D], key [S, K, D] and value [S, K, V], of this rank's tokens.
 
-    `attend` gets query [T, H/C, D], key and value [T, K'/C, D] and returns [T, H/C, D]. H must be divisible by C and by K; keys
-    are repeated until C divides their number K'.
+    `attend` gets query [T, H/C, D], key [T, K'/C, D] and value [T, K'/C, V], and returns [T, H/C, V]. H must be divisible by C
+    and by K; keys are repeated until C divides their number K'.
     """
     num_ranks, num_kv_heads = part.num_ranks, key.shape[1]
     if num_ranks == 1 and not part.num_padding:
@@ -104,12 +104,12 @@ def exchanged_attention(
         return F.pad(output, (0, 0, 0, 0, 0, part.num_padding))
     check_heads(query.shape[1], num_kv_heads, num_ranks)
     repeats = lcm(num_kv_heads, num_ranks) // num_kv_heads
-    states = []
+    states, widths = [], (query.shape[-1], key.shape[-1], value.shape[-1])
     for heads, times in ((query, 1), (key, repeats), (value, repeats)):
         repeated = heads if times == 1 else heads.repeat_interleave(times, 1)
-        states.append(repeated.reshape(part.size, num_ranks, -1, repeated.shape[-1]))
-    exchanged = part.to_heads(torch.cat(states, 2))
-    queries, keys, values = torch.split(exchanged, [state.shape[2] for state in states], 1)
+        states.append(repeated.reshape(part.size, num_ranks, -1))
+    exchanged = torch.split(part.to_heads(torch.cat(states, 2)), [state.shape[2] for state in states], 1)
+    queries, keys, values = (rows.reshape(len(rows), -1, width) for rows, width in zip(exchanged, widths, strict=True))
     return part.to_tokens(attend(queries, keys, values))
 
 

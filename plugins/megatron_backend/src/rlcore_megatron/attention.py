@@ -46,16 +46,18 @@ class CoreAttention(nn.Module, ABC):
         attention_bias: Tensor | None = None,  # noqa: ARG002
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """[S, 1, H·D] from query [S, 1, H, D], key and value [S, 1, K, D] of this context rank's tokens."""
+        """[S, 1, H·V] from query [S, 1, H, D], key [S, 1, K, D] and value [S, 1, K, V] of this context rank's tokens;
+        multi-latent attention gives them without the second dimension."""
         assert isinstance(packed_seq_params, PackedBatch)
         part = packed_seq_params.part
         assert part is not None
         attend = partial(self._attend, part.packed)
-        return exchanged_attention(query.squeeze(1), key.squeeze(1), value.squeeze(1), part, attend).flatten(1)[:, None]
+        states = (heads.squeeze(1) if heads.ndim == 4 else heads for heads in (query, key, value))
+        return exchanged_attention(*states, part, attend).flatten(1)[:, None]
 
     @abstractmethod
     def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[T, heads, D] from [T, heads, D] each, of all tokens."""
+        """[T, heads, V] from query and key [T, heads, D] and value [T, heads, V], of all tokens."""
 
 
 class PackedAttention(CoreAttention):
@@ -72,10 +74,10 @@ class FusedAttention(CoreAttention):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._kernels: dict[tuple[int, int], Any] = {}
+        self._kernels: dict[tuple[int, ...], Any] = {}
 
     def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output: Tensor = self._kernel(query.shape[1], key.shape[1])(
+        output: Tensor = self._kernel(*query.shape[1:], *value.shape[1:])(
             query.contiguous(),
             key.contiguous(),
             value.contiguous(),
@@ -86,16 +88,17 @@ class FusedAttention(CoreAttention):
             max_seqlen_q=packed.max_length,
             max_seqlen_kv=packed.max_length,
         )
-        return output.view(query.shape)
+        return output.view(*query.shape[:2], value.shape[2])
 
-    def _kernel(self, num_heads: int, num_kv_heads: int) -> Any:
-        """TransformerEngine's module for so many heads, which has no parameters."""
-        if (num_heads, num_kv_heads) not in self._kernels:
+    def _kernel(self, num_heads: int, width: int, num_kv_heads: int, value_width: int) -> Any:
+        """TransformerEngine's module for so many heads of such widths, which has no parameters."""
+        place = num_heads, width, num_kv_heads, value_width
+        if place not in self._kernels:
             from transformer_engine.pytorch import DotProductAttention
 
-            self._kernels[num_heads, num_kv_heads] = DotProductAttention(
+            self._kernels[place] = DotProductAttention(
                 num_attention_heads=num_heads,
-                kv_channels=self._config.kv_channels,
+                kv_channels=width if width == value_width else (width, value_width),
                 num_gqa_groups=num_kv_heads,
                 attention_dropout=0.0,
                 qkv_format="thd",
@@ -103,7 +106,7 @@ class FusedAttention(CoreAttention):
                 softmax_scale=self._scale,
                 layer_number=self._layer_number,
             )
-        return self._kernels[num_heads, num_kv_heads]
+        return self._kernels[place]
 
 
 def _check_kind(layer_number: int, mask: AttnMaskType, kind: str, dropout: float | None) -> None:
