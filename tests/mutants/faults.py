@@ -170,6 +170,13 @@ FAULTS = (
         "tests/vllm_generation/test_backend.py::test_a_refit_in_flight_parts_each_sample_by_its_weights",
     ),
     Fault(
+        "vLLM holds routers in 8 bits",
+        "rlcore_vllm.settings",
+        '"quantization_config": {"ignore": [ROUTERS]}}',
+        "}",
+        "tests/vllm_generation/test_float8_weights.py::test_each_refit_is_quantised_anew",
+    ),
+    Fault(
         "a sample goes on behind its prompt, not behind what it has said",
         "rlcore.run.rollout.turns",
         "prompt=episode.context(),",

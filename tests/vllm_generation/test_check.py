@@ -92,6 +92,22 @@ def test_of_such_a_model_malformed_values_alone_are_told(model: Path, tmp_path: 
     assert found.startswith("max_position_embeddings = ")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "devices", "lowest"),
+    [([(8, 9)], None, None), ([(8, 0), (9, 0)], (1,), None), (None, None, None), ([(8, 0), (9, 0)], (0, 1), "8.0")],
+)
+def test_float8_needs_a_gpu_that_multiplies_it(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch, capabilities: Any, devices: Any, lowest: str | None
+) -> None:
+    monkeypatch.setattr(check_module, "compute_capabilities", lambda: capabilities)
+    options = {"device": "cuda", "devices": devices, "replicas": len(devices or (0,)), "memories": [80 * GIB] * 2}
+    found = [str(problem) for problem in problems(quantization="fp8_per_block", kv_cache_dtype="fp8", **options)]
+    where = f"on a GPU of compute capability {lowest}; expected"
+    wanted = [f'quantization: found "fp8_per_block" {where} "none".', f'kv_cache_dtype: found "fp8" {where} "auto".']
+    assert [text.partition(" 8 bits")[0] for text in found] == [f"generator.vllm.{text}" for text in wanted if lowest]
+    assert problems(**options) == []
+
+
 @pytest.mark.parametrize("wrong", ["localhost:8000", "http://host:abc", "http://host:99999", "https://"])
 def test_a_mirror_is_an_address(wrong: str) -> None:
     right = ["http://127.0.0.1:8000", "https://mirror/v"]
@@ -110,6 +126,8 @@ def test_a_mirror_is_an_address(wrong: str) -> None:
         ({"block_size": "16"}, "block_size", "'16' (str)", ""),
         ({"enable_chunked_prefill": 1}, "enable_chunked_prefill", "1 (int)", ""),
         ({"hf_overrides": "x"}, "hf_overrides", "'x' (str)", ""),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "sets itself", "Set generator.vllm.kv_cache_dtype."),
+        ({"calculate_kv_scales": True}, "calculate_kv_scales", "sets itself", "vLLM calculates scales once"),
         ({"swap_space": True}, "swap_space", "an unknown key", ""),
     ],
 )
@@ -126,6 +144,7 @@ def test_the_engines_table_is_held_against_vllms_own_arguments(
     ("options", "expected"),
     [
         ({"device": "cpu", "quantization": "fp8"}, 'quantization: found "fp8" on CPU; expected "none"'),
+        ({"device": "cpu", "kv_cache_dtype": "fp8"}, 'kv_cache_dtype: found "fp8" on CPU; expected "auto"'),
         ({"device": "cpu", "devices": (0,)}, "devices: found [0] on CPU; expected no such key"),
         ({"tensor_parallel": 2}, "devices: found nothing, with tensor_parallel = 2; expected 2 devices"),
         ({"devices": (0, 0), "replicas": 2}, "devices: found [0] more than once; expected each device once. Raise replicas"),

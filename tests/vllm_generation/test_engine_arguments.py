@@ -17,7 +17,8 @@ def test_arguments_read_from_the_source_are_those_of_the_class() -> None:
     assert arguments["block_size"].types == (int,)
     assert arguments["enable_chunked_prefill"].types == (bool,)
     assert arguments["kv_cache_dtype"].types is None
-    assert OWNED.keys() <= arguments.keys() | {"device_ids", "data_parallel_size"}
+    of_some_versions = {"device_ids", "data_parallel_size", "calculate_kv_scales"}
+    assert OWNED.keys() <= arguments.keys() | of_some_versions
     given: set[str] = set()
     for device in ("cpu", "cuda"):
         place = RankInfo(device=device)  # type: ignore[arg-type]

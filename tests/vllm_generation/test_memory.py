@@ -25,3 +25,11 @@ def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, architecture
     assert size.weights == pytest.approx(held, rel=0.02)
     assert size.weights <= held
     assert size.kv_per_token == 2 * 2 * 2 * 16 * 4
+    linear = size.weights - model_size(dims, "float32", fp8=True).weights
+    names = ("self_attn", "mlp.down", "mlp.gate_proj", "mlp.up", "experts")
+    weights = load_file(directory / "model.safetensors")
+    in_8_bits = sum(
+        weight.numel() for name, weight in weights.items() if any(f".{part}" in name for part in names) and weight.ndim > 1
+    )
+    assert linear == pytest.approx(3 * in_8_bits)
+    assert model_size(dims, "float32", fp8_cache=True).kv_per_token == size.kv_per_token / 4

@@ -175,8 +175,8 @@ def test_every_channel_of_the_table_has_a_file_here_and_is_declared() -> None:
         ({"devices": (0, 1), "tensor_parallel": 2}, {"refit.cuda_ipc", "exact_logprobs"}),
         ({"devices": (0, 1, 2, 3), "tensor_parallel": 2, "replicas": 2}, {"exact_logprobs"}),
         ({"quantization": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"engine": {"kv_cache_dtype": "fp8"}}, {"refit.in_process", "refit.cuda_ipc"}),
-        ({"engine": {"kv_cache_dtype": "auto"}}, {"refit.in_process", "refit.cuda_ipc", "exact_logprobs"}),
+        ({"quantization": "fp8_per_block"}, {"refit.in_process", "refit.cuda_ipc"}),
+        ({"kv_cache_dtype": "fp8"}, {"refit.in_process", "refit.cuda_ipc"}),
     ],
 )
 def test_a_section_takes_away_what_its_layout_rules_out(options: dict[str, object], left: set[str]) -> None:

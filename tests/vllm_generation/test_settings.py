@@ -81,3 +81,20 @@ def test_engines_take_the_devices_in_turn():
     assert replica_devices(VllmConfig(replicas=2, tensor_parallel=2, devices=(0, 1, 2, 3)), 0) == [(0, 1), (2, 3)]
     assert engines_per_device(VllmConfig(replicas=3, devices=(4, 5))) == 2
     assert engines_per_device(VllmConfig(replicas=2)) == 2
+
+
+@pytest.mark.parametrize(("quantization", "name"), [("fp8", "fp8_per_tensor"), ("fp8_per_block", "fp8_per_block")])
+def test_weights_in_8_bits_are_all_but_the_routers(quantization, name):
+    from vllm.config.quantization import resolve_quantization_config
+    from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
+
+    arguments = arguments_of("cuda", quantization=quantization, kv_cache_dtype="fp8")
+    assert arguments["quantization"] == name
+    assert arguments["kv_cache_dtype"] == "fp8"
+    ignored = resolve_quantization_config(name, arguments["quantization_config"]).ignore
+    layer = "model.layers.3.mlp."
+    for router in ("gate", "router", "shared_expert_gate"):
+        assert should_ignore_layer(f"{layer}{router}", ignored)
+    for other in ("gate_up_proj", "experts", "down_proj", "gate_proj"):
+        assert not should_ignore_layer(f"{layer}{other}", ignored)
+    assert not {"quantization", "quantization_config", "kv_cache_dtype"} & arguments_of("cuda").keys()

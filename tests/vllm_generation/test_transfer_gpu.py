@@ -15,6 +15,7 @@ from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from vllm_float8 import assert_holds
 from vllm_refit_faults import FAULT_VARIABLE
 from vllm_refit_receiver import serve
 from vllm_refit_support import CONFIG, checkpoint, context_of, errors, export_of, policy, refit, reusing, sample, with_buckets
@@ -44,6 +45,8 @@ GPU_CONFIG = evolve(
 MODELS = {"dense": ("qwen2", True), "experts": ("qwen3_moe", False)}
 OWN_ERROR, OTHER_ERROR = 0.1, 0.5
 """Mean error of log-probabilities in bfloat16: of the engine's own weights at most, of other weights at least."""
+FLOAT8_ERROR = 0.25
+"""As OWN_ERROR, where weights, activations and the KV cache are rounded to 3 bits of mantissa: emulated it is 0.08."""
 BUCKET_BYTES = 300_000
 
 
@@ -339,12 +342,30 @@ def test_another_engine_starts_in_the_trainers_process(tmp_path_factory):
         engine.assert_holds(1, 0)
 
 
-def test_fp8(tmp_path_factory):
-    with refitted(tmp_path_factory, "dense", config=evolve(GPU_CONFIG, quantization="fp8")) as engine:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dense", {"quantization": "fp8"}),
+        ("dense", {"quantization": "fp8_per_block", "kv_cache_dtype": "fp8"}),
+        # Captured graphs read the scales that they were captured with, unless a refit writes to the same memory.
+        ("experts", {"quantization": "fp8", "enforce_eager": False}),
+        ("experts", {"quantization": "fp8_per_block", "enforce_eager": False, "kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_float8(name, options, tmp_path_factory):
+    """Two refits leave what each would alone, also after the weights have been discarded; rounded as float8 rounds."""
+    per_block = options["quantization"] == "fp8_per_block"
+    with refitted(tmp_path_factory, name, config=evolve(GPU_CONFIG, **options)) as engine:
         for version in range(3):
-            engine.refit("cuda_ipc", export_of(engine.weights(version), version, bucket_bytes=BUCKET_BYTES))
+            tensors = engine.weights(version)
+            if version == 2:
+                for weights in (False, True):
+                    engine.replica.set_residency(weights=weights, cache=weights, discard_weights=True).result()
+            engine.refit("cuda_ipc", export_of(tensors, version, bucket_bytes=BUCKET_BYTES))
             assert engine.call("refit_test_is_direct") == [False]
-            engine.assert_holds(version, *range(version), own_error=0.3)
+            (held,) = engine.call("refit_test_held_weights")
+            assert assert_holds(tensors, held, per_block=per_block)[0] == 8
+            engine.assert_holds(version, *range(version), own_error=FLOAT8_ERROR)
 
 
 @two_devices

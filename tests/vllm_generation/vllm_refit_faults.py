@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+from vllm_float8 import held_weights
+
 from rlcore_torchkit.digest import tensor_digests
 from rlcore_vllm.worker import WorkerExtension
 
@@ -30,6 +32,9 @@ class FaultyWorkerExtension(WorkerExtension):
         """Of vLLM's own parameters, in the form that its kernels read."""
         parameters = dict(self.model_runner.get_model().named_parameters())
         return dict(zip(parameters, tensor_digests(parameters.values()), strict=True))
+
+    def refit_test_held_weights(self):
+        return held_weights(self)
 
     def refit_test_is_direct(self):
         return self.weight_transfer_engine.loader.is_direct

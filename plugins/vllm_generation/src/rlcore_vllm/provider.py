@@ -8,8 +8,6 @@ from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
 
 TRAINER_DEVICE = 0
-WIDE_CACHES = ("auto", "bfloat16", "float16")
-"""Values of vLLM's kv_cache_dtype that hold keys and values as the model computes them."""
 CHANNEL_CAPABILITIES = frozenset(
     channel.capability for channel in CHANNELS.values() if (Path(__file__).parent / "channels" / f"{channel.name}.py").is_file()
 )
@@ -33,7 +31,7 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
     names = {channel.capability for channel in CHANNELS.values() if is_out_of_reach[channel.reach]}
     if config.quantization != "none" or config.mirrors:
         names.add(capabilities.ADAPTER_REFIT)  # mirrors have no room for adapters
-    if config.quantization != "none" or config.engine.get("kv_cache_dtype", "auto") not in WIDE_CACHES:
+    if config.is_quantized:
         names.add(capabilities.EXACT_LOGPROBS)
     if config.tensor_parallel > 1:
         names.add(capabilities.SAMPLING_MASK)

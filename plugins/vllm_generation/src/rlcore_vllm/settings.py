@@ -18,6 +18,13 @@ FLOAT32_HEAD = {"head_dtype": "float32"}
 more after it divides them by the temperature."""
 
 
+FP8 = {"fp8": "fp8_per_tensor", "fp8_per_block": "fp8_per_block"}
+"""vLLM's names for what a section's `quantization` says."""
+ROUTERS = r"re:.*\.(gate|router|shared_expert_gate)$"
+"""vLLM's layers that choose experts. It quantises some of them with the others, and 3 bits of mantissa move tokens to other
+experts."""
+
+
 @frozen(kw_only=True)
 class EngineSettings:
     """One engine's settings."""
@@ -93,8 +100,11 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
             "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
             "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs),
-            "quantization": None if config.quantization == "none" else config.quantization,
         }
+    if config.quantization != "none":
+        arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
+    if config.kv_cache_dtype != "auto":
+        arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
         model=context.model,
         device=device,
