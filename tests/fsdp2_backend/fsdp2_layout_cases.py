@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 from comparing import Comparing
-from fsdp2_support import TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
+from fsdp2_support import ALPHABET, TEMPERATURE, Reference, exported, make_backend, make_batch, make_config, split, step_request
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -115,6 +115,9 @@ LAYOUTS = (
         packed=("qwen2", "qwen3_moe"),
         unpacked=("qwen3",),
     ),
+    # Of two key heads, so that two ranks share each.
+    Layout(name="tp4", num_ranks=4, options={"tensor_parallel": 4, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
+    Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, packed=("qwen3_moe",), unpacked=("llama",)),
     Layout(name="hsdp2xtp2", num_ranks=4, options={"replicate": 2, "tensor_parallel": 2}, packed=("qwen3",)),
     Layout(name="dp2xcp2", num_ranks=4, options={"context_parallel": 2}, packed=("qwen3",), unpacked=("llama",)),
     Layout(
@@ -181,7 +184,7 @@ class Place(Comparing):
 def make_models(root: Path, **options: Any) -> None:
     for architecture in ARCHITECTURES:
         tied = architecture in ("qwen2", "qwen3")
-        make_model(root / "models" / architecture, architecture, tied=tied, **options)
+        make_model(root / "models" / architecture, architecture, tied=tied, alphabet=ALPHABET, **options)
     make_biased(root)
 
 

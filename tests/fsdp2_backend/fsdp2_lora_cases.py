@@ -33,6 +33,7 @@ LAYOUTS = (
     ),
     Layout(name="cp2", num_ranks=2, options={"context_parallel": 2}, architectures=("qwen3",)),
     Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, architectures=("qwen3_moe",)),
+    Layout(name="tp4", num_ranks=4, options={"tensor_parallel": 4}, architectures=("qwen2",)),
     Layout(name="dp2xtp2", num_ranks=4, options={"tensor_parallel": 2}, architectures=("qwen3", "qwen3_moe")),
     Layout(
         name="hsdp2xcp2+checkpointing+offload",

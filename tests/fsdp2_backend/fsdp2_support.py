@@ -1,5 +1,6 @@
 """Losses, batches and the plain transformers + torch reference that the FSDP2 trainer is compared with."""
 
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def split(batch: TokenBatch, groups: Sequence[Sequence[int]]) -> tuple[TokenBatc
     return tuple(batch.select(np.asarray(group, np.int64)) for group in groups)
 
 
+ALPHABET = string.printable + "é"
+"""With which a model has 104 tokens, so that four ranks divide them."""
 OPTIMIZER = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 

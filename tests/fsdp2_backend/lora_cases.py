@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
-from fsdp2_support import TEMPERATURE, exported, split, step_request
+from fsdp2_support import ALPHABET, TEMPERATURE, exported, split, step_request
 from lora_support import (
     BATCHES,
     NUM_SEQUENCES,
@@ -55,7 +55,8 @@ def cases(layouts: Sequence[Layout]) -> list[tuple[int, str]]:
 def prepare(root: Path) -> None:
     """Models, adapters to begin with, and what plain transformers makes of these."""
     for name in ARCHITECTURES:
-        model = make_model(root / "models" / name, name, tied=name != "qwen3_moe", num_layers=4 if name == "qwen2" else 2)
+        layers = 4 if name == "qwen2" else 2
+        model = make_model(root / "models" / name, name, tied=name != "qwen3_moe", num_layers=layers, alphabet=ALPHABET)
         reference = LoraReference(model, write_adapter(root / f"{name}-adapter", model))
         for batch in BATCHES:
             reference.step(batch)

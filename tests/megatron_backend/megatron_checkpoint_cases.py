@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
+from fsdp2_support import ALPHABET
 from megatron_support import OPTIMIZER, exported, make_backend, make_batch, split, step_request
 from torch import Tensor
 
@@ -92,6 +93,8 @@ LAYOUTS = (
         ("pp2xcp2", {"pipeline": 2, "context": 2}, ("pp2xvpp2xdp2",)),
         ("dp2xtp2", {"tensor": 2}, ("pp2xcp2", "dp2")),
         ("pp4", {"pipeline": 4}, ("dp2xtp2",)),
+        ("tp4", {"tensor": 4}, ("pp4",)),  # of two key heads
+        ("dp4", {}, ("tp4",)),
     ),
     *_rows(
         4,
@@ -168,7 +171,8 @@ def state_of(backend: MegatronBackend) -> dict[str, Tensor]:
 def prepare(root: Path) -> None:
     """Models, and what one process has saved of them."""
     for architecture in (DENSE, MOE):
-        make_model(root / "models" / architecture, architecture, tied=architecture == DENSE, num_layers=5)
+        tied = architecture == DENSE
+        make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
+from fsdp2_support import ALPHABET
 from megatron_support import (
     GRPO,
     OPTIMIZER,
@@ -140,6 +141,9 @@ LAYOUTS = (
         packed=("qwen2", MOE),
         auxiliary=(MOE,),
     ),
+    # Of two key heads, so that two ranks share each.
+    Layout(name="tp4", num_ranks=4, options={"tensor_parallel": 4, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
+    Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, packed=("qwen3", MOE), unpacked=("llama",)),
     Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
     Layout(name="pp2xdp2", num_ranks=4, options={"pipeline_parallel": 2}, auxiliary=(MIXED,)),
     Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE,)),
@@ -244,6 +248,7 @@ class Place(Launch, Comparing):
 
 def prepare(root: Path, **options: Any) -> None:
     """All that the ranks find in `root`; `options` of `make_model`."""
+    options |= {"alphabet": ALPHABET}
     for architecture in ARCHITECTURES:
         tied = architecture in ("qwen2", "qwen3")
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=4, **options)

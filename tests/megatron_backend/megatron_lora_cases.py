@@ -28,6 +28,8 @@ LAYOUTS = (
         name="tp2+sp+dropout", num_ranks=2, options=TENSOR | {"recompute": "full"}, architectures=("qwen3",), dropout=DROPOUT
     ),
     Layout(name="pp2+dropout", num_ranks=2, options=PIPELINE, architectures=("qwen3",), dropout=DROPOUT),
+    Layout(name="tp4", num_ranks=4, options={"tensor_parallel": 4, "sequence_parallel": False}, architectures=("qwen2",)),
+    Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, architectures=("qwen3",)),
     Layout(name="tp2xpp2", num_ranks=4, options=TENSOR | PIPELINE, architectures=("qwen3",)),
 )
 

@@ -62,9 +62,11 @@ CASES = {
 
 
 def prepare(root: Path) -> None:
-    """The models."""
+    """The models. The dense one has one key head, which tensor ranks of trainer and engine share."""
     for case in CASES.values():
-        make_model(root / case.architecture, case.architecture, tied=case.architecture == "qwen3", **MODEL)
+        is_dense = case.architecture == "qwen3"
+        key_heads = {"num_kv_heads": 1} if is_dense else {}
+        make_model(root / case.architecture, case.architecture, tied=is_dense, **MODEL | key_heads)
 
 
 class Refitted:

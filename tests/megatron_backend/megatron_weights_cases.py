@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
+from fsdp2_support import ALPHABET
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file
 from torch import Tensor
@@ -37,9 +38,12 @@ MODELS: Mapping[str, tuple[str, bool]] = {
     "qwen3": ("qwen3", False),
     "llama": ("llama", True),
     "qwen3_moe": ("qwen3_moe", False),
+    "one_key_head": ("qwen2", True),
 }
 """Architecture and whether its embeddings are tied."""
 DENSE = ("qwen2", "qwen3", "llama")
+ONE_KEY_HEAD = ("one_key_head",)
+"""Of which every tensor rank takes a part."""
 BUCKET_BYTES = (1, 1 << 13, 1 << 30)
 
 
@@ -50,7 +54,7 @@ class Case:
     name: str
     sizes: Mapping[str, int] = field(factory=dict)
     """Of ParallelLayout; data parallel from the rest."""
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[str, ...] = (*DENSE, "qwen3_moe")
 
     def layout(self, rank: int, num_ranks: int) -> ParallelLayout:
         of_others = self.sizes.get("tensor", 1) * self.sizes.get("context", 1) * self.sizes.get("pipeline", 1)
@@ -61,7 +65,7 @@ MOE = ("qwen3_moe",)
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
-        Case(name="tp2", sizes={"tensor": 2}),
+        Case(name="tp2", sizes={"tensor": 2}, models=tuple(MODELS)),
         Case(name="pp2", sizes={"pipeline": 2}),
         Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
         Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
@@ -76,6 +80,7 @@ CASES: Mapping[int, tuple[Case, ...]] = {
         Case(name="pp2xvpp2xep2", sizes={"pipeline": 2, "virtual_pipeline": 2, "expert": 2}, models=MOE),
         Case(name="tp2xep2xetp2", sizes={"tensor": 2, "expert": 2, "expert_tensor": 2}, models=MOE),
         Case(name="tp2xpp2xep2", sizes={"tensor": 2, "pipeline": 2, "expert": 2}, models=MOE),
+        Case(name="tp4", sizes={"tensor": 4}, models=("qwen2", "qwen3", "qwen3_moe", *ONE_KEY_HEAD)),
         Case(name="pp2xetp2", sizes={"pipeline": 2, "expert_tensor": 2}, models=MOE),
     ),
 }
@@ -83,7 +88,9 @@ CASES: Mapping[int, tuple[Case, ...]] = {
 
 def prepare(root: Path) -> None:
     for name, (architecture, tied) in MODELS.items():
-        make_model(root / name, architecture, tied=tied, num_layers=5, hidden_size=16, num_heads=4, num_kv_heads=2)
+        key_heads = 1 if name == ONE_KEY_HEAD[0] else 2
+        sizes = {"num_layers": 5, "hidden_size": 16, "num_heads": 4, "num_kv_heads": key_heads}
+        make_model(root / name, architecture, tied=tied, alphabet=ALPHABET, **sizes)
 
 
 @frozen(kw_only=True, eq=False)
@@ -284,6 +291,8 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
+            "converted/one_key_head": on(check_conversion, "one_key_head", "tp2", "dp2", "pp2"),
+            "megatron/one_key_head": on(check_megatron_checkpoint, "one_key_head", "tp2", "dp2", "pp2"),
             "megatron/qwen2": on(check_longer_vocabulary, "qwen2", "dp2", "tp2", "pp2xvpp2"),
         }
     return found

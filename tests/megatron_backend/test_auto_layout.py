@@ -179,10 +179,21 @@ def test_sizes_that_nothing_goes_with_are_named() -> None:
 
 
 def test_a_reference_of_another_size_is_divided_too() -> None:
-    """Its two key-value heads go on two ranks at most, whatever the policy's eight would allow; and its weights need room."""
+    """Its twelve heads go on four ranks at most, whatever the policy's would allow; and its weights need room."""
     load = Workload(world_size=16, model=MIDDLE, device="cuda", max_sequence_length=8192, memory_bytes=32 * GIB)
     alone, both = attempt(AUTO, load), attempt(AUTO, evolve(load, reference=SMALL))
     assert alone is not None
     assert both is not None
-    assert int(alone.tensor_parallel) > 2 >= int(both.tensor_parallel)
+    assert int(alone.tensor_parallel) > 4 >= int(both.tensor_parallel)
     assert num_shared(both) >= num_shared(alone)
+
+
+def test_key_heads_are_shared_where_nothing_else_may_be_divided() -> None:
+    """By tensor ranks: of as many ranks, context ranks are taken first."""
+    load = Workload(world_size=8, model=SMALL, device="cuda", max_sequence_length=65536, memory_bytes=80 * GIB)
+    apart = attempt(AUTO, load)
+    assert apart is not None
+    assert apart.tensor_parallel <= SMALL["num_key_value_heads"]
+    shared = attempt(evolve(AUTO, context_parallel=1, pipeline_parallel=1), load)
+    assert shared is not None
+    assert shared.tensor_parallel == 4 > SMALL["num_key_value_heads"]

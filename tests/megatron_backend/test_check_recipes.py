@@ -106,7 +106,7 @@ def test_without_megatron_core_auto_takes_fsdp2_and_says_why(check, monkeypatch:
     [
         (3, {"tensor_parallel": 2}, "tensor_parallel 2 x context_parallel 1 x pipeline_parallel 1 = 2 on 3 rank(s)"),
         (3, {"tensor_parallel": 3}, "tensor_parallel 3 for 4 attention heads; expected a divisor of 4. Choose one of 1, 2, 4"),
-        (4, {"tensor_parallel": 4}, "tensor_parallel 4 for 2 key heads; expected a divisor of 2. Choose one of 1, 2"),
+        (3, {"tensor_parallel": 3}, "tensor_parallel 3 for 2 key heads; expected a divisor or a multiple of 2."),
         (5, {"pipeline_parallel": 5}, "pipeline_parallel 5 for 4 layers; expected at most 4"),
         (3, {"expert_parallel": 3}, "expert_parallel 3 for 4 experts; expected a divisor of 4. Choose one of 1, 2, 4"),
         (7, {"tensor_parallel": 7}, "tensor_parallel 7 for 102 tokens of the vocabulary; expected a divisor of 102."),

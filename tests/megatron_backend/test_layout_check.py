@@ -144,9 +144,9 @@ def test_what_no_model_can_run_in(sizes: dict, world_size: int, problem: str) ->
             "Choose one of 1, 2, 4, 8",
         ),
         (
-            {"tensor_parallel": 8},
-            "trainer.megatron.tensor_parallel: found tensor_parallel 8 for 4 key heads; expected a divisor of 4. "
-            "Choose one of 1, 2, 4",
+            {"tensor_parallel": 6},
+            "trainer.megatron.tensor_parallel: found tensor_parallel 6 for 4 key heads; expected a divisor or a multiple of 4. "
+            "Choose one of 1, 2, 4, or a multiple of 4",
         ),
         (
             {"tensor_parallel": 5},
@@ -256,6 +256,12 @@ def test_ranks_on_a_cpu_share_experts_where_they_have_equally_many_tokens(sizes:
     expected = [] if problem is None else [f"trainer.megatron.expert_tensor_parallel: found {problem}"]
     assert texts(4, "cpu", EXPERTS, **sizes) == expected
     assert texts(4, "cuda", EXPERTS, **sizes) == []
+
+
+def test_ranks_may_share_key_heads_whose_rows_they_divide() -> None:
+    assert texts(8, model=DENSE, tensor_parallel=8) == []
+    (text,) = texts(8, model=DENSE | {"num_key_value_heads": 1, "head_dim": 2}, tensor_parallel=8)
+    assert "tensor_parallel 8 for 20 rows of queries, keys and values; expected a divisor of 20" in text
 
 
 def test_without_tensor_parallel_sequence_parallel_says_nothing() -> None:

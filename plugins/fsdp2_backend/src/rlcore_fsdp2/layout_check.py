@@ -77,6 +77,11 @@ def _model_problems(config: Fsdp2Config, device: str, dims: ModelDims) -> Iterat
         if count % divisor:
             found, remedy = f"{option} = {divisor} for {count} {name} ({key})", f"Choose one of {_divisors(count)}"
             yield option_problem(option.split(" ")[0], found, f"a divisor of {count}", remedy)
+    tensor, heads = config.tensor_parallel, dims.num_kv_heads
+    if heads % tensor and tensor % heads:
+        found = f"tensor_parallel = {tensor} for {heads} key heads (num_key_value_heads)"
+        remedy = f"Choose one of {_divisors(heads)}, or a multiple of {heads}"
+        yield option_problem("tensor_parallel", found, f"a divisor or a multiple of {heads}", remedy)
     if config.expert_parallel > 1 and not dims.num_experts:
         remedy = "Leave it out: it divides mixture-of-experts layers alone"
         yield option_problem("expert_parallel", f"{config.expert_parallel} for a model without experts", "1", remedy)
@@ -90,7 +95,6 @@ def _quantities(config: Fsdp2Config, dims: ModelDims) -> Iterator[tuple[str, int
     heads_option = "tensor_parallel" if context == 1 else "context_parallel x tensor_parallel"
     heads_option = heads_option if tensor > 1 else "context_parallel"
     yield heads_option, tensor * context, "num_attention_heads", "attention heads", dims.num_heads
-    yield "tensor_parallel", tensor, "num_key_value_heads", "key heads", dims.num_kv_heads
     yield "tensor_parallel", tensor, "vocab_size", "tokens of the vocabulary", dims.vocab_size
     if dims.num_dense_layers:
         yield "tensor_parallel", tensor, "intermediate_size", "columns of the MLP", dims.intermediate_size
@@ -102,7 +106,7 @@ def _quantities(config: Fsdp2Config, dims: ModelDims) -> Iterator[tuple[str, int
 def _float8_problems(config: Fsdp2Config, dims: ModelDims) -> Iterator[Problem]:
     sides = {
         "hidden_size": dims.hidden_size,
-        "num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // config.tensor_parallel,
+        "num_key_value_heads · head_dim / tensor_parallel": max(1, dims.num_kv_heads // config.tensor_parallel) * dims.head_dim,
     }
     if dims.num_dense_layers:
         sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // config.tensor_parallel

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.logprobs import HeadLogprobs
-from rlcore_torchkit.models import architecture_of
+from rlcore_torchkit.models import architecture_of, dims_of
 from rlcore_torchkit.values import has_value_head
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
@@ -92,6 +92,29 @@ class Colwise(LocalShards):
 
     def __init__(self) -> None:
         super().__init__({"weight": (Shard(0), Shard(0)), "bias": (Shard(0), Shard(0))})
+
+
+class SharedColwise(LocalShards):
+    """A linear layer of fewer heads than ranks: on every rank whole, which computes the one head that it shares with others."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__({"weight": (Replicate(), Partial()), "bias": (Replicate(), Partial())})
+        self.num_heads = num_heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        size = module._parameters["weight"].shape[0] // self.num_heads  # type: ignore[union-attr]
+        head = device_mesh.get_local_rank() * self.num_heads // device_mesh.size()
+        rows = slice(head * size, (head + 1) * size)
+        held = [name for name in self.parameters if module._parameters.get(name) is not None]
+        members = {name: property(partial(_rows_of_part, name, rows)) for name in held}
+        module.__class__ = type(type(module).__name__, (type(module),), members)
+        return module
+
+
+def _rows_of_part(name: str, rows: slice, module: nn.Module) -> Tensor:
+    part = _local_part(name, Partial(), module)
+    return part if isinstance(part, DTensor) else part[rows]
 
 
 class Rowwise(LocalShards):
@@ -211,8 +234,10 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     has_values, embedding = has_value_head(model), model.get_submodule(modules.embedding)
     head = model.score if has_values else model.get_submodule(modules.head)
     is_tied = head.weight is embedding.weight
+    num_kv_heads = dims_of(model.config).num_kv_heads
+    keys = SharedColwise(num_kv_heads) if num_kv_heads < mesh.size() else Colwise()
     for layer in modules.layers_of(model):
-        parallelize_module(layer, mesh, _layer_plan(layer, family, exchange, experts=experts), src_data_rank=None)
+        parallelize_module(layer, mesh, _layer_plan(layer, family, exchange, keys, experts=experts), src_data_rank=None)
     plan: dict[str, ParallelStyle] = {
         modules.embedding: Vocabulary(exchange),
         modules.norm: Replicated(summed=sequence_parallel),
@@ -225,13 +250,17 @@ def parallelize(model: Any, mesh: DeviceMesh, *, sequence_parallel: bool, expert
     return None if has_values else partial(_head_logprobs, head, mesh)
 
 
-def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts: bool) -> dict[str, ParallelStyle]:
+def _layer_plan(
+    layer: Any, family: Architecture, exchange: Exchange, keys: LocalShards, *, experts: bool
+) -> dict[str, ParallelStyle]:
     summed, modules = exchange.sequence_parallel, family.modules
     plan: dict[str, ParallelStyle] = {
-        **_adapter_plan(layer, family),
+        **_adapter_plan(layer, family, keys),
         modules.input_norm: Replicated(summed=summed),
         modules.attention: Together(exchange),
-        **{name: Colwise() for name in (modules.query, modules.key, modules.value)},
+        modules.query: Colwise(),
+        modules.key: keys,
+        modules.value: keys,
         modules.output: Rowwise(),
         **{name: Replicated(summed=True) for name in (modules.query_norm, modules.key_norm) if family.has_qk_norms},
         modules.mlp_norm: Replicated(summed=summed),
@@ -243,7 +272,7 @@ def _layer_plan(layer: Any, family: Architecture, exchange: Exchange, *, experts
     return plan | {modules.router: Replicated(summed=True)} | ({modules.experts: Experts()} if experts else {})
 
 
-def _adapter_plan(layer: Any, family: Architecture) -> dict[str, ParallelStyle]:
+def _adapter_plan(layer: Any, family: Architecture, keys: LocalShards) -> dict[str, ParallelStyle]:
     """Adapters: B is divided by outputs where its layer is, A by inputs; the gradients of the whole ones are summands."""
     modules, plan = family.modules, dict[str, ParallelStyle]()
     by_inputs = {modules.output, f"{modules.mlp}.{modules.down}"}
@@ -252,7 +281,8 @@ def _adapter_plan(layer: Any, family: Architecture) -> dict[str, ParallelStyle]:
             continue
         is_rowwise = name in by_inputs
         plan[f"{name}.lora_A"] = Rowwise() if is_rowwise else Replicated(summed=True)
-        plan[f"{name}.lora_B"] = Replicated(summed=True) if is_rowwise else Colwise()
+        by_outputs = keys if name in (modules.key, modules.value) else Colwise()
+        plan[f"{name}.lora_B"] = Replicated(summed=True) if is_rowwise else by_outputs
     return plan
 
 

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import PolicyModel, unwrapped
+from rlcore_megatron.parameter_rows import row_ranges
 from rlcore_megatron.weight_mapping import ADAPTERS, HfTensor, Names, Source
 from rlcore_torchkit.lora import Dropout, initial_adapters, merged
 from rlcore_torchkit.lora_targets import LORA_A, LORA_B, adapted_layers, adapter_shapes, linear_layers, target_problems
@@ -41,6 +42,8 @@ class Adapters(nn.Module):
         self.spec, self.on = spec, True
         self.dropout: Dropout | None = None
         self._group, self._sequence_parallel = group, sequence_parallel
+        self.rows: dict[str, slice] = {}
+        """This rank's rows of a weight, by its name, where B is whole since tensor ranks share query groups."""
 
     def add(self, tensor: HfTensor, value: Tensor) -> None:
         """A factor with this rank's part of its values. The gradient of one that is whole is a sum over tensor ranks where each
@@ -55,8 +58,13 @@ class Adapters(nn.Module):
     def factors(self, weight: str) -> tuple[Tensor, Tensor] | None:
         """This rank's parts of A and B of a weight, by its name; None where it has no adapter."""
         name = weight.removesuffix("weight").replace(".", "/")
-        found = [self._parameters.get(f"{name}{key.replace('.', '/')}") for key in (LORA_A, LORA_B)]
-        return None if found[0] is None or found[1] is None else (found[0], found[1])
+        a, b = (self._parameters.get(f"{name}{key.replace('.', '/')}") for key in (LORA_A, LORA_B))
+        if a is None or b is None:
+            return None
+        if weight in self.rows:  # the gradient of each rank is of its rows alone
+            b = b if self._sequence_parallel else copy_to_tensor_model_parallel_region(b, group=self._group)
+            b = b[self.rows[weight]]
+        return a, b
 
     def merged(self, weight: str, share: Tensor) -> Tensor:
         """This rank's share [..., in] of a weight with its adapter's product added; as it is where it has none."""
@@ -101,13 +109,11 @@ class Adapters(nn.Module):
             low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self._group)
         elif self._group.size() > 1:
             low = copy_to_tensor_model_parallel_region(low, group=self._group)
-        lows, parts = iter(low.split(self.spec.rank, -1)), []
-        for tensor, factors in zip(source.tensors, found, strict=True):
-            if factors is None:
-                part = low.new_zeros(*low.shape[:-1], tensor.shard_shape(size)[0])
-            else:
-                part = F.linear(next(lows), factors[1].to(low.dtype))
-            parts.append(part.unflatten(-1, (source.local_groups(size), -1)))
+        lows, parts, groups = iter(low.split(self.spec.rank, -1)), [], source.local_groups(size)
+        for rows, factors in zip(row_ranges(source, self._group.rank(), size), found, strict=True):
+            width = rows.stop - rows.start
+            part = low.new_zeros(*low.shape[:-1], width) if factors is None else F.linear(next(lows), factors[1].to(low.dtype))
+            parts.append(part.unflatten(-1, (groups, width // groups)))
         return torch.cat(parts, -1).flatten(-2)
 
     def _dropped(self, weight: HfTensor, states: Tensor, first_column: int | None = None) -> Tensor:
@@ -155,7 +161,7 @@ def attach(
         raise ConfigError(problems)
     layers = adapted_layers(family, dims, context.lora)
     values = initial_adapters(layers, context.lora, context.model.path, context.seed)
-    tensors = _tensors(names, adapter_shapes(layers, context.lora.rank))
+    tensors = _tensors(names, adapter_shapes(layers, context.lora.rank), layout.tensor)
     for model_chunk in model_chunks:
         model_chunk.requires_grad_(False)
         _attach(model_chunk, names, context.lora, tensors, values, layout)
@@ -169,9 +175,14 @@ def attach(
     return named, None if context.lora.init_from is None else values
 
 
-def _tensors(names: Names, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HfTensor]:
-    """The factors by name: B is divided where its weight is divided by outputs, A where it is divided by inputs."""
-    divided = {tensor.name.removesuffix("weight"): tensor.tp_dim for tensor in names.order}
+def _tensors(names: Names, shapes: Mapping[str, tuple[int, ...]], size: int) -> dict[str, HfTensor]:
+    """The factors by name: B is divided where its weight is divided by outputs, A where it is divided by inputs. Both are whole
+    where some of `size` tensor ranks share a query group, of which they have unequal parts."""
+    divided = {
+        tensor.name.removesuffix("weight"): None if source.splits_groups(size) else tensor.tp_dim
+        for source in names.sources.values()
+        for tensor in source.tensors
+    }
     tensors = {}
     for name, shape in shapes.items():
         key, dim = (LORA_A, 1) if name.endswith(LORA_A) else (LORA_B, 0)
@@ -198,6 +209,9 @@ def _attach(
             if tensor.tp_dim is not None:
                 value = value.chunk(layout.tensor, tensor.tp_dim)[layout.tensor_rank]
             adapters.add(tensor, value.to(device, copy=True))
+        if source.splits_groups(layout.tensor):
+            ranges = row_ranges(source, layout.tensor_rank, layout.tensor)
+            adapters.rows |= {tensor.name: rows for tensor, rows in zip(source.tensors, ranges, strict=True)}
         if mine:
             layer = model_chunk.get_submodule(name.removesuffix(".weight"))
             layer.register_forward_hook(partial(adapters.forward_hook, source, layout.tensor))

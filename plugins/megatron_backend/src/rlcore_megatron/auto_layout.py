@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import product
-from math import prod
 
 from attrs import evolve, frozen
 
@@ -28,15 +27,17 @@ class _Candidate:
     config: MegatronConfig
     estimate: Estimate | None
     """None for a model whose config.json lacks sizes."""
+    shares_heads: bool
+    """Whether several tensor ranks share a key head: they then gather all queries, keys and values in every layer."""
 
     @property
     def cost(self) -> tuple[int, ...]:
         """Least ranks that data is not divided among; then, for the same number of them, what talks least and idles least:
-        experts' ranks are data ranks too, tensor ranks share a machine, context ranks exchange keys or heads in each layer, and
-        stages wait for each other."""
+        experts' ranks are data ranks too, tensor ranks share a machine, context ranks exchange keys or heads in each layer,
+        tensor ranks beyond the key heads gather more than those, and stages wait for each other."""
         sizes = self.config
-        shared = sizes.pipeline_parallel, sizes.context_parallel, sizes.tensor_parallel
-        return prod(map(int, shared)), *map(int, shared), int(sizes.expert_parallel)
+        pipeline, context, tensor = map(int, (sizes.pipeline_parallel, sizes.context_parallel, sizes.tensor_parallel))
+        return pipeline * context * tensor, pipeline, self.shares_heads, context, tensor, int(sizes.expert_parallel)
 
 
 def choose(config: MegatronConfig, load: Workload) -> Choice:
@@ -75,7 +76,9 @@ def _candidates(config: MegatronConfig, load: Workload, chosen: tuple[str, ...])
         resolved = evolve(config, **dict(zip(chosen, sizes, strict=True)))
         fits = not layout_problems(resolved, load.world_size, load.device, load.model)
         if fits and not reference_layout_problems(resolved, load.world_size, load.device, load.reference):
-            yield _Candidate(config=resolved, estimate=None if dims is None else estimate(dims, resolved, load))
+            shares_heads = dims is not None and int(resolved.tensor_parallel) > dims.num_kv_heads
+            found = None if dims is None else estimate(dims, resolved, load)
+            yield _Candidate(config=resolved, estimate=found, shares_heads=shares_heads)
 
 
 def _total(candidate: _Candidate) -> int:

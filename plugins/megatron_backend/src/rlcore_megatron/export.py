@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
-from rlcore_megatron.parameter_rows import rows_of, tensor_rank_and_size
+from rlcore_megatron.parameter_rows import largest_share, row_ranges, rows_of, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.buckets import make_buckets
 
@@ -32,6 +32,10 @@ class _Item:
     """The expert-parallel rank that sends it; None for what is no expert's."""
     parameter: tuple[int, str] | None
     """The number of the model chunk and the name of the parameter, on ranks that send a share of it."""
+
+    def sent_shape(self, size: int) -> tuple[int, ...]:
+        """What each of `size` tensor ranks sends of it: the same of all, whose end may mean nothing."""
+        return largest_share(self.source, self.index, size)
 
     @property
     def sender(self) -> tuple[int, int | None]:
@@ -131,7 +135,7 @@ class Exporter:
         _, size = tensor_rank_and_size(items[0].source, layout)
         is_sent = layout.pipeline > 1 or (expert_rank is not None and layout.expert > 1)
         if not is_sent and size == 1:
-            return [self._share(item, size).to(self._device, dtype).reshape(item.tensor.shape) for item in items]
+            return [self._share(item).to(self._device, dtype).reshape(item.tensor.shape) for item in items]
         shares = self._flat(items, dtype, size)
         is_sender_of_experts = expert_rank in (None, layout.expert_rank)
         if layout.pipeline > 1:
@@ -149,19 +153,19 @@ class Exporter:
     def _flat(self, items: Sequence[_Item], dtype: torch.dtype, size: int) -> Tensor:
         """[elements] this rank's shares of the items, one after the other; not set where it has none."""
         layout = self._layout
-        flat = torch.empty(sum(prod(item.tensor.shard_shape(size)) for item in items), dtype=dtype, device=self._device)
+        flat = torch.empty(sum(prod(item.sent_shape(size)) for item in items), dtype=dtype, device=self._device)
         if items[0].stage == layout.pipeline_rank and items[0].expert_rank in (None, layout.expert_rank):
             for item, part in zip(items, _unflattened(flat, items, size), strict=True):
-                share = self._share(item, size)
-                part.view(share.shape).copy_(share)
+                share = self._share(item)
+                part[: share.shape[0] * share.shape[1]].view(share.shape).copy_(share)
         return flat
 
-    def _share(self, item: _Item, size: int) -> Tensor:
+    def _share(self, item: _Item) -> Tensor:
         """[groups, rows, …] of the parameter, a view, or with an adapter merged in."""
         assert item.parameter is not None
         model_chunk, name = item.parameter
-        model = self._model_chunks[model_chunk]
-        share = rows_of(model.get_parameter(name).detach(), item.source, size)[item.index]
+        model, (rank, size) = self._model_chunks[model_chunk], tensor_rank_and_size(item.source, self._layout)
+        share = rows_of(model.get_parameter(name).detach(), item.source, rank, size)[item.index]
         return model.adapters.merged(item.tensor.name, share) if self._merges and hasattr(model, "adapters") else share
 
 
@@ -240,7 +244,7 @@ def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[li
 
 def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Tensor]:
     """[elements of all shares] -> each share, a view."""
-    shapes = [item.tensor.shard_shape(size) for item in items]
+    shapes = [item.sent_shape(size) for item in items]
     for part, shape in zip(flat.split([prod(shape) for shape in shapes]), shapes, strict=True):
         yield part.view(shape)
 
@@ -248,10 +252,14 @@ def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Te
 def _joined(everyones: Tensor, items: Sequence[_Item]) -> Iterator[Tensor]:
     """[ranks, elements of all shares] -> each full tensor, a copy, so that nothing keeps the buffer."""
     size = len(everyones)
-    shapes = [item.tensor.shard_shape(size) for item in items]
+    shapes = [item.sent_shape(size) for item in items]
     for item, shape, parts in zip(items, shapes, everyones.split([prod(shape) for shape in shapes], 1), strict=True):
         if item.tensor.tp_dim is None:
             yield parts[0].view(shape).clone()
+        elif item.source.splits_groups(size):
+            ranges = [row_ranges(item.source, rank, size)[item.index] for rank in range(size)]
+            whole = [part.view(shape)[: rows.stop - rows.start] for part, rows in zip(parts, ranges, strict=True)]
+            yield torch.cat(whole)
         elif item.tensor.tp_dim == 0:
             yield parts.reshape(item.tensor.shape)
         else:

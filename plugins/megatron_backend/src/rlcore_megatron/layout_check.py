@@ -91,6 +91,7 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
                 f"a divisor of {quantity.count}{quantity.note}",
                 f"{'Choose one of' if len(sizes) == 1 else 'Let the product be one of'} {_divisors(quantity.count)}",
             )
+    yield from _key_head_problems(config, dims)
     yield from _stage_problems(config, device, dims)
     if not dims.num_experts:
         for name in ("expert_parallel", "expert_tensor_parallel"):
@@ -108,6 +109,17 @@ def _model_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Ite
         yield from _gathering_problems(config)
     if config.fp8:
         yield from _float8_side_problems(config, dims)
+
+
+def _key_head_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Problem]:
+    """Ranks have key heads of their own, or else equally many ranks share each: then these divide its query group by rows."""
+    tensor, heads = _size(config, "tensor_parallel"), dims.num_kv_heads
+    if heads % tensor and tensor % heads:
+        expected, remedy = f"a divisor or a multiple of {heads}", f"Choose one of {_divisors(heads)}, or a multiple of {heads}"
+        yield option_problem("tensor_parallel", f"tensor_parallel {tensor} for {heads} key heads", expected, remedy)
+    elif tensor > heads and (rows := (dims.num_heads + 2 * heads) * dims.head_dim) % tensor:
+        found = f"tensor_parallel {tensor} for {rows} rows of queries, keys and values"
+        yield option_problem("tensor_parallel", found, f"a divisor of {rows}", f"Choose one of {_divisors(heads)}")
 
 
 def _stage_problems(config: MegatronConfig, device: str, dims: ModelDims) -> Iterator[Problem]:
@@ -155,7 +167,6 @@ def _gathering_problems(config: MegatronConfig) -> Iterator[Problem]:
 def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
     tensor = ("tensor_parallel",)
     yield _Quantity(count=dims.num_heads, name="attention heads", options=tensor)
-    yield _Quantity(count=dims.num_kv_heads, name="key heads", options=tensor)
     yield _Quantity(count=dims.vocab_size, name="tokens of the vocabulary", options=tensor)
     if dims.num_dense_layers:
         yield _Quantity(count=dims.intermediate_size, name="columns of the MLP", options=tensor)
@@ -187,8 +198,12 @@ def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[P
     sides = {
         "hidden_size": dims.hidden_size,
         "num_attention_heads · head_dim / tensor_parallel": dims.num_heads * dims.head_dim // tensor,
-        "num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // tensor,
     }
+    if tensor > dims.num_kv_heads:
+        rows = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+        sides["(num_attention_heads + 2 · num_key_value_heads) · head_dim / tensor_parallel"] = rows // tensor
+    else:
+        sides["num_key_value_heads · head_dim / tensor_parallel"] = dims.num_kv_heads * dims.head_dim // tensor
     if dims.num_dense_layers:
         sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // tensor
     if dims.num_experts:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.parameter_rows import rows_of, source_shape, tensor_rank_and_size
+from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import HfTensor, Names, Source
 from rlcore_torchkit.models import may_lack_value_head
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
@@ -43,8 +43,10 @@ def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: Paralle
             path=source.parameter, found=f"a parameter of shape {list(parameter.shape)}", expected=str(list(shape))
         )
         raise ModelError([problem])
-    for rows, tensor in zip(rows_of(parameter.data, source, size), source.tensors, strict=True):
-        rows.copy_(_part(files, tensor, rank, size).reshape(rows.shape))
+    views, ranges = rows_of(parameter.data, source, rank, size), row_ranges(source, rank, size)
+    for view, tensor, rows in zip(views, source.tensors, ranges, strict=True):
+        if view.numel():
+            view.copy_(_part(files, tensor, rows, rank, size).reshape(view.shape))
 
 
 def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Problem]:
@@ -64,15 +66,15 @@ def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Prob
                 )
 
 
-def _part(files: TensorFiles, tensor: HfTensor, rank: int, size: int) -> Tensor:
-    """What rank `rank` of `size` has of the tensor; only that is read."""
-    bounds = [
-        slice(rank * (length // size), (rank + 1) * (length // size)) if dim == tensor.tp_dim else slice(0, length)
-        for dim, length in enumerate(tensor.shape)
+def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: int) -> Tensor:
+    """These rows of the tensor, and of their columns what rank `rank` of `size` has; only that is read."""
+    columns = [
+        slice(rank * (length // size), (rank + 1) * (length // size)) if tensor.tp_dim == 1 else slice(0, length)
+        for length in tensor.shape[1:]
     ]
+    bounds = [rows, *columns]
     if tensor.name in files:
         return files.read(tensor.name, bounds)
     assert tensor.fused is not None
     name, expert, first = tensor.fused
-    rows, columns = bounds
-    return files.read(name, [slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), columns])[0]
+    return files.read(name, [slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), *columns])[0]

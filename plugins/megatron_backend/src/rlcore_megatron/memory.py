@@ -222,9 +222,9 @@ def _residual(dims: ModelDims, config: MegatronConfig) -> float:
 def _layer_elements(dims: ModelDims, config: MegatronConfig) -> float:
     """Elements per token that the mean layer keeps for its backward pass."""
     tensor = int(config.tensor_parallel)
-    heads, key_heads = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    heads, key_heads = dims.num_heads * dims.head_dim / tensor, max(1, dims.num_kv_heads / tensor) * dims.head_dim
     # Inputs and outputs of both norms; queries, keys and values before and after rotation; the output of attention.
-    attention = 4 * _residual(dims, config) + (3 * heads + 3 * key_heads) / tensor
+    attention = 4 * _residual(dims, config) + 3 * heads + 3 * key_heads
     mlp = 3 * dims.intermediate_size / tensor
     # Each rank sees its part of the tokens' copies; those are dispatched, multiplied, and sent back.
     width = 3 * dims.hidden_size + 3 * dims.moe_intermediate_size / config.expert_tensor_parallel

@@ -63,8 +63,12 @@ class Source:
     expert: int | None = None
 
     def local_groups(self, size: int) -> int:
-        """How many of them each of `size` ranks has."""
-        return 1 if self.groups is None else self.groups // size
+        """How many of them each of `size` ranks has, or has a part of."""
+        return 1 if self.groups is None else max(1, self.groups // size)
+
+    def splits_groups(self, size: int) -> bool:
+        """Whether several of `size` ranks share a query group, each a run of its rows, of queries, then key, then value."""
+        return self.groups is not None and self.groups < size
 
 
 @frozen(kw_only=True, eq=False)
