@@ -57,9 +57,9 @@ FAULTS = (
     ),
     Fault(
         "the reference is the policy at the start of the step",
-        LOOP,
-        'compute = partial(self.trainer.logprobs, batch, model="reference", weight_version=self.position.weight_version)',
-        'compute = partial(self.trainer.logprobs, batch, model="policy", weight_version=self.position.weight_version)',
+        "rlcore.run.train_step.reference",
+        'return self.group.logprobs(batch, sequences, "reference", 0 if self.is_apart else weight_version)',
+        'return self.group.logprobs(batch, sequences, "policy", 0 if self.is_apart else weight_version)',
         WITH_KL,
     ),
     Fault(

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas
 import pytest
 import torch
@@ -100,22 +99,33 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
     assert divergence(run / "model", school / "teacher") < 0.01 < 0.5 < before
 
 
+APART = ("cluster.gpus_per_node=2", "cluster.reference_gpus_per_node=1")
+
+
+@pytest.mark.parametrize("place", [(), APART], ids=["inside", "apart"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
-def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str) -> None:
+def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str, place: tuple[str, ...]) -> None:
+    """The loss and the norm of its gradient are those that transformers' models have in float64, with the teacher beside the
+    student or in processes of its own."""
+    name = f"run.name={trainer}-{len(place)}"
     with contextlib.chdir(school):
-        run = Workplace(school).train("distill.toml", *ONE_STEP, f"run.name={trainer}", f"trainer.name={trainer}")
+        run = Workplace(school).train("distill.toml", *ONE_STEP, name, f"trainer.name={trainer}", *place)
     (record,) = read_metrics(run)
     samples = pandas.read_parquet(run / "rollouts" / "step-000001.parquet")
-    teacher, gaps = loaded(school / "teacher"), []
+    student, teacher, gaps, weighted = loaded(school / "student"), loaded(school / "teacher"), [], []
     for sample in samples.itertuples():
-        tokens = torch.tensor([sample.tokens.tolist()])
-        with torch.no_grad():
-            logprobs = teacher(tokens).logits.log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
-        said = sample.loss_mask[1:]
-        gaps.append(sample.generation_logprobs[1:][said] - logprobs[said])
-    expected = np.concatenate(gaps).mean()
+        tokens, said = torch.tensor([sample.tokens.tolist()]), torch.from_numpy(sample.loss_mask[1:])
+        mine, theirs = (
+            model(tokens).logits.log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[said, 0] for model in (student, teacher)
+        )
+        gaps.append((mine - theirs).detach())
+        weighted.append(gaps[-1] * mine)
+    expected = float(torch.cat(gaps).mean())
     assert record["reverse_kl"] == pytest.approx(expected, abs=1e-5)
     assert record["loss"] == pytest.approx(expected, abs=1e-5)
+    torch.cat(weighted).mean().backward()
+    norm = float(torch.cat([weight.grad.flatten() for weight in student.parameters()]).norm())
+    assert record["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 def test_texts_of_the_teacher_teach_too(school: Path, tmp_path: Path) -> None:

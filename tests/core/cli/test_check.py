@@ -41,6 +41,11 @@ def test_check_says_what_would_run(invoke, calls) -> None:
             1,
             "1 x 5 GPU(s) train, 1 x 3 generate",
         ),
+        (
+            ClusterConfig(gpus_per_node=8, reference_gpus_per_node=2),
+            1,
+            "1 x 2 hold the reference, 1 x 6 GPU(s) train and generate in turn",
+        ),
     ],
 )
 def test_check_says_who_uses_which_devices(

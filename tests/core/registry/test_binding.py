@@ -207,6 +207,17 @@ def test_a_head_of_values_needs_its_capability_and_its_hook_and_no_reference(ent
     assert build_trainer(without, CONTEXT, backends.Config()).head == "tokens"
 
 
+def test_a_reference_alone_needs_its_capability_and_a_reference(entry, backends, make_provider):
+    context = attrs.evolve(CONTEXT, needs_policy=False)
+    with pytest.raises(ContractError, match="expected needs_reference"):
+        build_trainer(entry, context, backends.Config())
+    context = attrs.evolve(context, needs_reference=True)
+    assert build_trainer(entry, context, backends.Config()).is_usable
+    (without,) = Registry.from_providers({"trainer": [make_provider(capabilities=())]}).of("trainer")
+    with pytest.raises(ContractError, match="reference_alone"):
+        build_trainer(without, context, backends.Config())
+
+
 def test_hooks_that_the_role_has_not_are_refused(entry, backends):
     misspelt = marked(lambda self, request: None)
     (problem,) = problems_of(entry, subclass(backends, train_stpe=misspelt))

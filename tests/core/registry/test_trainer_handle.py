@@ -15,6 +15,7 @@ from rlcore.spi import (
     LogprobsResult,
     LossSpec,
     NonFiniteError,
+    SaveStateRequest,
     SetResidencyRequest,
     TokenBatch,
     TrainStepRequest,
@@ -352,6 +353,20 @@ def test_wrong_values_are_refused_and_the_trainer_stays_usable(make_trainer, bat
         trainer.get_values(values_request(batch))
     assert text in str(raised.value)
     assert trainer.is_usable
+
+
+def test_a_reference_alone_is_asked_for_nothing_else(make_trainer, batch, tmp_path):
+    trainer = make_trainer(needs_policy=False)
+    for call in (
+        lambda: trainer.get_logprobs(logprobs_request(batch, model="policy")),
+        lambda: trainer.train_step(step_request(batch)),
+        lambda: trainer.save_state(SaveStateRequest(directory=tmp_path, kind="resume")),
+    ):
+        with pytest.raises(ContractError, match="built without a policy"):
+            call()
+    assert trainer.get_logprobs(logprobs_request(batch, model="reference")).weight_version == 0
+    trainer.set_residency(SetResidencyRequest(weights="host", state="host"))
+    trainer.close()
 
 
 def test_each_head_answers_for_itself_alone(make_trainer, batch):

@@ -14,6 +14,7 @@ REQUIRED = {"torch": ">=2.11", "transformers": ">=5.16,<5.20"}
 TRAINER_CAPABILITIES = channel_capabilities() | {
     capabilities.REFERENCE_POLICY,
     capabilities.REFERENCE_MODEL,
+    capabilities.REFERENCE_ALONE,
     capabilities.ENTROPY,
     capabilities.SAVE_HF,
     capabilities.METRIC_BOUNDS,

@@ -101,6 +101,8 @@ def _plugin(prepared: "RunPlan", role: str) -> str:
 def _cluster(prepared: "RunPlan", cluster: "ClusterConfig") -> str:
     """Describe which devices trainer and generator use."""
     ranks = f"{cluster.nodes} x {cluster.ranks_per_node} {'GPU' if prepared.device == 'cuda' else 'process'}(s) train"
+    if cluster.reference_gpus_per_node:
+        ranks = f"{cluster.nodes} x {cluster.reference_gpus_per_node} hold the reference, {ranks}"
     if "generator" not in prepared.chosen:
         return ranks
     if cluster.placement == "separate":

@@ -27,6 +27,9 @@ class ClusterConfig:
     """Whether trainer and generator share every device and take turns, or each has devices of its own."""
     generator_gpus_per_node: Count = 0
     """With "separate", how many of gpus_per_node generate; the others train."""
+    reference_gpus_per_node: Count = 0
+    """How many of gpus_per_node hold the frozen model that the algorithm compares with, a teacher for one, and nothing else; it
+    computes while the others generate and train. With 0 the trainer's ranks hold it beside the policy."""
     address: Annotated[str, _RAY_ADDRESS] | None = None
     """A running Ray cluster to join: its head's "host:port", or "auto" for the one that this machine belongs to. None starts a
     local one, which only this machine can reach, and stops it at the end."""
@@ -46,9 +49,14 @@ class ClusterConfig:
     @property
     def ranks_per_node(self) -> int:
         """The trainer's ranks on each machine."""
-        return self.gpus_per_node - self.generator_gpus_per_node
+        return self.gpus_per_node - self.generator_gpus_per_node - self.reference_gpus_per_node
 
     @property
     def world_size(self) -> int:
         """The trainer's ranks."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def num_reference_ranks(self) -> int:
+        """The ranks of a reference that has devices of its own."""
+        return self.nodes * self.reference_gpus_per_node

@@ -338,3 +338,10 @@ def _cluster_layout(recipe: Recipe) -> Iterator[Problem]:
             found=f'{generating} of {cluster.gpus_per_node}, with placement = "separate"',
             expected="at least 1, and fewer than cluster.gpus_per_node, so that some are left to train",
         )
+    elif cluster.reference_gpus_per_node and cluster.ranks_per_node < 1:
+        beside = f", {generating} of which generate" if generating else ""
+        yield Problem(
+            path="cluster.reference_gpus_per_node",
+            found=f"{cluster.reference_gpus_per_node} of {cluster.gpus_per_node}{beside}",
+            expected="fewer, so that some are left to train",
+        )

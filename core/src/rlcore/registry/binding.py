@@ -104,13 +104,22 @@ def build_trainer(
     """Build a trainer backend and bind it. What its constructor raises passes through, with a note that names it."""
     if context.head == "value":
         _require_values(entry, context)
+    if not context.needs_policy:
+        _require_reference_alone(entry, context)
     backend = _build(entry, "trainer", context, config)
     layout = getattr(backend, "layout", None)
     if not isinstance(layout, TrainerLayout) or not 0 <= layout.data_parallel_rank < layout.data_parallel_size:
         _require_fit(entry, [f"layout: found {layout!r}; expected a TrainerLayout, its rank below its size"])
     record = CallRecord()
     manager = bind(entry, backend, observers, record)
-    return TrainerHandle(entry, manager.hook, record, layout=cast("TrainerLayout", layout), head=context.head)
+    return TrainerHandle(
+        entry,
+        manager.hook,
+        record,
+        layout=cast("TrainerLayout", layout),
+        head=context.head,
+        has_policy=context.needs_policy,
+    )
 
 
 def build_generator(
@@ -260,6 +269,15 @@ def _require_values(entry: Entry, context: TrainerContext) -> None:
         raise ContractError(f'{entry.label}: context.head "value" needs {needed}')
     if context.needs_reference or context.reference is not None:
         raise ContractError(f'{entry.label}: found a reference beside context.head "value"; expected none: values have none')
+
+
+def _require_reference_alone(entry: Entry, context: TrainerContext) -> None:
+    """ContractError unless a trainer can be built for its reference alone."""
+    if capabilities.REFERENCE_ALONE not in _provider(entry).capabilities:
+        needed = f"the capability {capabilities.REFERENCE_ALONE!r}, which it does not declare"
+        raise ContractError(f"{entry.label}: context.needs_policy = False needs {needed}")
+    if not context.needs_reference or context.lora is not None:
+        raise ContractError(f"{entry.label}: context.needs_policy = False; expected needs_reference beside it, and no lora")
 
 
 def _require_arguments(entry: Entry, what: str, function: Callable[..., Any]) -> None:

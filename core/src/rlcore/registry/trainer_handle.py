@@ -35,16 +35,28 @@ from rlcore.spi.weights import Head, WeightExport
 
 _NO_TOKENS = 'a trainer with the head "value" has no distribution over tokens'
 
+_NO_POLICY = "expected get_logprobs of the reference alone: it was built without a policy (context.needs_policy = False)"
+
 
 class TrainerHandle(BackendHandle):
     """A trainer, bound; every rank's driver side holds one."""
 
     state_changing: ClassVar[frozenset[str]] = BackendHandle.state_changing | {"train_step"}
 
-    def __init__(self, entry: Entry, hooks: Any, record: CallRecord, layout: TrainerLayout, head: Head = "tokens") -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        hooks: Any,
+        record: CallRecord,
+        layout: TrainerLayout,
+        head: Head = "tokens",
+        *,
+        has_policy: bool = True,
+    ) -> None:
         super().__init__(entry, hooks, record)
         self.layout = layout
         self.head: Head = head
+        self._has_policy = has_policy
 
     def train_step(self, request: TrainStepRequest) -> TrainStepResult:
         """One optimizer step. NonFiniteError where the loss, a gradient or a metric is NaN or infinite, BoundError where a
@@ -71,6 +83,8 @@ class TrainerHandle(BackendHandle):
         """Log-probabilities of the given tokens; NonFiniteError where one is NaN or infinite."""
         self._require_legal("get_logprobs", request, LogprobsRequest)
         self._require_head("get_logprobs", "tokens")
+        if not self._has_policy and request.model == "policy":
+            raise ContractError(f'{self.entry.label}: get_logprobs(model="policy"); {_NO_POLICY}')
         self._require_batches("get_logprobs", request.microbatches, request.temperature, request.weight_version)
         needed = {capabilities.REFERENCE_POLICY: request.model == "reference", capabilities.ENTROPY: request.entropy}
         self._require_capabilities("get_logprobs", needed)
@@ -95,6 +109,11 @@ class TrainerHandle(BackendHandle):
         export = self._call("export_weights", request, WeightExport, lambda export: _check_export(request, export))
         self._state.weight_version = export.weight_version
         return checked_export(export, self.entry.label, request.max_bucket_bytes)
+
+    def _require_legal(self, hook: str, request: object, expected: type) -> None:
+        super()._require_legal(hook, request, expected)
+        if not self._has_policy and hook not in ("get_logprobs", "set_residency"):
+            raise ContractError(f"{self.entry.label}: {hook}; {_NO_POLICY}")
 
     def _harmless(self, hook: str, error: BaseException) -> bool:
         refused = hook == "train_step" and isinstance(error, BoundError | NonFiniteError | ContractError)

@@ -47,7 +47,7 @@ def evaluate(
             saver.load(checkpoint, state)
             version = state.weight_version
         if inputs.held_out is not None:
-            held_out = (inputs.held_out, inputs.measured, prepared.algorithm, backends.trainer, inputs.measured_sets)
+            held_out = (inputs.held_out, inputs.measured, prepared.algorithm, backends, inputs.measured_sets)
             return HeldOutExamples.of(*held_out).evaluate(version)
         refitter = Refitter.of(prepared, backends, clock, progress)
         evaluator = inputs.evaluator(recipe, backends.generator, clock, progress)

@@ -32,6 +32,7 @@ from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch import mismatch_metrics
 from rlcore.run.train_step.mismatch_monitor import MismatchMonitor
+from rlcore.run.train_step.reference import Reference
 from rlcore.run.train_step.rescoring import rescored
 from rlcore.spi.arrays import Float32Array, Int64Array
 
@@ -58,6 +59,8 @@ class Loop:
     clock: PhaseClock
     guard: InterruptGuard
     position: LoopPosition
+    reference: Reference
+    """What the algorithm compares the policy with, where it does."""
     critic: Critic | None = None
     """None where the algorithm trains none."""
     held_out: HeldOutExamples | None = None
@@ -275,7 +278,7 @@ class Loop:
 
     def _reference_logprobs(self, batch: spi.TokenBatch) -> Float32Array:
         """float32 [T]: computed where they are not kept from an earlier step."""
-        compute = partial(self.trainer.logprobs, batch, model="reference", weight_version=self.position.weight_version)
+        compute = partial(self.reference.logprobs, batch, weight_version=self.position.weight_version)
         if self.reference_store is None:
             return compute(np.arange(batch.num_sequences))
         return self.reference_store.logprobs(batch, compute)

@@ -173,6 +173,9 @@ class Backends:
     """None where no generator runs."""
     critic: TrainerGroup | None = None
     """The critic, on the trainer's ranks; None where none is trained."""
+    reference: TrainerGroup | None = None
+    """The frozen model that the algorithm compares with, on devices of its own; None where there is none, or the trainer holds
+    it."""
 
 
 @define(kw_only=True, eq=False)

@@ -35,6 +35,7 @@ from rlcore.run.storage.run_directory import RunDirectory
 from rlcore.run.storage.saver import RunSaver, read_rollouts
 from rlcore.run.storage.schedule_file import read_replay
 from rlcore.run.train_step.held_out import HeldOutExamples
+from rlcore.run.train_step.reference import Reference
 from rlcore.spi import ConfigError, SinkContext, WorkerError
 
 
@@ -187,7 +188,8 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             position=position,
             held_out=None
             if inputs.held_out is None
-            else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends.trainer, inputs.measured_sets),
+            else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends, inputs.measured_sets),
+            reference=Reference.of(backends),
             reference_store=reference_store,
         )
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)

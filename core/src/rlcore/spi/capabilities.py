@@ -12,6 +12,8 @@ REFERENCE_POLICY = "reference_policy"
 REFERENCE_MODEL = "reference_model"
 """TrainerContext.reference: get_logprobs(model="reference") asks another model than the policy's, maybe of another family and
 size. Needs `reference_policy`."""
+REFERENCE_ALONE = "reference_alone"
+"""TrainerContext.needs_policy = False: the reference is held without a policy, without gradients and without an optimizer."""
 ENTROPY = "entropy"
 """Entropy in get_logprobs, and in train_step with a gradient."""
 SAVE_HF = "save_hf"

@@ -47,6 +47,10 @@ class TrainerContext:
     """Optimizer steps that the run plans: what learning-rate schedules end at. Fewer are made where steps have no signal."""
     needs_reference: bool
     """Whether get_logprobs(model="reference") will be called."""
+    needs_policy: bool = True
+    """Whether anything but get_logprobs(model="reference"), set_residency and close will be called. False, beside
+    `needs_reference`, is a reference on devices of its own: no other weights are held, `model` names what `reference` does, or
+    the policy's model where that is None, and the version is 0 for ever. Needs the capability `reference_alone`."""
     max_sequence_length: int
     """Tokens of the longest sequence that any batch will hold."""
     reference: ModelSpec | None = None
@@ -134,6 +138,9 @@ class CheckContext:
     """TrainerContext.max_microbatch_tokens, as it will be."""
     needs_reference: bool = False
     """TrainerContext.needs_reference, as it will be."""
+    needs_policy: bool = True
+    """TrainerContext.needs_policy, as it will be. A trainer's check is called once more where the reference has devices of its
+    own, with their number as `world_size`."""
     lora: LoraSpec | None = None
     """TrainerContext.lora, as it will be."""
     generator_lora: LoraSpec | None = None

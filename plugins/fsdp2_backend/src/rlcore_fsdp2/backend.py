@@ -18,7 +18,7 @@ from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.export import exported_tensors, whole
 from rlcore_fsdp2.gradients import accumulate, non_finite_names, reduce
 from rlcore_fsdp2.layout import Meshes, ParallelLayout
-from rlcore_fsdp2.layout_check import layout_problems, undescribed_problems
+from rlcore_fsdp2.layout_check import layout_problems, reference_layout_problems, undescribed_problems
 from rlcore_fsdp2.logprobs import compute_logprobs, compute_values
 from rlcore_fsdp2.optimizer import clip, make_optimizer
 from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference, make_working_copy
@@ -61,20 +61,23 @@ class Fsdp2Backend:
 
     def _build(self, context: spi.TrainerContext, config: Fsdp2Config, meshes: Meshes | None) -> None:
         self.adapters: Adapters | None = None
-        if context.lora is None:
+        if not context.needs_policy:
+            self.policy, self._exporter = make_reference(context.model, config, meshes, self.device), None
+        elif context.lora is None:
             self.policy, self._exporter = make_policy(context.model, config, meshes, self.device, context.head)
         else:
             self.policy, self._exporter, self.adapters = make_adapted_policy(context, config, meshes, self.device)
         self._dims = dims_of(self.policy.config) if is_described(self.policy) else None
         self._working = None
-        if not self._is_sharded and context.model.dtype != "float32" and self.adapters is None:
+        is_trained = context.needs_policy and self.adapters is None
+        if not self._is_sharded and context.model.dtype != "float32" and is_trained:
             self._working = make_working_copy(context.model, config, self.policy, self.device, context.head)
         self._computing = self.policy if self._working is None else self._working.model
-        self._reference = None
-        if context.needs_reference and (self.adapters is None or context.reference is not None):
+        self._reference = None if context.needs_policy else self.policy
+        if self._reference is None and context.needs_reference and (self.adapters is None or context.reference is not None):
             self._reference = make_reference(context.reference or context.model, config, meshes, self.device)
         self._replay = attach(self._computing, meshes.context_group if meshes is not None else None)
-        self._optimizer = make_optimizer(self.policy, context.optimizer)
+        self._optimizer = make_optimizer(self.policy, context.optimizer) if context.needs_policy else None
         self._residency = Residency(self.device)
         self._weight_version = 0
         self._failed_midway = False
@@ -233,12 +236,13 @@ class Fsdp2Backend:
 
     def _models(self) -> list[nn.Module]:
         models = [self.policy, *([] if self._working is None else [self._working.model])]
-        return models if self._reference is None else [*models, self._reference]
+        return models if self._reference in (None, self.policy) else [*models, self._reference]
 
     def _move(self, request: spi.SetResidencyRequest) -> int:
         """Bytes left on the device."""
         weights = self._on_device(parameter for model in self._models() for parameter in model.parameters())
-        state = self._on_device(tensor for state in self._optimizer.state.values() for tensor in state.values())
+        states = [] if self._optimizer is None else self._optimizer.state.values()
+        state = self._on_device(tensor for state in states for tensor in state.values())
         self._residency.move(request, weights, state)
         return num_bytes([*weights, *state])
 
@@ -267,7 +271,8 @@ def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     rank_info, content = context.rank_info, load_config(context.model, context.head, any_decoder=True).to_dict()
     family = described_family(content)
     model = None if family is None else family.standard(content)
-    problems = list(layout_problems(config, rank_info.world_size, rank_info.device, model))
+    own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
+    problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
     problems += undescribed_problems(config) if family is None else []
     if problems:
         raise spi.ConfigError(problems)

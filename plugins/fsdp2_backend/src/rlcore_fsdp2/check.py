@@ -20,11 +20,12 @@ COMPILERS = ("g++", "clang++", "c++")
 
 def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
     """Return all problems of the configuration at once."""
+    own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     return [
         *trained_model_problems(context, any_decoder=True),
         *_undescribed_problems(context, config),
         *lora_problems(context),
-        *layout_problems(config, context.world_size, context.device, model_config(context)),
+        *own_layout_problems(config, context.world_size, context.device, model_config(context)),
         *reference_problems(
             context, partial(reference_layout_problems, config, context.world_size, context.device), any_decoder=True
         ),

@@ -63,7 +63,8 @@ class MegatronBackend:
         with cuda_or_cpu(self._device.type):
             parallel.join(rank_info, self._parallel, config.collective_timeout_s)
             try:
-                self._build()
+                self._groups = parallel.Groups.current()
+                self._build() if context.needs_policy else self._build_reference_alone()
             except BaseException:
                 parallel.leave()
                 raise
@@ -72,7 +73,6 @@ class MegatronBackend:
 
     def _build(self) -> None:
         context, config, layout = self._context, self._config, self._parallel
-        groups = parallel.Groups.current()
         transformer = transformer_config(self._hf, config, layout, context.model.dtype, self._device.type)
         policy = build(transformer, self._hf, layout, context.head)
         attach(policy)
@@ -82,24 +82,33 @@ class MegatronBackend:
         self.models = distribute(policy, config, transformer, self._device.type)
         self.optimizer = make_optimizer(self.models, context, config)
         self._rates = Rates(optimizer=self.optimizer, context=context, config=config)
-        self._groups = groups
         self._passes = self._passes_of(self.models)
-        self._reference: list[PolicyModel] | None = None
-        if context.needs_reference and (adapters is None or context.reference is not None):
-            # What of the recipe's section holds the policy's own weights is not the reference's, where that is another model.
-            spec = context.reference or context.model
-            own = config if context.reference is None else evolve(config, checkpoint=None)
-            hf = self._hf if context.reference is None else load_config(spec)
-            self._reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
-            load_initial(self._reference, hf, spec, own, layout)
-            for model in self._reference:
-                model.requires_grad_(False)
-        self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, groups)
+        needs_copy = context.needs_reference and (adapters is None or context.reference is not None)
+        self._reference = self._make_reference() if needs_copy else None
+        self._exporter = Exporter(policy, Names.of(self._hf, context.head), layout, self._groups)
         self._adapters = self._below = None
         if adapters is not None:
-            self._adapters = Exporter(policy, adapters, layout, groups)
-            self._below = Exporter(policy, Names.of(self._hf), layout, groups, merges=False)
+            self._adapters = Exporter(policy, adapters, layout, self._groups)
+            self._below = Exporter(policy, Names.of(self._hf), layout, self._groups, merges=False)
         self.residency = MegatronResidency(self._device, self.models, self._reference, self.optimizer)
+
+    def _build_reference_alone(self) -> None:
+        self.models, self._reference = [], self._make_reference()
+        self.optimizer = self._rates = self._passes = self._exporter = self._adapters = self._below = self._begun = None
+        self.residency = MegatronResidency(self._device, [], self._reference, None)
+
+    def _make_reference(self) -> list[PolicyModel]:
+        """This rank's parts of the frozen model."""
+        context, layout = self._context, self._parallel
+        # What of the recipe's section holds the policy's own weights is not the reference's, where that is another model.
+        spec = context.reference or context.model
+        own = self._config if context.reference is None else evolve(self._config, checkpoint=None)
+        hf = self._hf if context.reference is None else load_config(spec)
+        reference = build(transformer_config(hf, own, layout, spec.dtype, self._device.type), hf, layout)
+        load_initial(reference, hf, spec, own, layout)
+        for model in reference:
+            model.requires_grad_(False)
+        return reference
 
     def _passes_of(self, models: Sequence[Any]) -> Passes:
         head = self._context.head
@@ -246,7 +255,7 @@ class MegatronBackend:
 
     def _gather_parameters(self) -> None:
         """Gather new weights now: with `ddp.overlap_param_gather` a layer's are gathered only when it next computes."""
-        if self.models[0].ddp_config.overlap_param_gather:
+        if self.models and self.models[0].ddp_config.overlap_param_gather:
             for model in self.models:
                 model.start_param_sync(force_sync=True)
 
@@ -277,11 +286,15 @@ def _layout(
     """ConfigError for what `check` could not see of models on the Hub, the policy and its reference."""
     rank_info = context.rank_info
     where = rank_info.world_size, rank_info.device
-    problems = [*layout_problems(config, *where, model), *reference_layout_problems(config, *where, reference)]
+    problems = [*reference_layout_problems(config, *where, reference)]
+    if context.needs_policy:
+        problems = [*layout_problems(config, *where, model), *problems]
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)
     gpu = rank_info.device == "cuda"
+    is_copy = context.needs_policy and (context.lora is None or context.reference is not None)
+    holds_reference = context.needs_reference and is_copy
     return ParallelLayout.of(
         config,
         rank_info.rank,
@@ -293,6 +306,7 @@ def _layout(
         memory_bytes=torch.cuda.get_device_properties(rank_info.local_rank).total_memory if gpu else None,
         local_size=torch.cuda.device_count() if gpu else 1,
         dtype=context.model.dtype,
-        reference=reference if context.needs_reference and (context.lora is None or context.reference is not None) else None,
+        reference=reference if holds_reference else None,
         lora=context.lora,
+        trains=context.needs_policy,
     )

@@ -35,13 +35,14 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
     lora = list(_lora_problems(context, config))
+    own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     if context.lora is not None and not config.transformer_engine:
         config = evolve(config, transformer_engine=False)
     problems = [
         *lora,
         *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
         *_rotary_problems(context, model),
-        *layout_problems(config, context.world_size, context.device, model),
+        *own_layout_problems(config, context.world_size, context.device, model),
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_engine_problems(context, config),
         *_replay_problems(context, config, model),
@@ -185,6 +186,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
         memory_bytes=min(memories) if memories else None,
         dtype=context.model.dtype,
         lora=context.lora,
+        trains=context.needs_policy,
     )
     try:
         choose(config, load)
@@ -194,7 +196,7 @@ def _auto_problems(context: CheckContext, config: MegatronConfig, model: Mapping
 
 def _reference(context: CheckContext, model: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config.json of the frozen model that is held too; the policy's for one that cannot be read."""
-    if not context.needs_reference or (context.lora is not None and context.reference is None):
+    if not (context.needs_reference and context.needs_policy) or (context.lora is not None and context.reference is None):
         return None
     named = None if context.reference is None else model_config(evolve(context, model=context.reference))
     return named or model

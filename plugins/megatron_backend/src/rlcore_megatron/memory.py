@@ -53,6 +53,8 @@ class Workload:
     """The content of the config.json of a frozen model that is held too."""
     lora: LoraSpec | None = None
     """The adapters that train in place of the model's weights."""
+    trains: bool = True
+    """Whether there are gradients and an optimizer; False for a frozen model by itself."""
 
     @property
     def tokens(self) -> int:
@@ -144,7 +146,7 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
     gradient = GRADIENT_BYTES if config.ddp.get("grad_reduce_in_fp32", True) else item
     owned = parameters.dense / owners + parameters.expert / expert_owners
     trained = adapter_parameters(dims, load) / int(config.pipeline_parallel)
-    if load.lora is not None:
+    if load.lora is not None or not load.trains:
         # Float32 weights that are their own masters. What tensor ranks divide of them is left out: they are small.
         return Estimate(
             weights=int((held + (0 if reference is None else Parameters.of(reference, config).total)) * item + 4 * trained),

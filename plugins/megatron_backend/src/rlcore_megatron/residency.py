@@ -19,9 +19,10 @@ class MegatronResidency:
     """Moves weights and state. Parameters and float32 masters are views of one buffer, which is emptied underneath them."""
 
     def __init__(
-        self, device: torch.device, models: Sequence[Any], reference: Sequence[Any] | None, optimizer: MegatronOptimizer
+        self, device: torch.device, models: Sequence[Any], reference: Sequence[Any] | None, optimizer: MegatronOptimizer | None
     ) -> None:
-        self._device, self._models, self._optimizer = device, models, optimizer
+        self._device, self._models = device, models
+        self._optimizers = [] if optimizer is None else optimizers_of(optimizer)
         self._reference = reference or ()
         self.residency = Residency(device)
 
@@ -54,7 +55,7 @@ class MegatronResidency:
     def _drop_gradients(self) -> None:
         """Free the gradients of the masters: float32 copies, where they are not views of the buffers."""
         with cuda_or_cpu(self._device.type):
-            for optimizer in optimizers_of(self._optimizer):
+            for optimizer in self._optimizers:
                 # An optimizer on the host has memory for them there that it fills in each step.
                 if {master.device.type for group in optimizer.param_groups for master in group["params"]} == {
                     self._device.type
@@ -69,7 +70,7 @@ class MegatronResidency:
 
     def _state(self) -> list[Tensor]:
         """Masters that are no views of weights, and moments; counts of steps are on the host anyway."""
-        optimizers = optimizers_of(self._optimizer)
+        optimizers = self._optimizers
         masters = [master for optimizer in optimizers for group in optimizer.param_groups for master in group["params"]]
         kept = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
         views = {storage._cdata for storage in storages(self.weights())}

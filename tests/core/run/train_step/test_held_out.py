@@ -3,6 +3,7 @@
 import numpy as np
 
 from rlcore.run.data.examples import Examples
+from rlcore.run.protocols import Backends
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.spi import RaggedTokens
 
@@ -33,7 +34,7 @@ def test_the_present_weights_are_asked_each_time_and_the_reference_once():
     tokens = RaggedTokens(tokens=np.zeros(9, np.int32), offsets=np.array([0, 3, 6, 9], np.int64))
     examples = Examples.behind_prompts(tokens, np.ones(3, np.int64), answers=1, rows=np.arange(3), num_dropped=0)
     trainer = Trainer()
-    held_out = HeldOutExamples.of(examples, np.arange(2), Algorithm(), trainer)
+    held_out = HeldOutExamples.of(examples, np.arange(2), Algorithm(), Backends(trainer=trainer, generator=None, route=None))
     assert held_out.evaluate(1) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 9.0}
     assert held_out.evaluate(4) == {"evaluation/rows": 2.0, "evaluation/gap": 6 * 6.0}
     assert trainer.asked == ["policy", "reference", "policy"]
@@ -51,7 +52,8 @@ def test_each_of_several_sets_has_the_figures_of_its_own_rows():
     lengths = np.arange(1, 7)
     tokens = RaggedTokens(tokens=np.zeros(21, np.int32), offsets=np.concatenate([[0], np.cumsum(lengths)]))
     examples = Examples.behind_prompts(tokens, np.ones(6, np.int64), answers=2, rows=np.array([1, 3, 5]), num_dropped=1)
-    held_out = HeldOutExamples.of(examples, np.array([1, 3]), Algorithm(), Numbered(), ["sums", "words"])
+    backends = Backends(trainer=Numbered(), generator=None, route=None)
+    held_out = HeldOutExamples.of(examples, np.array([1, 3]), Algorithm(), backends, ["sums", "words"])
     assert held_out.evaluate(0) == {
         "evaluation/rows": 4.0,
         "evaluation/gap": float(sum(range(10))),

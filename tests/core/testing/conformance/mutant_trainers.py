@@ -482,6 +482,18 @@ class ReferenceOfThePolicyAfterItsLogprobs(FakeTrainer):
         return result
 
 
+@killed_by("test_a_reference_alone_says_what_it_says_beside_a_policy")
+class ReferenceAloneBesideAnOptimizer(FakeTrainer):
+    def __init__(self, context, config):
+        super().__init__(evolve(context, needs_policy=True), config)
+
+
+@killed_by("test_a_reference_alone_says_what_it_says_beside_a_policy")
+class ReferenceAloneOfAnotherSeed(FakeTrainer):
+    def __init__(self, context, config):
+        super().__init__(evolve(context, seed=context.seed + (not context.needs_policy)), config)
+
+
 class ChangedReference(FakeTrainer):
     @hookimpl
     def get_logprobs(self, request):

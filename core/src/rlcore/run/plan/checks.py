@@ -40,10 +40,10 @@ def check_plan(plan: RunPlan) -> None:
         world_size=1 if recipe.cluster is None else recipe.cluster.world_size,
         max_sequence_length=recipe.rollout.max_sequence_length,
         max_microbatch_tokens=plan.max_microbatch_tokens,
-        needs_reference=needs.reference_logprobs,
+        needs_reference=needs.reference_logprobs and not plan.reference_is_apart,
         lora=plan.lora,
         generator_lora=plan.generator_lora,
-        reference=plan.reference,
+        reference=None if plan.reference_is_apart else plan.reference,
         head=needs.head,
         critic=plan.critic,
         channel=plan.channel,
@@ -59,8 +59,29 @@ def check_plan(plan: RunPlan) -> None:
             # The same plugin with the same options, for another model.
             of_critic = evolve(context, model=plan.critic, needs_reference=False, lora=None, reference=None, head="value")
             found += run_check(entry, of_critic, plugin_config(recipe, entry))
+        if entry.role == "trainer" and plan.reference_is_apart:
+            found += run_check(entry, _of_reference(plan, context), plugin_config(recipe, entry))
         problems += [problem for problem in found if problem not in problems]
     raise_problems(problems, model)
+
+
+def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:
+    """What the trainer's check receives for a reference on devices of its own."""
+    assert plan.recipe.cluster is not None
+    return evolve(
+        context,
+        model=plan.reference or plan.model,
+        world_size=plan.recipe.cluster.num_reference_ranks,
+        needs_reference=True,
+        needs_policy=False,
+        reference=plan.reference,
+        lora=None,
+        generator_lora=None,
+        critic=None,
+        channel=None,
+        generator_devices=None,
+        replays_routing=False,
+    )
 
 
 def raise_problems(problems: Sequence[Problem], model: ModelSpec) -> None:
@@ -159,6 +180,19 @@ def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Probl
             found=f"the section, with algorithm {recipe.algorithm.name!r} as configured, which compares with no reference",
             expected="no such section",
             remedy="Leave it out, or give the algorithm's term that compares a weight.",
+        )
+    cluster, lora = recipe.cluster, recipe.lora
+    if cluster is None or not cluster.reference_gpus_per_node:
+        return
+    path, found = "cluster.reference_gpus_per_node", str(cluster.reference_gpus_per_node)
+    if not needs.reference_logprobs:
+        found = f"{found}, with algorithm {recipe.algorithm.name!r}, which compares with no reference"
+        yield Problem(path=path, found=found, expected="0, the default: they would hold nothing")
+    elif lora is not None and lora.init_from is not None and recipe.reference is None:
+        yield Problem(
+            path=path,
+            found=f"{found}, with lora.init_from: the reference is the policy as these adapters make it",
+            expected="0, since the trainer holds them, or a [reference] that is a whole model",
         )
 
 

@@ -120,14 +120,18 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
     needs = {}
     if algorithm.needs.reference_logprobs:
         needs[capabilities.REFERENCE_POLICY] = f"algorithm {recipe.algorithm.name!r} compares with the reference policy"
+    apart = recipe.cluster is not None and recipe.cluster.reference_gpus_per_node > 0
+    if algorithm.needs.reference_logprobs and apart:
+        needs[capabilities.REFERENCE_ALONE] = "cluster.reference_gpus_per_node holds the reference apart from the policy"
     if recipe.reference is not None:
         needs[capabilities.REFERENCE_MODEL] = f"reference.path = {recipe.reference.path!r}"
     if algorithm.needs.previous_logprobs:
         needs[capabilities.PREVIOUS_LOGPROBS] = f"algorithm {recipe.algorithm.name!r} compares with the start of the step"
     if recipe.schedule.decay != "constant" or recipe.schedule.warmup_steps:
         needs[capabilities.SCHEDULE_STEP] = "[schedule] changes the learning rate over the run"
-    if recipe.cluster is not None and recipe.cluster.world_size > 1:
-        needs[capabilities.MULTI_RANK] = f"[cluster] has {recipe.cluster.world_size} ranks"
+    num_ranks = 1 if recipe.cluster is None else max(recipe.cluster.world_size, recipe.cluster.num_reference_ranks)
+    if num_ranks > 1:
+        needs[capabilities.MULTI_RANK] = f"[cluster] has {num_ranks} ranks"
     if algorithm.needs.head == "value":
         needs[capabilities.VALUE_HEAD] = f"algorithm {recipe.algorithm.name!r} trains a model of values"
     if algorithm.needs.critic:

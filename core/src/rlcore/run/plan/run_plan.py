@@ -85,6 +85,12 @@ class RunPlan:
         return None if named is None else evolve(self.model, path=named.path, revision=named.revision)
 
     @property
+    def reference_is_apart(self) -> bool:
+        """Whether the reference has devices of its own."""
+        cluster = self.recipe.cluster
+        return self.algorithm.needs.reference_logprobs and cluster is not None and cluster.reference_gpus_per_node > 0
+
+    @property
     def critic(self) -> spi.ModelSpec | None:
         """The model that the critic begins with; None where none is trained."""
         named = self.recipe.critic or CriticConfig()
@@ -167,14 +173,25 @@ class RunPlan:
             rank_info=rank_info,
             seed=self.recipe.run.seed,
             num_train_steps=max(self.recipe.run.num_steps - self.critic_warmup_steps, 1) * updates_per_step,
-            needs_reference=self.algorithm.needs.reference_logprobs,
-            reference=self.reference,
+            needs_reference=self.algorithm.needs.reference_logprobs and not self.reference_is_apart,
+            reference=None if self.reference_is_apart else self.reference,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
             max_microbatch_tokens=self.max_microbatch_tokens,
             optimizer=self.recipe.optimizer,
             schedule=self.recipe.schedule,
             lora=self.lora,
             head=self.algorithm.needs.head,
+        )
+
+    def reference_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext:
+        """What the trainer's plugin builds the reference of a rank with, where that has devices of its own."""
+        return evolve(
+            self.trainer_context(rank_info),
+            model=self.reference or self.model,
+            needs_reference=True,
+            needs_policy=False,
+            reference=self.reference,
+            lora=None,
         )
 
     def critic_context(self, rank_info: spi.RankInfo) -> spi.TrainerContext | None:

@@ -25,8 +25,8 @@ class Progress:
         """How far the present generation is. Called from any thread, and only by generators that can tell."""
 
     def pool(self, name: str, doing: str) -> None:
-        """What a pool of workers does from now on: "trainer" or "generator", and "train_step on 8 ranks", ..., or "idle". Only
-        runs on a cluster have pools. Called from any thread."""
+        """What a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks", ..., or
+        "idle". Only runs on a cluster have pools. Called from any thread."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""

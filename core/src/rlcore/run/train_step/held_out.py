@@ -9,7 +9,8 @@ from attrs import define, field, frozen
 from rlcore import spi
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.run.data.examples import Examples, example_batch
-from rlcore.run.protocols import TrainerGroup
+from rlcore.run.protocols import Backends, TrainerGroup
+from rlcore.run.train_step.reference import Reference
 from rlcore.spi.arrays import Float32Array, Int64Array, take_rows
 
 
@@ -29,6 +30,7 @@ class HeldOutExamples:
     samples: spi.RolloutBatch
     algorithm: AlgorithmHandle
     trainer: TrainerGroup
+    reference: Reference
     parts: Mapping[str, _Part]
     _reference: Float32Array | None = field(init=False, default=None)
 
@@ -38,7 +40,7 @@ class HeldOutExamples:
         examples: Examples,
         rows: Int64Array,
         algorithm: AlgorithmHandle,
-        trainer: TrainerGroup,
+        backends: Backends,
         sets: Sequence[str] = (),
     ) -> "HeldOutExamples":
         """Some rows of the data set, which are among the examples'. `rows` int64 [M], ascending; `sets` [M] are the names of
@@ -49,7 +51,8 @@ class HeldOutExamples:
             groups = np.flatnonzero(set_of == name)
             sequences = np.flatnonzero(np.isin(samples.group_ids, groups))
             parts[name] = _Part(samples=example_batch(examples, indices[groups]), sequences=sequences)
-        return cls(samples=samples, algorithm=algorithm, trainer=trainer, parts=parts)
+        reference = Reference.of(backends)
+        return cls(samples=samples, algorithm=algorithm, trainer=backends.trainer, reference=reference, parts=parts)
 
     def evaluate(self, weight_version: int) -> dict[str, float]:
         """The algorithm's figures, each as `evaluation/<name>`, and of each of several data sets as `evaluation/<name>/<set>`.
@@ -61,7 +64,7 @@ class HeldOutExamples:
         else:
             found = self.trainer.logprobs(batch, every, "policy", weight_version)
             if needs.reference_logprobs and self._reference is None:
-                self._reference = self.trainer.logprobs(batch, every, "reference", weight_version)
+                self._reference = self.reference.logprobs(batch, every, weight_version)
         figures = self._measured(self.samples, found, self._reference)
         named = {f"evaluation/{name}": value for name, value in figures.items()}
         for of_set, part in self.parts.items():

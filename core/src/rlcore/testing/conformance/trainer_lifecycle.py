@@ -265,3 +265,20 @@ class TrainerLifecycle(TrainerFixtures):
                 (found,) = trainer.logprobs((batch,), version, model="reference")
                 np.testing.assert_allclose(found, trained, rtol=0, atol=trainer.tolerance)
                 trainer.step((batch,), version)
+
+    def test_a_reference_alone_says_what_it_says_beside_a_policy(
+        self, provider: Provider, open_trainer: OpenTrainer, batch: TokenBatch
+    ) -> None:
+        """Without a policy it is the same model, also after its weights were away, and holds fewer bytes."""
+        require(provider, capabilities.REFERENCE_ALONE)
+        with open_trainer() as trainer:
+            (expected,) = trainer.logprobs((batch,), model="reference")
+            both = trainer.handle.set_residency(ON_DEVICE).device_bytes
+        with open_trainer(needs_policy=False) as trainer:
+            np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)
+            alone = trainer.handle.set_residency(ON_DEVICE).device_bytes
+            if capabilities.RESIDENCY in provider.capabilities:
+                trainer.handle.set_residency(ON_HOST)
+                trainer.handle.set_residency(ON_DEVICE)
+            np.testing.assert_array_equal(trainer.logprobs((batch,), model="reference")[0], expected)
+        assert alone < both or both == 0, "a device that is not counted"

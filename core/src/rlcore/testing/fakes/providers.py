@@ -21,6 +21,7 @@ FAKE_TRAINER = Provider(
     capabilities={
         capabilities.REFERENCE_POLICY,
         capabilities.REFERENCE_MODEL,
+        capabilities.REFERENCE_ALONE,
         capabilities.ENTROPY,
         capabilities.METRIC_BOUNDS,
         capabilities.PREVIOUS_LOGPROBS,

@@ -83,9 +83,11 @@ class FakeTrainer:
         if context.needs_reference:
             seed = context.seed if context.reference is None else crc32(context.reference.path.encode())
             self.reference = make_weights(config.vocab_size, seed, scale)
+        if self.reference is not None and not context.needs_policy:
+            self.weights = self.reference
         self.num_updates = self.schedule_step = 0
         self.moments: dict[str, tuple[Float64Array, Float64Array]] = {
-            name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items()
+            name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in self.weights.items() if context.needs_policy
         }
         self.rank_info = context.rank_info
 
@@ -154,7 +156,7 @@ class FakeTrainer:
     @hookimpl
     def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:
         """Count the bytes that would be left on the device."""
-        copies = 1 if self.reference is None else 2
+        copies = 1 if self.reference is None or self.reference is self.weights else 2
         weight_bytes = copies * sum(value.nbytes for value in self.weights.values())
         state_bytes = sum(first.nbytes + second.nbytes for first, second in self.moments.values())
         return count_residency(self.rank_info, request, weight_bytes=weight_bytes, state_bytes=state_bytes)

@@ -19,8 +19,9 @@ LAYOUTS = {
     "helpers": ("cluster.gpus_per_node=4", "trainer.ranked.helpers=2"),
     "shared": ("cluster.gpus_per_node=4", "generator.ranked.span=2"),
     "separate": ("cluster.gpus_per_node=3", 'cluster.placement="separate"', "cluster.generator_gpus_per_node=1"),
+    "apart": ("cluster.gpus_per_node=4", "cluster.reference_gpus_per_node=2"),
 }
-NUM_RANKS = {"two": 2, "one": 1, "helpers": 4, "shared": 4, "separate": 2}
+NUM_RANKS = {"two": 2, "one": 1, "helpers": 4, "shared": 4, "separate": 2, "apart": 2}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

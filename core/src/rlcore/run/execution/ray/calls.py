@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.failures import Reply, WorkerInfo, cause_of_death, last_lines, with_origin
+from rlcore.run.execution.ray.failures import PoolName, Reply, WorkerInfo, cause_of_death, last_lines, with_origin
 from rlcore.run.report.progress import Progress
 from rlcore.spi import RefitError, RlcoreError, WorkerError
 
@@ -25,7 +25,7 @@ CLOSE_S = 30.0
 
 _GENERATOR = dict.fromkeys(("build_generator", "move_generator", "save_generator", "load_generator"), ("generator",))
 _POOLS: Mapping[str, tuple[str, ...]] = {**_GENERATOR, "refit": ("trainer", "generator")}
-"""The pools that work in a call, by its name; a call that is not named is the trainer's."""
+"""The pools that work in a call, by its name; a call that is not named is the trainer's, or the reference's."""
 
 Outcome: TypeAlias = Any
 """What a rank returned, or the exception that it raised; a WorkerError where it died."""
@@ -64,6 +64,8 @@ class Calls:
     ranks: Sequence[Rank]
     cluster: ClusterConfig
     progress: Progress
+    pool: PoolName = "trainer"
+    """What a call is for that is not named as another pool's."""
     lost: str | None = None
     """Why the pool cannot be used any more."""
     unusable: set[int] = field(factory=set)
@@ -215,7 +217,7 @@ class Calls:
     @contextlib.contextmanager
     def _under_way(self, wait: _Wait) -> Iterator[None]:
         """However the driver stops to wait, after Ctrl-C too: the next call waits for what is still under way."""
-        pools = _POOLS.get(wait.name, ("trainer",))
+        pools = _POOLS.get(wait.name, (self.pool,))
         for pool in pools:
             self.progress.pool(pool, _on_ranks(wait.name, len(wait.pending)))
         try:

@@ -75,6 +75,7 @@ class WorkerEnv:
     rank_gpu_ids: tuple[str, ...]
     """The GPUs that are this rank's."""
     ranks_on_node: int
+    """All that share its cores, of whatever pool."""
     directory: Path
     """The driver's, from which relative paths start where the node has it."""
     run_directory: Path | None

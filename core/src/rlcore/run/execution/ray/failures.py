@@ -4,13 +4,15 @@ import contextlib
 import pickle
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
 from rlcore.registry.plugin_errors import message_of
 from rlcore.spi import RlcoreError
 
+PoolName: TypeAlias = Literal["trainer", "reference"]
+"""What the ranks of a pool hold together: the trainer, maybe with a critic and generators, or the reference alone."""
 NUM_LOG_LINES = 20
 MAX_LOG_BYTES = 2**14
 
@@ -73,6 +75,7 @@ class WorkerInfo:
     """Where a rank lives; how messages call it."""
 
     rank: int
+    pool: PoolName = "trainer"
     node: str = "?"
     """The address of the worker's machine."""
     node_id: str = ""
@@ -82,7 +85,8 @@ class WorkerInfo:
     """What Ray assigned to it, by numbers of the machine."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (node {self.node}, process {self.pid})"
+        name = f"rank {self.rank}" if self.pool == "trainer" else f"{self.pool} rank {self.rank}"
+        return f"{name} (node {self.node}, process {self.pid})"
 
 
 def last_lines(log_file: Path) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from attrs import evolve
+
 from rlcore.config.cluster import ClusterConfig
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.ray.calls import BESIDE, COLLECT, Calls, Rank
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
-from rlcore.run.execution.ray.failures import WorkerInfo
+from rlcore.run.execution.ray.failures import PoolName, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import end_everywhere
 from rlcore.run.execution.ray.placement import reserved
 from rlcore.run.execution.ray.pool_groups import PoolGenerator, PoolRoute, PoolTrainer
@@ -31,28 +33,37 @@ ARRIVE_S = 120.0
 
 @contextmanager
 def open_pool(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | None, progress: Progress) -> Iterator[Backends]:
-    """Workers with trainer and generator on every rank; at the end they are gone, whatever happened."""
+    """Workers with trainer and generator on every rank, and others with the reference where that has devices of its own; at the
+    end they are gone, whatever happened."""
     cluster = prepared.recipe.cluster
     assert cluster is not None
     logs = (log_directory or Path(tempfile.mkdtemp(prefix="rlcore-logs-"))).absolute()
+    names: tuple[PoolName, ...] = ("trainer", "reference") if prepared.reference_is_apart else ("trainer",)
     with reserved(cluster, prepared.device) as group:
         progress.phase("workers")
-        calls = Calls(ranks=_start_ranks(prepared, cluster, group, logs), cluster=cluster, progress=progress)
+        pools = [
+            Calls(ranks=_start_ranks(prepared, cluster, group, logs, pool), cluster=cluster, progress=progress, pool=pool)
+            for pool in names
+        ]
         name = uuid4().hex
         try:
-            layouts = _set_up(prepared, tokenizer, cluster, calls, logs, name, log_directory)
-            yield _backends(prepared, calls, layouts)
-            calls.close()
+            yield _set_up(prepared, tokenizer, cluster, pools, logs, name, log_directory)
+            for calls in pools:
+                calls.close()
         except WorkerError:
-            calls.kill()
-            end_everywhere(name, calls.workers, progress)  # others may be started in their place
+            for calls in pools:
+                calls.kill()
+            workers = [worker for calls in pools for worker in calls.workers]
+            end_everywhere(name, workers, progress)  # others may be started in their place
             raise
         finally:
-            calls.kill()
+            for calls in pools:
+                calls.kill()
 
 
-def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Path) -> list[Rank]:
-    """A process for each rank of the trainer. Where devices are separate, a node's first rank holds those that generate too."""
+def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Path, pool: PoolName) -> list[Rank]:
+    """A process for each rank of a pool. Where devices are separate, the trainer's first rank on a node holds those that
+    generate too."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -60,10 +71,11 @@ def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Pa
 
     actor: Any = ray.remote(concurrency_groups={BESIDE: 1, COLLECT: 1})(Worker)  # type: ignore[call-overload]
     ranks = []
-    for number in range(cluster.world_size):
-        node, local_rank = divmod(number, cluster.ranks_per_node)
-        devices = 1 + (cluster.generator_gpus_per_node if local_rank == 0 else 0)
-        log_file = logs / f"rank-{number}.log"
+    per_node = _ranks_per_node(cluster, pool)
+    for number in range(cluster.nodes * per_node):
+        node, local_rank = divmod(number, per_node)
+        devices = 1 + (cluster.generator_gpus_per_node if pool == "trainer" and local_rank == 0 else 0)
+        log_file = logs / (f"rank-{number}.log" if pool == "trainer" else f"{pool}-rank-{number}.log")
         options: dict[str, Any] = {
             "num_cpus": devices,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
@@ -72,37 +84,63 @@ def _start_ranks(prepared: RunPlan, cluster: ClusterConfig, group: Any, logs: Pa
             # Ranks of a node have to see each other's devices; `Worker.prepare` says which, and in which order.
             variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
             options |= {"num_gpus": devices, "runtime_env": {"env_vars": variables}}
-        handle = actor.options(**options).remote(number, log_file)
-        ranks.append(Rank(worker=WorkerInfo(rank=number, log_file=log_file), actor=handle))
+        handle = actor.options(**options).remote(number, log_file, pool)
+        ranks.append(Rank(worker=WorkerInfo(rank=number, pool=pool, log_file=log_file), actor=handle))
     return ranks
+
+
+def _ranks_per_node(cluster: ClusterConfig, pool: PoolName) -> int:
+    return cluster.ranks_per_node if pool == "trainer" else cluster.reference_gpus_per_node
 
 
 def _set_up(
     prepared: RunPlan,
     tokenizer: Tokenizer,
     cluster: ClusterConfig,
-    calls: Calls,
+    pools: Sequence[Calls],
     logs: Path,
     name: str,
     log_directory: Path | None,
-) -> list[TrainerLayout]:
-    """Build the backends in bare processes; return the layout of every rank."""
+) -> Backends:
+    """Build the backends in bare processes."""
     import ray
 
-    arrived = calls.all("arrive", limit_s=ARRIVE_S)
-    calls.locate([worker for worker, _ in arrived])
-    _require_same([worker for worker, _ in arrived], [software for _, software in arrived])
     run_directory = None if log_directory is None else log_directory.absolute().parent
-    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name, run_directory) for rank in calls.ranks]
-    _load_plugins(prepared, calls, surroundings)
-    rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if cluster.world_size > 1 else None
+    calls, *others = pools
+    rank_infos = _meet(prepared, cluster, calls, name, run_directory)
+    of_reference = [(pool, _meet(prepared, cluster, pool, name, run_directory)) for pool in others]
     pickled: bytes = ray.cloudpickle.dumps(tokenizer)  # type: ignore[no-untyped-call]
-    rank_infos = [_rank_spec(prepared, cluster, rank, rendezvous) for rank in range(cluster.world_size)]
-    orders = [_build_order(prepared, rank_info) for rank_info in rank_infos]
-    built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=cluster.start_timeout_s)
+    layouts = _build(calls, [_build_order(prepared, rank_info) for rank_info in rank_infos])
     hosted = {rank: (_generator_order(prepared, pickled, rank_infos[rank], logs),) for rank in _hosts(prepared, cluster)}
     if hosted:
         calls.apart("build_generator", hosted, limit_s=cluster.start_timeout_s)
+    backends = _backends(prepared, calls, layouts)
+    for pool, infos in of_reference:
+        of_each = _build(pool, [_reference_order(prepared, rank_info) for rank_info in infos])
+        model = prepared.reference or prepared.model
+        backends = evolve(backends, reference=_trainer(prepared, pool, of_each, "policy", model))
+    return backends
+
+
+def _meet(prepared: RunPlan, cluster: ClusterConfig, calls: Calls, name: str, run_directory: Path | None) -> list[RankInfo]:
+    """Have the ranks of a pool load what the driver chose, and know how they find each other."""
+    arrived = calls.all("arrive", limit_s=ARRIVE_S)
+    calls.locate([worker for worker, _ in arrived])
+    _require_same([worker for worker, _ in arrived], [software for _, software in arrived])
+    surroundings = [_surroundings(rank.worker, calls.workers, cluster, name, run_directory) for rank in calls.ranks]
+    _load_plugins(prepared, calls, surroundings)
+    num_ranks, per_node = len(calls.ranks), _ranks_per_node(cluster, calls.pool)
+    rendezvous = calls.apart("rendezvous", {0: ()}, limit_s=ARRIVE_S)[0] if num_ranks > 1 else None
+    device = prepared.device
+    return [
+        RankInfo(rank=rank, world_size=num_ranks, local_rank=rank % per_node, device=device, rendezvous=rendezvous)
+        for rank in range(num_ranks)
+    ]
+
+
+def _build(calls: Calls, orders: Sequence[BuildCommand]) -> list[TrainerLayout]:
+    """Build what the ranks of a pool hold; the layout of each."""
+    built: list[Built] = calls.all("build", each=[(order,) for order in orders], limit_s=calls.cluster.start_timeout_s)
     return [each.layout for each in built]
 
 
@@ -151,20 +189,10 @@ def _surroundings(
         pool=pool,
         gpu_ids=(*firsts, *others),
         rank_gpu_ids=worker.gpu_ids[:1],
-        ranks_on_node=cluster.ranks_per_node,
+        ranks_on_node=cluster.ranks_per_node + cluster.reference_gpus_per_node,
         directory=Path.cwd(),
         run_directory=run_directory,
         num_threads=os.environ.get("OMP_NUM_THREADS"),
-    )
-
-
-def _rank_spec(prepared: RunPlan, cluster: ClusterConfig, rank: int, rendezvous: str | None) -> RankInfo:
-    return RankInfo(
-        rank=rank,
-        world_size=cluster.world_size,
-        local_rank=rank % cluster.ranks_per_node,
-        device=prepared.device,
-        rendezvous=rendezvous,
     )
 
 
@@ -175,6 +203,16 @@ def _build_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
         room_for_generator=room_for_generator(prepared),
         critic=prepared.critic_context(rank_info),
         room_beside_critic=room_beside_critic(prepared),
+    )
+
+
+def _reference_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
+    return BuildCommand(
+        trainer=prepared.reference_context(rank_info),
+        trainer_config=prepared.config("trainer"),
+        room_for_generator=None,
+        critic=None,
+        room_beside_critic=None,
     )
 
 

@@ -29,7 +29,7 @@ from rlcore.run.execution.groups import TokensRequest, tokens_figures
 from rlcore.run.execution.ray.affinity import bind_near
 from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
 from rlcore.run.execution.ray.dispatch import RankPart
-from rlcore.run.execution.ray.failures import RemoteError, Reply, WorkerInfo
+from rlcore.run.execution.ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import mark_children
 from rlcore.run.execution.ray.worker_stream import Collected, NumberedRequest, WorkerStream
 from rlcore.run.execution.residency import make_room
@@ -43,8 +43,9 @@ class Worker:
     """Made by Ray in a process of its own. Its work goes through `call`, one after another; a stream of its generator runs in a
     thread of its own, and what concerns that goes through `beside`."""
 
-    def __init__(self, rank: int, log_file: Path) -> None:
+    def __init__(self, rank: int, log_file: Path, pool: PoolName = "trainer") -> None:
         self._rank = rank
+        self._pool: PoolName = pool
         self._log_file = log_file
         self._trainer: TrainerHandle | None = None
         self._critic: TrainerHandle | None = None
@@ -101,6 +102,7 @@ class Worker:
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         here = WorkerInfo(
             rank=self._rank,
+            pool=self._pool,
             node=address,
             node_id=context.get_node_id(),
             pid=os.getpid(),
@@ -123,7 +125,7 @@ class Worker:
         share = max(1, len(cores) // surroundings.ranks_on_node)
         os.environ["OMP_NUM_THREADS"] = surroundings.num_threads or str(share)
         generator = None if plugins.generator is None else load_chosen(plugins.generator)
-        observers = discover(plugins.disabled).observers(plugins.observers)
+        observers = discover(plugins.disabled).observers(plugins.observers) if self._pool == "trainer" else ()
         context = spi.ObserverContext(run_directory=surroundings.run_directory, rank=self._rank)
         sections = plugins.observer_options
         options = {entry.name: pickle.loads(sections[entry.name]) for entry in observers if entry.name in sections}

@@ -1,0 +1,72 @@
+"""The reference on devices of its own: what its pool is built with and what a recipe cannot ask; and who is asked."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.protocols import Backends
+from rlcore.run.train_step.reference import Reference
+from rlcore.spi import ConfigError, RankInfo, TokenBatch
+
+Prepare = Callable[..., RunPlan]
+COMPARES = "algorithm.fake.kl_coefficient=0.1"
+APART = ("run.device=cpu", "cluster.gpus_per_node=2", "cluster.reference_gpus_per_node=1")
+
+
+class Group:
+    """A trainer that notes the versions it is asked at."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    def logprobs(self, batch, sequences, model, weight_version):
+        self.asked.append((model, weight_version))
+        return np.zeros(batch.num_tokens, np.float32)
+
+
+def test_the_trainer_is_asked_at_its_version_and_a_pool_at_0() -> None:
+    batch = TokenBatch(tokens=np.zeros(3, np.int32), offsets=np.array([0, 3]), loss_mask=np.zeros(3, bool))
+    trainer, pool = Group(), Group()
+    for reference in (None, pool):
+        backends = Backends(trainer=trainer, generator=None, route=None, reference=reference)  # type: ignore[arg-type]
+        assert Reference.of(backends).logprobs(batch, np.array([0]), 4).shape == (3,)
+    assert (trainer.asked, pool.asked) == ([("reference", 4)], [("reference", 0)])
+
+
+def test_the_pool_holds_the_reference_and_the_trainer_does_not(prepared: Prepare) -> None:
+    plan = prepared(COMPARES, "reference.path=teacher", *APART, "model.dtype=float32")
+    trainer = plan.trainer_context(RankInfo())
+    assert (trainer.needs_policy, trainer.needs_reference, trainer.reference) == (True, False, None)
+    pool = plan.reference_context(RankInfo(rank=1, world_size=2))
+    assert (pool.needs_policy, pool.needs_reference, pool.rank_info.rank) == (False, True, 1)
+    assert pool.reference is not None
+    assert (pool.model.path, pool.reference.path) == ("teacher", "teacher")
+    beginning = prepared(COMPARES, *APART).reference_context(RankInfo())
+    assert (beginning.model.path, beginning.reference) == ("none", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ((*APART,), "which compares with no reference"),
+        ((COMPARES, "cluster.gpus_per_node=2", "cluster.reference_gpus_per_node=2"), "2 of 2"),
+        (
+            (
+                COMPARES,
+                "cluster.gpus_per_node=3",
+                "cluster.reference_gpus_per_node=2",
+                "cluster.placement=separate",
+                "cluster.generator_gpus_per_node=1",
+            ),
+            "2 of 3, 1 of which generate",
+        ),
+    ],
+)
+def test_what_no_pool_can_be_is_refused(prepared: Prepare, overrides: tuple[str, ...], found: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepared("run.device=cpu", *overrides)
+    (problem,) = raised.value.problems
+    assert problem.path == "cluster.reference_gpus_per_node"
+    assert found in problem.found
