@@ -9,11 +9,14 @@ from markdown_blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "fsdp2_backend"))
 sys.path.insert(0, str(ROOT / "tests" / "vllm_generation"))
+sys.path.insert(0, str(ROOT / "tests" / "megatron_backend"))
 
 from decoder_families import BASE, DESCRIBED, REFUSED, TRAINED
+from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
 from rlcore.spi import ModelSpec
+from rlcore_megatron.families.registry import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.models import any_decoder_problems, architecture_problems
 
@@ -35,10 +38,12 @@ def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
     config = AutoConfig.for_model(name, **{**BASE, **OPTIONS[name]}).to_dict()
     config |= {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    others = "refused" if architecture_problems(str(tmp_path)) else "tested"
+    generator = "refused" if architecture_problems(str(tmp_path)) else "tested"
+    assert bool(architecture_problems(str(tmp_path), families=FAMILIES)) == (name not in {**DESCRIBED, **OF_MEGATRON})
+    megatron = "tested" if name in {**DESCRIBED, **OF_MEGATRON} else "refused"
     engine = "refused" if any_decoder_problems(ModelSpec(path=str(tmp_path))) else "untried"
     trainer = "refused" if name in REFUSED else "tested"
-    assert table[name] == (trainer, others, others, "tested" if name in SHOWN else engine)
+    assert table[name] == (trainer, megatron, generator, "tested" if name in SHOWN else engine)
 
 
 def test_the_rows_are_those_of_the_tests(table):

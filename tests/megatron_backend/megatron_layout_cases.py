@@ -15,6 +15,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET
+from megatron_families import FAMILIES, make_own
 from megatron_support import (
     GRPO,
     OPTIMIZER,
@@ -96,19 +97,25 @@ BFLOAT16_EXPERTS = evolve(BFLOAT16, gradient=0.5, figure=0.3)
 MOE = "qwen3_moe"
 MIXED = "mixed"
 """The same with MLPs in the first half of its layers, so that the first of two stages has no experts."""
+OWN = tuple(FAMILIES)
 LAYOUTS = (
-    Layout(name="one", num_ranks=1, packed=ARCHITECTURES, unpacked=("qwen2", MOE), auxiliary=(MOE,)),
+    Layout(name="one", num_ranks=1, packed=(*ARCHITECTURES, *OWN), unpacked=("qwen2", MOE), auxiliary=(MOE,)),
     Layout(name="one+recompute", num_ranks=1, options={"recompute": "full"}, packed=("qwen3", MOE), auxiliary=(MOE,)),
     Layout(name="tp2", num_ranks=2, options={"tensor_parallel": 2, "sequence_parallel": False}, packed=("qwen2", "qwen3")),
     Layout(
-        name="tp2+sp", num_ranks=2, options={"tensor_parallel": 2}, packed=ARCHITECTURES, unpacked=("qwen2",), auxiliary=(MOE,)
+        name="tp2+sp",
+        num_ranks=2,
+        options={"tensor_parallel": 2},
+        packed=(*ARCHITECTURES, *OWN),
+        unpacked=("qwen2",),
+        auxiliary=(MOE,),
     ),
     Layout(name="tp2+sp+selective", num_ranks=2, options={"tensor_parallel": 2, "recompute": "selective"}, packed=("qwen3",)),
     Layout(
         name="pp2",
         num_ranks=2,
         options={"pipeline_parallel": 2},
-        packed=("qwen2", "llama"),
+        packed=("qwen2", "llama", "mistral", *OWN),
         unpacked=("qwen3", MOE),
         auxiliary=(MOE,),
     ),
@@ -129,16 +136,23 @@ LAYOUTS = (
         auxiliary=(MOE,),
     ),
     Layout(name="dp2", num_ranks=2, packed=("qwen3", MOE), unpacked=("qwen2",), auxiliary=(MOE,)),
-    Layout(name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", MOE), unpacked=("llama",)),
-    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE,), unpacked=(MOE,)),
+    Layout(
+        name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", "mistral", MOE, *OWN), unpacked=("llama",)
+    ),
+    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *OWN), unpacked=(MOE,)),
     Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(name="cp2xetp2", num_ranks=2, options={"context_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
-    Layout(name="tp2xpp2", num_ranks=4, options={"tensor_parallel": 2, "pipeline_parallel": 2}, packed=("qwen3", MOE)),
+    Layout(
+        name="tp2xpp2",
+        num_ranks=4,
+        options={"tensor_parallel": 2, "pipeline_parallel": 2},
+        packed=("qwen3", "mistral", MOE, *OWN),
+    ),
     Layout(
         name="tp2xcp2",
         num_ranks=4,
         options={"tensor_parallel": 2, "context_parallel": 2},
-        packed=("qwen2", MOE),
+        packed=("qwen2", "mistral", MOE),
         auxiliary=(MOE,),
     ),
     # Of two key heads, so that two ranks share each.
@@ -146,7 +160,7 @@ LAYOUTS = (
     Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, packed=("qwen3", MOE), unpacked=("llama",)),
     Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
     Layout(name="pp2xdp2", num_ranks=4, options={"pipeline_parallel": 2}, auxiliary=(MIXED,)),
-    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE,)),
+    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE, *OWN)),
     Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
     Layout(
         name="pp2xvpp2xdp2",
@@ -229,7 +243,7 @@ class Place(Launch, Comparing):
     def bounds(self, architecture: str) -> Bounds:
         if self.dtype == "float32":
             return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
-        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED) else BFLOAT16
+        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED, *OWN) else BFLOAT16
 
     def loss_of(self, form: str) -> str:
         """GRPO's clips at a ratio: a step in the gradient, which rounding to bfloat16 moves to other tokens."""
@@ -252,6 +266,9 @@ def prepare(root: Path, **options: Any) -> None:
     for architecture in ARCHITECTURES:
         tied = architecture in ("qwen2", "qwen3")
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=4, **options)
+    for family in OWN:
+        make_own(root / "models" / family, family)
+    for architecture in (*ARCHITECTURES, *OWN):
         for name, loss in LOSSES.items():
             torch.save(expected_steps(root / "models" / architecture, loss, root), root / f"{architecture}-{name}.pt")
     make_mixed_model(root / "models" / MIXED, range(2), **options)

@@ -22,6 +22,7 @@ from fsdp2_support import (
     split,
     step_request,
 )
+from megatron_families import FIXED
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, LossSpec, TokenBatch
@@ -170,12 +171,15 @@ def gradients(backend: MegatronBackend) -> dict[str, torch.Tensor]:
             for bucket in buffer.buckets:
                 gather_reduced(bucket, buffer.data_parallel_group)
     lent: Mapping[Any, torch.Tensor] = {
-        parameter: parameter.data for model in unwrapped(backend.models) for parameter in model.parameters()
+        parameter: parameter.data
+        for model in unwrapped(backend.models)
+        for parameter in model.parameters()
+        if parameter.requires_grad
     }
     for parameter in lent:
         parameter.data = parameter.main_grad.to(parameter.dtype)
     try:
-        return exported(backend, backend.weight_version)
+        return {name: tensor for name, tensor in exported(backend, backend.weight_version).items() if not name.endswith(FIXED)}
     finally:
         for parameter, data in lent.items():
             parameter.data = data

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from attrs import field, frozen
 from fsdp2_support import ALPHABET
 from megatron.core import dist_checkpointing
+from megatron_families import FAMILIES, FIXED, make_own
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,8 +30,8 @@ from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import build
 from rlcore_megatron.model_config import transformer_config
+from rlcore_megatron.models import load_config
 from rlcore_megatron.weight_mapping import Names
-from rlcore_torchkit.models import load_config
 from rlcore_torchkit.safetensors_files import TensorFiles
 
 MODELS: Mapping[str, tuple[str, bool]] = {
@@ -54,14 +55,14 @@ class Case:
     name: str
     sizes: Mapping[str, int] = field(factory=dict)
     """Of ParallelLayout; data parallel from the rest."""
-    models: tuple[str, ...] = (*DENSE, "qwen3_moe")
+    models: tuple[str, ...] = (*DENSE, "qwen3_moe", *FAMILIES)
 
     def layout(self, rank: int, num_ranks: int) -> ParallelLayout:
         of_others = self.sizes.get("tensor", 1) * self.sizes.get("context", 1) * self.sizes.get("pipeline", 1)
         return ParallelLayout(rank=rank, data=num_ranks // of_others, **self.sizes)
 
 
-MOE = ("qwen3_moe",)
+MOE = ("qwen3_moe", *FAMILIES)
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
@@ -91,6 +92,8 @@ def prepare(root: Path) -> None:
         key_heads = 1 if name == ONE_KEY_HEAD[0] else 2
         sizes = {"num_layers": 5, "hidden_size": 16, "num_heads": 4, "num_kv_heads": key_heads}
         make_model(root / name, architecture, tied=tied, alphabet=ALPHABET, **sizes)
+    for name in FAMILIES:
+        make_own(root / name, name, num_hidden_layers=5, hidden_size=16)
 
 
 @frozen(kw_only=True, eq=False)
@@ -142,7 +145,8 @@ def exported(exporter: Exporter, max_bucket_bytes: int = 1 << 13, dtype: str = "
             found[named.name] = named.tensor.to("cpu", copy=True)
             assert named.digest == tensor_digest(found[named.name].view(torch.uint8).numpy()), named.name
     assert [(spec.name, spec.shape) for spec in export.specs] == [(name, tuple(found[name].shape)) for name in found]
-    assert {spec.dtype for spec in export.specs} == {dtype}
+    assert all(spec.dtype == ("float32" if spec.keeps_dtype else dtype) for spec in export.specs)
+    assert [spec.name for spec in export.specs if spec.keeps_dtype] == [name for name in found if name.endswith(FIXED)]
     return found
 
 
@@ -150,6 +154,11 @@ def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
     assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
     different = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
     assert not different, different
+
+
+def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In bfloat16, but for what has a dtype of its own."""
+    return {name: tensor if name.endswith(FIXED) else tensor.bfloat16() for name, tensor in tensors.items()}
 
 
 def in_files(directory: Path) -> dict[str, Tensor]:
@@ -171,12 +180,12 @@ def round_trip(directory: Path, layout: ParallelLayout) -> None:
             assert_equal(found, expected)
             orders.add(tuple(found))
         assert len(orders) == 1
-        assert_equal(model.exported(dtype="bfloat16"), {name: tensor.bfloat16() for name, tensor in expected.items()})
+        assert_equal(model.exported(dtype="bfloat16"), rounded(expected))
         if not torch.cuda.is_available():
             assert_equal(queued(model), expected)
     with opened(directory, layout, "bfloat16") as model:
         model.load()
-        assert_equal(model.exported(), {name: tensor.bfloat16().float() for name, tensor in expected.items()})
+        assert_equal(model.exported(), {name: tensor.float() for name, tensor in rounded(expected).items()})
 
 
 def check_reads(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
@@ -208,7 +217,7 @@ def reading() -> Iterator[list[int]]:
 
 def check_conversion(directory: Path, layouts: Sequence[ParallelLayout]) -> None:
     """The first layout makes the copy, all others read it; none of the others reads the model."""
-    expected = {name: tensor.bfloat16().float() for name, tensor in in_files(directory).items()}
+    expected = {name: tensor.float() for name, tensor in rounded(in_files(directory)).items()}
     for number, layout in enumerate(layouts):
         with (
             opened(directory, layout, "bfloat16") as model,
@@ -290,6 +299,7 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
+            **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in FAMILIES},
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "converted/one_key_head": on(check_conversion, "one_key_head", "tp2", "dp2", "pp2"),
             "megatron/one_key_head": on(check_megatron_checkpoint, "one_key_head", "tp2", "dp2", "pp2"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parameter_rows import largest_share, row_ranges, rows_of, source_shape, tensor_rank_and_size
-from rlcore_megatron.weight_mapping import HfTensor, Source
+from rlcore_megatron.weight_source import HfTensor, Source
 
 
 @given(

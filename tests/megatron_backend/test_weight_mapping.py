@@ -12,7 +12,8 @@ from rlcore.spi import ExportWeightsRequest, ModelError, ModelSpec
 from rlcore.testing.models import make_model
 from rlcore_megatron.export import Exporter
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.weight_mapping import Names, name_problems
+from rlcore_megatron.models import architecture_of, standard_config
+from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.models import load_config, load_model
 
 ONE = ParallelLayout()
@@ -95,7 +96,7 @@ def test_fused_layers_name_the_same_tensors(models: Path, grouped: str, single: 
 def test_what_megatrons_layers_cannot_hold(models: Path, key: str, value: object, found: str) -> None:
     config = load_config(ModelSpec(path=str(models / "llama")))
     setattr(config, key, value)
-    (problem,) = name_problems(config.to_dict(), "somewhere/config.json")
+    (problem,) = architecture_of(config).layer_problems(standard_config(config), "somewhere/config.json")
     assert (problem.path, problem.found) == ("somewhere/config.json", found)
     with pytest.raises(ModelError) as raised:
         Names.of(config)

@@ -14,6 +14,7 @@ DECLARATIONS = {"__init__", "__main__", "config", "provider"}
 FOLDERS = {
     "core/testing/conformance": "core/testing/conformance/test_mutants.py",
     "torchkit/architectures": "torchkit/architectures/test_registry.py",
+    "megatron_backend/families": "megatron_backend/test_families.py",
 }
 """Folders whose modules are tested as one."""
 
@@ -35,6 +36,9 @@ THROUGH = {
     "core/serve/test_serving.py": "core/serve/generator_server",
     "core/testing/fakes/test_trainer.py": "core/testing/fakes/ranked_trainer core/testing/fakes/residency",
     "grpo/test_loss.py": "grpo/importance",
+    "megatron_backend/test_layout.py": "megatron_backend/corrected_router",
+    "megatron_backend/test_families.py": "megatron_backend/models",
+    "megatron_backend/test_weight_mapping.py": "megatron_backend/weight_source megatron_backend/weight_table",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",

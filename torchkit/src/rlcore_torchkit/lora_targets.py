@@ -9,7 +9,7 @@ from rlcore.spi.errors import Problem
 from rlcore.spi.lora import ALL_LINEAR, LoraSpec
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.model_check import config_file, model_config
 from rlcore_torchkit.peft_check import adapter_problems
 
@@ -68,9 +68,9 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{LORA_A}", f".{LORA_B}"))
 
 
-def lora_problems(context: CheckContext) -> Iterator[Problem]:
+def lora_problems(context: CheckContext, families: Families = NO_FAMILIES) -> Iterator[Problem]:
     """Targets that the model has not, and adapters to begin with that are not for this model or another form."""
-    model, spec = model_config(context), context.lora
+    model, spec = model_config(context, families), context.lora
     if spec is not None and context.head == "value":
         yield Problem(
             path="lora",
@@ -81,7 +81,7 @@ def lora_problems(context: CheckContext) -> Iterator[Problem]:
         return
     if spec is None or model is None:
         return
-    family, dims = find_architecture(model, str(config_file(context))), ModelDims.of(model)
+    family, dims = find_architecture(model, str(config_file(context)), families), ModelDims.of(model)
     if isinstance(family, Problem) or dims is None:
         return
     problems = list(target_problems(linear_layers(family, dims), spec))

@@ -9,22 +9,24 @@ from attrs import evolve
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
-from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.models import any_decoder_problems, architecture_problems
 
 
-def trained_model_problems(context: CheckContext, *, any_decoder: bool = False) -> Iterator[Problem]:
+def trained_model_problems(
+    context: CheckContext, *, any_decoder: bool = False, families: Families = NO_FAMILIES
+) -> Iterator[Problem]:
     """An unknown architecture, quantised weights, a dtype that needs a loss scale, too few positions. `any_decoder` says
-    whether the trainer takes models that no family describes."""
+    whether the trainer takes models that no family describes, `families` which it describes itself."""
     if context.model.dtype == "float16":
         remedy = "Set model.dtype to bfloat16: gradients in float16 would need a loss scale"
         yield Problem(path="model.dtype", found="float16", expected="float32 or bfloat16", remedy=remedy)
     if any_decoder:
         problems = any_decoder_problems(context.model, context.head)
     else:
-        problems = architecture_problems(context.model.path, context.head)
+        problems = architecture_problems(context.model.path, context.head, families)
     yield from problems
-    config = read_object(config_file(context)) if any_decoder else model_config(context)
+    config = read_object(config_file(context)) if any_decoder else model_config(context, families)
     if problems or config is None or isinstance(config, Problem):
         return
     key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
@@ -38,15 +40,16 @@ def reference_problems(
     layout_problems: Callable[[Mapping[str, Any] | None], Iterable[Problem]],
     *,
     any_decoder: bool = False,
+    families: Families = NO_FAMILIES,
 ) -> Iterator[Problem]:
     """What is wrong with the model in [reference], which shares the policy's layout; nothing where there is no such section.
     `layout_problems` says what a layout is wrong with for the content of a config.json."""
     if context.reference is None:
         return
     other = evolve(context, model=context.reference, reference=None)
-    yield from trained_model_problems(other, any_decoder=any_decoder)
-    mine = set(layout_problems(model_config(context)))
-    for problem in layout_problems(model_config(other)):
+    yield from trained_model_problems(other, any_decoder=any_decoder, families=families)
+    mine = set(layout_problems(model_config(context, families)))
+    for problem in layout_problems(model_config(other, families)):
         if problem not in mine:
             yield evolve(problem, found=f"{problem.found} (of {context.reference.path}, the reference)")
 
@@ -78,12 +81,12 @@ def config_file(context: CheckContext) -> Path:
     return Path(context.model.path).expanduser() / "config.json"
 
 
-def model_config(context: CheckContext) -> dict[str, Any] | None:
+def model_config(context: CheckContext, families: Families = NO_FAMILIES) -> dict[str, Any] | None:
     """What config.json says, under the keys that most families use; None where it cannot be had or read, which the core
     reports, and where its family is unknown or its values malformed, which `architecture_problems` does."""
     file = config_file(context)
     content = read_object(file)
-    family = content if isinstance(content, Problem) else find_architecture(content, str(file))
+    family = content if isinstance(content, Problem) else find_architecture(content, str(file), families)
     if isinstance(content, Problem) or isinstance(family, Problem) or family.malformed_values(content, str(file)):
         return None
     return family.standard(content)

@@ -13,7 +13,7 @@ from rlcore.spi.weights import VALUE_HEAD_WEIGHT, Head
 from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.architectures.registry import find_architecture
+from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.decoders import decoder_problems, described_family
 
 if TYPE_CHECKING:
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
 _MAX_NAMED = 3
 
 
-def architecture_problems(path: str, head: Head = "tokens") -> list[Problem]:
+def architecture_problems(path: str, head: Head = "tokens", families: Families = NO_FAMILIES) -> list[Problem]:
     """What torchkit cannot load of the model at `path`, from its config.json alone: another architecture, quantised weights.
+    `families`, here and below, are those that the caller computes besides those that are installed.
 
     Empty where there is no config.json that can be read, which is a problem whatever loads the model.
     """
     file = Path(path).expanduser() / CONFIG_FILE
     config = read_object(file)
-    family = config if isinstance(config, Problem) else find_architecture(config, str(file))
+    family = config if isinstance(config, Problem) else find_architecture(config, str(file), families)
     return [] if isinstance(config, Problem) else _config_problems(str(file), config, family, head)
 
 
-def architecture_of(config: Any) -> Architecture:
+def architecture_of(config: Any, families: Families = NO_FAMILIES) -> Architecture:
     """The family of a model, whatever it ends in, from its transformers config; ModelError where it is none that is
     installed."""
     path, content = str(getattr(config, "name_or_path", "")), config.to_dict()
-    family = find_architecture(content, path)
+    family = find_architecture(content, path, families)
     _raise_problems(_config_problems(path, content, family, "value"))
     assert isinstance(family, Architecture)
     return family
 
 
-def standard_config(config: Any) -> dict[str, Any]:
+def standard_config(config: Any, families: Families = NO_FAMILIES) -> dict[str, Any]:
     """The content of a transformers config, under the keys that most families use; ModelError as for `architecture_of`."""
-    return architecture_of(config).standard(config.to_dict())
+    return architecture_of(config, families).standard(config.to_dict())
 
 
-def dims_of(config: Any) -> ModelDims:
+def dims_of(config: Any, families: Families = NO_FAMILIES) -> ModelDims:
     """The sizes of a model, from its transformers config; ModelError as for `architecture_of`."""
-    dims = ModelDims.of(standard_config(config))
+    dims = ModelDims.of(standard_config(config, families))
     assert dims is not None  # transformers has a value for each
     return dims
 
@@ -72,10 +73,10 @@ def _any_decoder_problems(path: str, config: dict[str, Any], spec: ModelSpec, he
     return [*problems, *_quantization_problems(path, config)]
 
 
-def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = False) -> Any:
+def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = False, families: Families = NO_FAMILIES) -> Any:
     """The model's transformers config; ModelError where it cannot be had or its architecture is not supported. `any_decoder`
     says whether one that no family describes is."""
-    architecture = any_decoder_problems(spec, head) if any_decoder else architecture_problems(spec.path, head)
+    architecture = any_decoder_problems(spec, head) if any_decoder else architecture_problems(spec.path, head, families)
     _raise_problems([*model_problems(spec.path), *architecture])
     import_transformers()
     from transformers import AutoConfig
@@ -86,7 +87,7 @@ def load_config(spec: ModelSpec, head: Head = "tokens", *, any_decoder: bool = F
     if any_decoder:
         _raise_problems(_any_decoder_problems(spec.path, content, spec, head))
     else:
-        _raise_problems(_config_problems(spec.path, content, find_architecture(content, spec.path), head))
+        _raise_problems(_config_problems(spec.path, content, find_architecture(content, spec.path, families), head))
     if head == "value":
         config.num_labels = 1
     return config
@@ -131,9 +132,9 @@ def load_model(
     return model.eval().to(device)
 
 
-def may_lack_value_head(config: Any) -> bool:
+def may_lack_value_head(config: Any, families: Families = NO_FAMILIES) -> bool:
     """Whether a model's directory need not hold a head of values: that of a language model, from its transformers config."""
-    return not architecture_of(config).is_classifier(config.to_dict())
+    return not architecture_of(config, families).is_classifier(config.to_dict())
 
 
 def checkpoint_shapes(model: Any) -> dict[str, tuple[int, ...]]:

@@ -27,11 +27,12 @@ from torch.nn import functional as F
 from rlcore.spi import ConfigError, LoraSpec, TrainerContext
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import PolicyModel, unwrapped
+from rlcore_megatron.models import architecture_of, dims_of
 from rlcore_megatron.parameter_rows import row_ranges
-from rlcore_megatron.weight_mapping import ADAPTERS, HfTensor, Names, Source
+from rlcore_megatron.weight_mapping import ADAPTERS, Names
+from rlcore_megatron.weight_source import HfTensor, Source
 from rlcore_torchkit.lora import Dropout, initial_adapters, merged
 from rlcore_torchkit.lora_targets import LORA_A, LORA_B, adapted_layers, adapter_shapes, linear_layers, target_problems
-from rlcore_torchkit.models import architecture_of, dims_of
 
 
 class Adapters(nn.Module):

@@ -25,6 +25,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.layout_check import layout_problems, reference_layout_problems
 from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.model_config import transformer_config
+from rlcore_megatron.models import dims_of, load_config, standard_config
 from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
@@ -36,7 +37,6 @@ from rlcore_torchkit.lora import Dropout
 from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
-from rlcore_torchkit.models import dims_of, load_config, standard_config
 from rlcore_torchkit.routing_replay import check_routing
 from rlcore_torchkit.step_stats import StepStats, check_bounds, check_finite, check_state
 from rlcore_torchkit.trainer_hooks import requested_model, save_state

@@ -16,12 +16,18 @@ from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
+from rlcore_megatron.models import (
+    find_family,
+    load_config,
+    lora_problems,
+    model_config,
+    reference_problems,
+    trained_model_problems,
+)
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
-from rlcore_megatron.weight_mapping import name_problems
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
-from rlcore_torchkit.lora_targets import lora_problems
-from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
+from rlcore_torchkit.model_check import config_file, routing_problems
 
 FORMAT = "torch_dist"
 METADATA = "metadata.json"
@@ -40,7 +46,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         config = evolve(config, transformer_engine=False)
     problems = [
         *lora,
-        *(unfit if unfit or model is None else name_problems(model, str(config_file(context)))),
+        *(unfit if unfit or model is None else _family_problems(context, config, model)),
         *_rotary_problems(context, model),
         *own_layout_problems(config, context.world_size, context.device, model),
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
@@ -53,6 +59,18 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_critic_problems(context, config),
     ]
     return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
+
+
+def _family_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+    path = str(config_file(context))
+    family = find_family(model, path)
+    assert not isinstance(family, Problem), "a model of no family is unfit"
+    yield from family.layer_problems(model, path)
+    yield from family.head_problems(path, context.head)
+    if family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
+        found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
+        remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
+        yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
 def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
@@ -208,7 +226,6 @@ def _transformer_problems(context: CheckContext, config: MegatronConfig, model: 
         return
     from rlcore_megatron.layout import ParallelLayout
     from rlcore_megatron.model_config import transformer_config
-    from rlcore_torchkit.models import load_config
 
     sizes = evolve(config, **{name: 1 for name in AUTO_SIZES if getattr(config, name) == "auto"})
     layout = ParallelLayout.of(sizes, 0, context.world_size, model, context.device, context.max_sequence_length)

@@ -16,7 +16,7 @@ from rlcore_megatron import distributed_format
 from rlcore_megatron.agreement import together
 from rlcore_megatron.checkpoint_check import read_metadata
 from rlcore_megatron.optimizer_shards import CONTENT
-from rlcore_megatron.weight_mapping import EMBEDDING
+from rlcore_megatron.weight_source import EMBEDDING
 from rlcore_torchkit.safetensors_files import raise_model_problems
 
 MAX_NAMED = 5

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from attrs import evolve, frozen
 from torch import Tensor
 
-from rlcore.spi import ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import DtypeName, ExportWeightsRequest, TensorSpec, WeightBucket, WeightExport
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.parallel import Groups
 from rlcore_megatron.parameter_rows import largest_share, row_ranges, rows_of, tensor_rank_and_size
-from rlcore_megatron.weight_mapping import HfTensor, Names, Source
+from rlcore_megatron.weight_mapping import Names
+from rlcore_megatron.weight_source import HfTensor, Source
 from rlcore_torchkit.buckets import make_buckets
 
 
@@ -38,8 +39,9 @@ class _Item:
         return largest_share(self.source, self.index, size)
 
     @property
-    def sender(self) -> tuple[int, int | None]:
-        return self.stage, self.expert_rank
+    def sender(self) -> tuple[int, int | None, DtypeName | None]:
+        """Who sends it, and in what dtype of its own: tensors that are alike in these travel together."""
+        return self.stage, self.expert_rank, self.tensor.dtype
 
 
 Collective = Generator[dist.Work | None, None, list[Tensor]]
@@ -73,7 +75,13 @@ class Exporter:
         return WeightExport(
             weight_version=request.weight_version,
             specs=tuple(
-                TensorSpec(name=item.tensor.name, shape=item.tensor.shape, dtype=request.dtype) for item in self._items
+                TensorSpec(
+                    name=item.tensor.name,
+                    shape=item.tensor.shape,
+                    dtype=item.tensor.dtype or request.dtype,
+                    keeps_dtype=item.tensor.dtype is not None,
+                )
+                for item in self._items
             ),
             buckets=self._buckets(getattr(torch, request.dtype), request.max_bucket_bytes),
             persistent=False,  # the rows of queries, keys and values have to be put in order
@@ -124,9 +132,9 @@ class Exporter:
             yield from current.buckets(max_bytes)
 
     def start_fetch(self, items: Sequence[_Item], dtype: torch.dtype) -> "_Fetch":
-        collectives = [
-            self._collect(list(segment), dtype, sender) for sender, segment in groupby(items, key=lambda item: item.sender)
-        ]
+        collectives = []
+        for (stage, expert_rank, own), segment in groupby(items, key=lambda item: item.sender):
+            collectives.append(self._collect(list(segment), getattr(torch, own) if own else dtype, (stage, expert_rank)))
         return _Fetch([item.tensor.name for item in items], collectives, self.stream)
 
     def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:

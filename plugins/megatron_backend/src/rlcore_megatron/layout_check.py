@@ -172,6 +172,8 @@ def _quantities(config: MegatronConfig, dims: ModelDims) -> Iterator[_Quantity]:
         yield _Quantity(count=dims.intermediate_size, name="columns of the MLP", options=tensor)
     if dims.num_experts:
         yield _Quantity(count=dims.moe_intermediate_size, name="columns of an expert", options=("expert_tensor_parallel",))
+        if dims.shared_intermediate_size:
+            yield _Quantity(count=dims.shared_intermediate_size, name="columns of the shared expert", options=tensor)
         yield _Quantity(count=dims.num_experts, name="experts", options=("expert_parallel",))
     if _size(config, "context_parallel") > 1:
         yield _Quantity(

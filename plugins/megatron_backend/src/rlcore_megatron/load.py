@@ -9,9 +9,10 @@ from torch import Tensor
 from rlcore.spi import Head, ModelError, ModelSpec, Problem
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
 from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.models import may_lack_value_head
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
-from rlcore_megatron.weight_mapping import HfTensor, Names, Source
-from rlcore_torchkit.models import may_lack_value_head
+from rlcore_megatron.weight_mapping import Names
+from rlcore_megatron.weight_source import HfTensor, Source
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 

@@ -12,10 +12,10 @@ from attrs import frozen
 from rlcore.spi import LoraSpec, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.models import find_family
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layers_of_stages
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.architectures.registry import find_architecture
 from rlcore_torchkit.device_memory import gib
 from rlcore_torchkit.lora_targets import adapted_layers
 
@@ -117,17 +117,18 @@ class Parameters:
         mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
         table = dims.vocab_size * dims.hidden_size
         tables = 2 if stages == 1 and not dims.tied else 1
+        shared = dims.num_moe_layers * 3 * dims.hidden_size * dims.shared_intermediate_size
         routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
         experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
         return cls(
-            dense=((dims.num_layers * attention + mlps) * share + tables * table) / tensor + routers * share,
+            dense=((dims.num_layers * attention + mlps + shared) * share + tables * table) / tensor + routers * share,
             expert=experts * share / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 
 
 def adapter_parameters(dims: ModelDims, load: Workload) -> int:
     """Elements of A and B of the whole model's adapters; 0 where there are none, or the model is of no family that is known."""
-    family = find_architecture(load.model, "")
+    family = find_family(load.model, "")
     if load.lora is None or isinstance(family, Problem):
         return 0
     return load.lora.rank * sum(map(sum, adapted_layers(family, dims, load.lora).values()))
@@ -230,5 +231,5 @@ def _layer_elements(dims: ModelDims, config: MegatronConfig) -> float:
     mlp = 3 * dims.intermediate_size / tensor
     # Each rank sees its part of the tokens' copies; those are dispatched, multiplied, and sent back.
     width = 3 * dims.hidden_size + 3 * dims.moe_intermediate_size / config.expert_tensor_parallel
-    experts = dims.num_experts_per_token * config.expert_tensor_parallel * width / tensor
+    experts = (dims.num_experts_per_token * config.expert_tensor_parallel * width + 3 * dims.shared_intermediate_size) / tensor
     return attention + (dims.num_dense_layers * mlp + dims.num_moe_layers * experts) / dims.num_layers

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from rlcore.spi import Head
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
+from rlcore_megatron.corrected_router import CorrectedRouter
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model_config import rotary_frequencies
+from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs, part_values
 from rlcore_torchkit.logprobs import HeadLogprobs, token_logprobs
-from rlcore_torchkit.models import dims_of, standard_config
 from rlcore_torchkit.values import token_values
 from rlcore_torchkit.vocabulary_parallel import vocabulary_parallel_logprobs
 
@@ -119,7 +121,7 @@ def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head
         stage = index if layout.virtual_pipeline > 1 else None
         fused = config.transformer_impl == "transformer_engine"
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
-        _adapt(spec, fused)
+        _adapt(spec, architecture_of(hf), fused)
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, head, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
@@ -141,11 +143,11 @@ def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def _adapt(spec: TransformerBlockSubmodules, fused: bool) -> None:
+def _adapt(spec: TransformerBlockSubmodules, family: MegatronFamily, fused: bool) -> None:
     """Put our attention, routers, and without TransformerEngine our norms, in place of Megatron's."""
     for layer in spec.layer_specs:
         if hasattr(layer.submodules.mlp.submodules, "router"):
-            layer.submodules.mlp.submodules.router = PolicyRouter
+            layer.submodules.mlp.submodules.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = FusedAttention if fused else PackedAttention
         if not fused:

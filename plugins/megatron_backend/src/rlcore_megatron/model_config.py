@@ -11,11 +11,11 @@ from rlcore.spi import ModelError, Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layers_of_parts
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
-from rlcore_torchkit.models import architecture_of, dims_of, standard_config
 
 
 def transformer_config(
@@ -29,6 +29,7 @@ def transformer_config(
     values: dict[str, Any] = {
         **_shape(family, dims, standard["rms_norm_eps"]),
         **(_experts(dims, standard["norm_topk_prob"], layout, fused) if dims.num_moe_layers else {}),
+        **family.transformer,
         **_recompute(config),
         **_uneven_stages(config, layout, dims.num_layers),
         "tensor_model_parallel_size": layout.tensor,
@@ -105,6 +106,7 @@ def _experts(dims: ModelDims, is_normalised: bool, layout: ParallelLayout, fused
         "moe_ffn_hidden_size": dims.moe_intermediate_size,
         # A list would have Megatron ask for each layer by its number in checkpoints that hold all layers in one tensor.
         "moe_layer_freq": 1 if all(dims.has_experts) else [int(has_experts) for has_experts in dims.has_experts],
+        "moe_shared_expert_intermediate_size": dims.shared_intermediate_size or None,
         "moe_router_topk": dims.num_experts_per_token,
         # Normalising the chosen experts' shares of one softmax equals a softmax over the chosen experts.
         "moe_router_pre_softmax": not is_normalised,
@@ -131,7 +133,7 @@ def rotary_frequencies(hf: Any) -> torch.Tensor:
     parameters = standard_config(hf)["rope_parameters"]
     kind = parameters.get("rope_type", "default")
     if kind == "default":
-        width = dims_of(hf).head_dim
+        width = int(dims_of(hf).head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (parameters["rope_theta"] ** exponents)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))

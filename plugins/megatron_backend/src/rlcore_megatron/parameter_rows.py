@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.weight_mapping import Source
+from rlcore_megatron.weight_source import Source
 
 
 def tensor_rank_and_size(source: Source, layout: ParallelLayout) -> tuple[int, int]:

@@ -34,6 +34,8 @@ class Architecture:
     """Whether queries, keys and values have a bias, and the output of attention has none."""
     has_qk_norms: bool = False
     """Whether each head of queries and keys goes through an RMS norm, before it is rotated."""
+    has_correction_bias: bool = False
+    """Whether routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
     window_key: str = "use_sliding_window"
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 

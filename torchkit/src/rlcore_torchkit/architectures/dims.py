@@ -26,6 +26,8 @@ class ModelDims:
     """Experts of a mixture-of-experts layer; 0 in a model without any."""
     num_experts_per_token: int
     moe_intermediate_size: int
+    shared_intermediate_size: int
+    """The width of the expert that every token of a mixture-of-experts layer goes through; 0 where there is none."""
     has_experts: tuple[bool, ...]
     """[num_layers] which layers have experts; the others have an MLP."""
 
@@ -48,6 +50,7 @@ class ModelDims:
             num_experts=experts,
             num_experts_per_token=model.get("num_experts_per_tok") or 0,
             moe_intermediate_size=model.get("moe_intermediate_size") or 0,
+            shared_intermediate_size=model.get("shared_expert_intermediate_size") or 0,
             has_experts=tuple(expert_layers(model)),
         )
 

@@ -30,7 +30,11 @@ class ModuleNames:
     """The norm before the MLP."""
     mlp: str = "mlp"
     router: str = "mlp.gate"
+    correction_bias: str = "mlp.gate.e_score_correction_bias"
+    """What a router adds to scores to choose by, in families with such a bias; a tensor's name."""
     experts: str = "mlp.experts"
+    shared_expert: str = "mlp.shared_expert"
+    """The MLP beside the experts that every token goes through, in families with one."""
 
     gate: str = "gate_proj"
     """The first module of an MLP or of an expert; the following names are below these too."""

@@ -1,7 +1,7 @@
 """Which families of models are installed: the entry points of the group `rlcore.architectures`."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoints
 from typing import Any
@@ -11,21 +11,31 @@ from rlcore.spi.errors import Problem
 from rlcore.spi.provider import ARCHITECTURE_GROUP
 from rlcore_torchkit.architectures.architecture import Architecture
 
+Families = Mapping[str, Callable[[Mapping[str, Any]], Architecture]]
+"""Families that one trainer computes besides those that are installed, by model_type: each gives the Architecture for the
+content of a config.json."""
+NO_FAMILIES: Families = {}
+
 
 def installed_model_types() -> tuple[str, ...]:
     """The model_type of every family that is installed, in alphabetical order."""
     return tuple(sorted(_entry_points(tuple(sys.path)).names))
 
 
-def find_architecture(config: Mapping[str, Any], path: str) -> Architecture | Problem:
-    """The family of the model whose config.json has this content and lies at `path`, or why there is none."""
+def find_architecture(config: Mapping[str, Any], path: str, families: Families = NO_FAMILIES) -> Architecture | Problem:
+    """The family of the model whose config.json has this content and lies at `path`, one of `families` or one that is
+    installed; or why there is none."""
     model_type = str(config.get("model_type"))
+    if model_type in families:
+        return families[model_type](config)
     entry_points = list(_entry_points(tuple(sys.path)).select(name=model_type))
     owners = [f"{point.value} of {distribution_of(point)[0]}" for point in entry_points]
     found = f"model_type {model_type}"
     if not entry_points:
         remedy = f"Use a model of one of these, or install a package with an entry point {model_type} in {ARCHITECTURE_GROUP}"
-        return Problem(path=path, found=found, expected=f"one of {', '.join(installed_model_types())}", remedy=remedy)
+        return Problem(
+            path=path, found=found, expected=f"one of {', '.join(sorted({*installed_model_types(), *families}))}", remedy=remedy
+        )
     if len(entry_points) > 1:
         given = f"{found}, which is described by {' and '.join(sorted(owners))}"
         return Problem(path=path, found=given, expected="one description", remedy="Uninstall the others")

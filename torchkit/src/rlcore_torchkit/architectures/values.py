@@ -16,7 +16,7 @@ _ROPE = {"rope_type": str, "type": str, "factor": _NUMBER, "original_max_positio
 TYPES: Mapping[str, Any] = {
     **dict.fromkeys((*_SIZES, "decoder_sparse_step"), Positive),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), Annotated[int, between(1, 2**16)]),
-    **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), Count),
+    **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"), Count),
     **dict.fromkeys(_FLAGS, bool),
     "mlp_only_layers": tuple[Count, ...],
     "layer_types": tuple[str, ...],

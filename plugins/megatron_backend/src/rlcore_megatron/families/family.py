@@ -1,0 +1,80 @@
+"""What Megatron has to know of a family: its parameters, values of TransformerConfig, and what its layers cannot be."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import evolve, field, fields, frozen
+
+from rlcore.spi import Head, Problem
+from rlcore_megatron.weight_table import WeightTable
+from rlcore_torchkit.architectures.architecture import Architecture
+from rlcore_torchkit.architectures.values import value_problems
+
+REMEDY = "Take another trainer for this model"
+SILU = {"hidden_act": ("silu", "the activation of gated MLPs")}
+NO_MLP_BIAS = {"mlp_bias": (False, "the MLP has no bias in Megatron's layers")}
+NO_BIASES = {"attention_bias": (False, "the output of attention has no bias in Megatron's layers"), **NO_MLP_BIAS}
+
+
+@frozen(kw_only=True)
+class MegatronFamily(Architecture):
+    """A family, as the model of one config.json has it. The defaults are for families that are described for all trainers."""
+
+    table: type[WeightTable] = WeightTable
+    """Makes the sources of its parameters."""
+    transformer: Mapping[str, Any] = field(factory=dict)
+    """Values of Megatron's TransformerConfig beside those of sizes and of the layout."""
+    derived: Mapping[str, Any] = field(factory=dict)
+    """Values by the keys that sizes are read from, worked out from the family's own keys of config.json."""
+    types: Mapping[str, Any] = field(factory=dict)
+    """The types of the family's own keys of config.json, as torchkit's `architectures.values` has those of Llama's."""
+    required: Mapping[str, tuple[Any, str]] = field(factory=lambda: {**NO_BIASES, **SILU})
+    """Keys of config.json of which Megatron computes one value alone: that value, and what it is about. A config.json without
+    such a key means that value."""
+    is_own: bool = True
+    """Whether it is no family that is described for all trainers."""
+
+    @classmethod
+    def of(cls, family: Architecture) -> "MegatronFamily":
+        """The family itself, or one that is described for all trainers with what Megatron has to know."""
+        if isinstance(family, MegatronFamily):
+            return family
+        return cls(**{each.name: getattr(family, each.name) for each in fields(type(family))}, is_own=False)
+
+    def standard(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """As for all families, with `derived`."""
+        return {**super().standard(config), **self.derived}
+
+    def malformed_values(self, config: Mapping[str, Any], path: str) -> list[Problem]:
+        """As for all families, with the family's own keys before the others."""
+        own = [
+            evolve(problem, path=path, found=f"{problem.path} = {problem.found}")
+            for problem in value_problems(config, self.types)
+        ]
+        return own or super().malformed_values(config, path)
+
+    def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
+        """Why Megatron's layers cannot be those of the model whose config.json, at `path`, says this under Llama's keys."""
+        for key, (value, reason) in self.required.items():
+            found = standard.get(key)
+            if found not in (None, value):
+                expected = f"{json.dumps(value)}: {reason}"
+                yield Problem(path=path, found=f"{key} = {json.dumps(found)}", expected=expected, remedy=REMEDY)
+
+    def head_problems(self, path: str, head: Head) -> Iterator[Problem]:
+        """Why Megatron cannot train the model at `path` with this head."""
+        if head == "value" and self.is_own:
+            yield Problem(
+                path=path,
+                found=f"model_type {self.model_type}, for an algorithm that trains a model of values",
+                expected="a family that transformers has classifiers of",
+                remedy="Take a model of another family for the critic or the reward model",
+            )
+
+
+def well_formed(config: Mapping[str, Any], types: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a family's own keys to derive others from: the default where config.json has none or a malformed one, which
+    `malformed_values` tells."""
+    bad = {problem.path.partition(".")[0] for problem in value_problems(config, types)}
+    return {key: value if key in bad or config.get(key) is None else config[key] for key, value in defaults.items()}

@@ -1,0 +1,50 @@
+"""What one of Megatron's parameters is made of: tensors of Hugging Face's files, and the order of its rows."""
+
+from typing import Literal
+
+from attrs import field, frozen
+
+from rlcore.spi.weights import DtypeName
+
+EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT = "output_layer.weight"
+
+
+@frozen(kw_only=True)
+class HfTensor:
+    """One tensor of a model file."""
+
+    name: str
+    shape: tuple[int, ...]
+    tp_dim: Literal[0, 1] | None = None
+    """The dimension that tensor ranks divide; None where each has all of it."""
+    dtype: DtypeName | None = None
+    """What exports keep it in, whatever the others are cast to; None for one that is cast."""
+    fused: tuple[str, int, int] | None = field(default=None, eq=False)
+    """Where a file that keeps a layer's experts in one tensor has it: that tensor's name, the expert, and the first row."""
+
+    def shard_shape(self, size: int) -> tuple[int, ...]:
+        """What one of `size` ranks has of it."""
+        return tuple(length // size if dim == self.tp_dim else length for dim, length in enumerate(self.shape))
+
+
+@frozen(kw_only=True)
+class Source:
+    """One parameter of the whole model."""
+
+    parameter: str
+    """Megatron's name of it in a model that is not divided, with layers numbered through, experts too."""
+    tensors: tuple[HfTensor, ...]
+    """What its rows are taken from: of each query group, or tensor rank, first some of the first tensor, then of the next."""
+    groups: int | None = None
+    """Query groups that the rows are ordered by; None where each tensor rank has one run of every tensor."""
+    layer: int | None = None
+    expert: int | None = None
+
+    def local_groups(self, size: int) -> int:
+        """How many of them each of `size` ranks has, or has a part of."""
+        return 1 if self.groups is None else max(1, self.groups // size)
+
+    def splits_groups(self, size: int) -> bool:
+        """Whether several of `size` ranks share a query group, each a run of its rows, of queries, then key, then value."""
+        return self.groups is not None and self.groups < size

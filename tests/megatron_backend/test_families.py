@@ -1,0 +1,139 @@
+"""Families that Megatron alone computes: what their config.json says, and what of it is refused; test_layout shows the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+from megatron_families import FAMILIES, make_own
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlcore.spi import CheckContext, ModelError, ModelSpec
+from rlcore_megatron.check import check
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.registry import FAMILIES as REGISTERED
+from rlcore_megatron.memory import Parameters
+from rlcore_megatron.models import architecture_of, dims_of, find_family, load_config
+from rlcore_megatron.weight_mapping import Names
+from rlcore_torchkit.decoders import described_family
+
+ONE = MegatronConfig(tensor_parallel=1, expert_parallel=1, context_parallel=1, pipeline_parallel=1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("own-families")
+    for name in FAMILIES:
+        make_own(root / name, name)
+    return root
+
+
+def changed(models: Path, tmp_path: Path, name: str, **values: object) -> Path:
+    """A directory with the family's config.json, and these values in it."""
+    content = json.loads((models / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | values))
+    return tmp_path
+
+
+def found(directory: Path, config: MegatronConfig = ONE, **options: object) -> list[str]:
+    spec = ModelSpec(path=str(directory))
+    context = CheckContext(model=spec, **{"world_size": 1, "device": "cpu", "max_sequence_length": 16, **options})
+    return [f"{problem.path.rpartition('/')[2]}: {problem.found}" for problem in check(context, config)]
+
+
+def test_all_that_are_registered_are_tried() -> None:
+    assert REGISTERED.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_is_wrong_with_a_family_as_it_is(models: Path, name: str) -> None:
+    assert found(models / name) == []
+    assert architecture_of(load_config(ModelSpec(path=str(models / name)))).model_type == name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_others_go_on_with_transformers_own_class(models: Path, name: str) -> None:
+    content = json.loads((models / name / "config.json").read_text())
+    assert described_family(content) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_missing_keys_mean_what_transformers_takes_for_them(name: str) -> None:
+    """Also where config.json says as little as files on the Hub do."""
+    full = AutoConfig.for_model(name).to_dict()
+    essential = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    short = {key: full[key] for key in essential}
+    families = [find_family(content, "config.json") for content in (full, short)]
+    for key in ("has_qkv_biases", "has_qk_norms", "transformer", "derived"):
+        assert getattr(families[0], key) == getattr(families[1], key), key
+    complete, completed = (family.standard(content) for family, content in zip(families, (full, short), strict=True))
+    names = {**families[0].defaults, **families[0].derived}
+    assert {key: complete[key] for key in names} == {key: completed[key] for key in names}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
+    """But for norms and biases."""
+    model = AutoModelForCausalLM.from_pretrained(models / name)
+    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    assert Parameters.of(dims_of(model.config), ONE).total == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("glm4_moe", "norm_topk_prob", False),
+        ("glm4_moe", "n_group", 2),
+        ("glm4_moe", "hidden_act", "gelu"),
+        ("glm4_moe", "mlp_bias", True),
+        ("glm4_moe", "num_experts_per_tok", 1),
+    ],
+)
+def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
+    assert found(changed(models, tmp_path, name, **{key: value})) == [f"config.json: {key} = {json.dumps(value)}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("glm4_moe", "first_k_dense_replace", "one"),
+        ("glm4_moe", "n_shared_experts", -1),
+        ("glm4_moe", "use_qk_norm", 1),
+        ("glm4_moe", "routed_scaling_factor", "x"),
+        ("glm4_moe", "moe_intermediate_size", []),
+    ],
+)
+def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
+    (problem,) = found(changed(models, tmp_path, name, **{key: value}))
+    assert problem.startswith(f"config.json: {key} = ")
+
+
+def test_kinds_of_rotary_embeddings_that_scale_scores_are_refused(models: Path, tmp_path: Path) -> None:
+    directory = changed(models, tmp_path, "glm4_moe", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
+    assert found(directory) == ['config.json: rope_type = "yarn"']
+
+
+def test_a_model_of_values_is_refused(models: Path) -> None:
+    (problem,) = found(models / "glm4_moe", head="value")
+    assert "model_type glm4_moe" in problem
+
+
+def test_losses_of_routers_that_are_balanced_by_biases_are_refused(models: Path) -> None:
+    table = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
+    config = MegatronConfig(transformer=table)
+    assert found(models / "glm4_moe", config) == [
+        "trainer.megatron.transformer.moe_aux_loss_coeff: 0.1, with model_type glm4_moe"
+    ]
+
+
+def test_tensor_ranks_divide_the_shared_expert(models: Path, tmp_path: Path) -> None:
+    directory = changed(models, tmp_path, "glm4_moe", n_shared_experts=1, moe_intermediate_size=17)
+    config = MegatronConfig(tensor_parallel=2, expert_parallel=1, context_parallel=1, pipeline_parallel=1)
+    assert any("shared expert" in problem for problem in found(directory, config, world_size=2))
+
+
+def test_a_backend_refuses_what_check_does(models: Path) -> None:
+    config = load_config(ModelSpec(path=str(models / "glm4_moe")))
+    for change, head in (({}, "value"), ({"norm_topk_prob": False}, "tokens")):
+        config.update(change)
+        with pytest.raises(ModelError):
+            Names.of(config, head)
