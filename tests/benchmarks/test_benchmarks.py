@@ -16,6 +16,7 @@ TRIED = {
     "batched_tokens.py",
     "cpu_step.py",
     "driver_overhead.py",
+    "fp8_rollouts.py",
     "generation.py",
     "grpo_step.py",
     "headline.py",
@@ -135,6 +136,12 @@ def test_generation_by_a_stream(script: Script) -> None:
     row = "1 replica, in process, stream"
     output = script("generation.py", "--quick", "--device", "cpu", "--rows", row)
     assert float(rows(output, row)[row][0].replace(",", "")) > 0.0
+
+
+@pytest.mark.usefixtures("rows_here")
+def test_fp8_rollouts(script: Script) -> None:
+    found = rows(script("fp8_rollouts.py", "--quick", "--device", "cpu"), "bfloat16")["bfloat16"]
+    assert float(found[3]) == pytest.approx(1.0, abs=1e-3), "the engine has other weights"
 
 
 @pytest.mark.usefixtures("rows_here")
