@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 from attrs import frozen
-from transformers import Qwen3MoeConfig
+from transformers import Qwen3Config, Qwen3MoeConfig
 
-from rlcore_megatron.model_config import rotary_frequencies
+from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.layout import ParallelLayout
+from rlcore_megatron.model_config import rotary_frequencies, transformer_config
 
 
 @frozen
@@ -24,3 +27,15 @@ def test_frequencies_are_worked_out_from_the_familys_own_keys() -> None:
     config = Qwen3MoeConfig(hidden_size=64, num_attention_heads=4, architectures=["Qwen3MoeForCausalLM"])
     expected = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
     torch.testing.assert_close(rotary_frequencies(ContentAlone(config.to_dict())), expected)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pipeline_layers", "expected"), [(4, (1, 3), (1, 3)), (5, "even", (3, 2)), (4, "even", None)]
+)
+def test_stages_have_the_layers_that_the_recipe_says(num_layers: int, pipeline_layers: Any, expected: Any) -> None:
+    hf = Qwen3Config(hidden_size=32, num_attention_heads=2, num_hidden_layers=num_layers, architectures=["Qwen3ForCausalLM"])
+    layout = ParallelLayout(rank=0, pipeline=2)
+    found = transformer_config(hf, MegatronConfig(pipeline_layers=pipeline_layers), layout, "float32", "cpu")
+    stages = found.pipeline_model_parallel_layout
+    counts = None if stages is None else tuple(stages.get_num_layers_to_build(vp_stage=0, pp_rank=rank) for rank in range(2))
+    assert counts == expected

@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "training samples at the evaluation's temperature",
-        "rlcore.run.rollout.sources",
+        "rlcore.run.rollout.from_recipe",
         "rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation",
         "rollout, options = recipe.rollout, recipe.evaluation",
         WITH_KL,
@@ -478,7 +478,7 @@ FAULTS = (
     Fault(
         "the pull is away from the sampler instead of the reference",
         "rlcore_grpo.loss",
-        "reference = _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
+        "reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)",
         "reference = generation",
         WITH_KL,
     ),

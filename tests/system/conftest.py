@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.config.cluster import ClusterConfig
+from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 
 from .system_support import DIGITS, SITE_MODULES, Site, Workplace  # type: ignore[import-not-found]
@@ -22,6 +24,13 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with other shapes."""
     folder = tmp_path_factory.mktemp("other")
     return make_model(folder / "model", "qwen2", alphabet=DIGITS, max_length=64, hidden_size=16, num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """One Ray for the runs of a module, on two ranks of a CPU."""
+    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,21 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 from rlcore.testing.models import make_model
 
 from .system_support import DIGITS, Workplace, close, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
+pytestmark = pytest.mark.usefixtures("ray")
 SHORT = ("run.num_steps=2", "training.prompts_per_step=8", "rollout.samples_per_prompt=8", "checkpoint.every_n_steps=1")
 TWO = ("cluster.gpus_per_node=2", *SHORT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray() -> Iterator[None]:
-    """One Ray for the module's runs."""
-    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
-        yield
 
 
 class Listeners(threading.Thread):

@@ -1,7 +1,7 @@
 """DPO as a user runs it: the weights of an independent computation under both trainers, learning, resumption, bad pairs."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 
 from .system_support import Workplace, close, expect_failure, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
@@ -67,13 +64,6 @@ def place(workplace: Workplace, model: Path) -> Workplace:
     write_jsonl(workplace.folder / "pairs.jsonl", ROWS)
     write_jsonl(workplace.folder / "held-out.jsonl", HELD_OUT)
     return workplace
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    """One Ray for the module's runs."""
-    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
-        yield
 
 
 class Expected:

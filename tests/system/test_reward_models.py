@@ -1,6 +1,5 @@
 """A reward model trained on pairs, and then the environment that rewards rollouts: both against plain transformers."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -9,9 +8,6 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-from rlcore.config.cluster import ClusterConfig
-from rlcore.run.execution.ray.session import ray_session
 
 from .system_support import Workplace, close, expect_failure, read_metrics, write_jsonl  # type: ignore[import-not-found]
 
@@ -80,13 +76,6 @@ def place(workplace: Workplace, model: Path) -> Workplace:
     write_jsonl(workplace.folder / "pairs.jsonl", ROWS)
     write_jsonl(workplace.folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in ROWS])
     return workplace
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    """One Ray for the module's runs."""
-    with ray_session(ClusterConfig(gpus_per_node=2, object_store_mib=100), "cpu", None):
-        yield
 
 
 class Expected:

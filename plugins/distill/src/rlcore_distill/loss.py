@@ -9,6 +9,7 @@ from torch import Tensor
 from rlcore.spi import GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore_distill.config import DistillConfig
 from rlcore_torchkit.rl.correction import importance_ratio
+from rlcore_torchkit.rl.inputs import masked
 from rlcore_torchkit.rl.metrics import MaskedMean
 
 MAX_LOG_RATIO = 20.0
@@ -25,11 +26,11 @@ def reverse_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
 
     Metrics: `reverse_kl`, the mean of d; `importance_truncated`, the share of tokens at that bound.
     """
-    current = _masked(inputs.logprobs, inputs)
-    divergence = (current.detach() - _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)).clamp(
+    current = masked(inputs.logprobs, inputs)
+    divergence = (current.detach() - masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)).clamp(
         -MAX_LOG_RATIO, MAX_LOG_RATIO
     )
-    ratio = importance_ratio(current, _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs))
+    ratio = importance_ratio(current, masked(inputs.token_columns[GENERATION_LOGPROBS], inputs))
     ahead = divergence if config.discount == 0 else _discounted(divergence, inputs, config.discount)
     # current - stopgrad(current) is 0, and its gradient ∇ current: the value stays the divergence's.
     per_token = ratio.clamp(max=config.importance_maximum) * (divergence + ahead * (current - current.detach()))
@@ -46,18 +47,13 @@ def forward_kl_loss(inputs: LossInputs, config: DistillConfig) -> LossOutput:
     Metric: `forward_kl`, the same.
     """
     del config
-    teacher = _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
-    divergence = teacher - _masked(inputs.logprobs, inputs)
+    teacher = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
+    divergence = teacher - masked(inputs.logprobs, inputs)
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
     return LossOutput(
         loss=divergence.sum() / max(inputs.counts.num_loss_tokens, 1),
         sums={"forward_kl": mean(divergence)},
     )
-
-
-def _masked(values: Tensor, inputs: LossInputs) -> Tensor:
-    """`values` [T] with 0 outside the mask, so that nothing there, not even a NaN, reaches value or gradient."""
-    return torch.where(inputs.loss_mask, values, 0.0)
 
 
 def _discounted(values: Tensor, inputs: LossInputs, discount: float) -> Tensor:

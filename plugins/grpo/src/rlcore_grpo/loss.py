@@ -1,9 +1,8 @@
 """The GRPO loss, run inside every trainer."""
 
-import torch
 from torch import Tensor
 
-from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, ContractError, LossInputs, LossOutput
+from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, REFERENCE_LOGPROBS, LossInputs, LossOutput
 from rlcore_grpo.entropy_tokens import HIGH_COVARIANCE
 from rlcore_grpo.importance import Importance, importance_of
 from rlcore_grpo.loss_config import LossConfig
@@ -16,6 +15,7 @@ from rlcore_torchkit.rl.clipping import (
     without,
 )
 from rlcore_torchkit.rl.correction import importance_ratio
+from rlcore_torchkit.rl.inputs import masked, previous_logprobs
 from rlcore_torchkit.rl.kl import kl_penalty
 from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
 from rlcore_torchkit.rl.normalisation import token_weights
@@ -32,9 +32,9 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     `config.previous_logprobs` is resolved: "generation" or "trainer"; ContractError where it is the latter and the trainer does
     not give `inputs.previous_logprobs`.
     """
-    current = _masked(inputs.logprobs, inputs)
-    generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
-    previous = _previous(inputs, generation, config)
+    current = masked(inputs.logprobs, inputs)
+    generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
+    previous = previous_logprobs(inputs, generation, config.previous_logprobs)
     sequences = Sequences(inputs.loss_mask, inputs.offsets)
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
     weights = token_weights(
@@ -50,7 +50,7 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     per_token = importance.applied_to(objective.loss, is_weighed=config.objective == "vespo")
     sums = {**objective_means(objective, mean), **importance.sums}
     if config.kl_coefficient:
-        reference = _masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
+        reference = masked(inputs.token_columns[REFERENCE_LOGPROBS], inputs)
         sampled_by = {"none": None, "previous": previous, "generation": generation}[config.kl_importance]
         kl = kl_penalty(current, reference, estimator=config.kl_estimator, gradient=config.kl_gradient, sampled_by=sampled_by)
         per_token = per_token + config.kl_coefficient * kl
@@ -60,7 +60,7 @@ def grpo_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     else:
         sums["entropy"] = mean(inputs.entropy)
         if config.entropy_coefficient:
-            per_token = per_token - config.entropy_coefficient * _masked(inputs.entropy, inputs)
+            per_token = per_token - config.entropy_coefficient * masked(inputs.entropy, inputs)
     maxima = {**objective_maxima(objective, inputs.loss_mask), **importance.maxima}
     return LossOutput(loss=(per_token * weights).sum(), sums=sums, maxima=maxima)
 
@@ -109,20 +109,3 @@ def _objective(
             )
         case "policy_gradient":
             return policy_gradient(current, advantages, log_ratio=log_ratio)
-
-
-def _previous(inputs: LossInputs, generation: Tensor, config: LossConfig) -> Tensor:
-    """The log-probabilities [T] that the policy's are compared with, 0 outside the mask."""
-    if config.previous_logprobs == "generation":
-        return generation
-    if inputs.previous_logprobs is None:
-        raise ContractError(
-            "found no previous_logprobs in the loss's inputs; expected those that LossSpec.previous_logprobs declares. "
-            'Pass on what LossSpec.previous_of returns, or set algorithm.grpo.previous_logprobs to "generation"'
-        )
-    return _masked(inputs.previous_logprobs, inputs)
-
-
-def _masked(values: Tensor, inputs: LossInputs) -> Tensor:
-    """`values` [T] with 0 outside the mask, so that nothing there, not even a NaN, reaches value or gradient."""
-    return torch.where(inputs.loss_mask, values, 0.0)

@@ -1,12 +1,12 @@
 """The losses of policy and critic, run inside every trainer."""
 
 import torch
-from torch import Tensor
 
 from rlcore.spi import ADVANTAGES, GENERATION_LOGPROBS, VALUES, ContractError, LossInputs, LossOutput
 from rlcore_ppo.config import PpoConfig
 from rlcore_torchkit.rl.clipping import clipped_objective
 from rlcore_torchkit.rl.correction import bounded, importance_ratio
+from rlcore_torchkit.rl.inputs import masked, previous_logprobs
 from rlcore_torchkit.rl.metrics import MaskedMean, objective_maxima, objective_means
 from rlcore_torchkit.rl.normalisation import token_weights
 from rlcore_torchkit.rl.sequences import Sequences
@@ -22,9 +22,9 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     w are the weights of `rlcore_torchkit.rl.normalisation`, c the truncated ratio of trainer to generator at the start of the
     step. `config.previous_logprobs` is resolved; ContractError where it is "trainer" and `inputs.previous_logprobs` is missing.
     """
-    current = _masked(inputs.logprobs, inputs)
-    generation = _masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
-    previous = _previous(inputs, generation, config)
+    current = masked(inputs.logprobs, inputs)
+    generation = masked(inputs.token_columns[GENERATION_LOGPROBS], inputs)
+    previous = previous_logprobs(inputs, generation, config.previous_logprobs)
     mean, sequences = MaskedMean(inputs.loss_mask, inputs.counts), Sequences(inputs.loss_mask, inputs.offsets)
     objective = clipped_objective(
         current - previous,
@@ -43,7 +43,7 @@ def policy_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
     assert inputs.entropy is not None, "asked for by Ppo"
     sums["entropy"] = mean(inputs.entropy)
     if config.entropy_coefficient:
-        per_token = per_token - config.entropy_coefficient * _masked(inputs.entropy, inputs)
+        per_token = per_token - config.entropy_coefficient * masked(inputs.entropy, inputs)
     weights = token_weights(
         config.loss_normalisation, sequences=sequences, counts=inputs.counts, constant_length=None, dtype=current.dtype
     )
@@ -59,24 +59,8 @@ def critic_loss(inputs: LossInputs, config: PpoConfig) -> LossOutput:
         raise ContractError('critic_loss: found no values; expected those of a trainer with the head "value"')
     # `values` tell what comes after a token: the state in which token t was chosen is the one after token t - 1. No sequence
     # begins with a loss token, so what is rolled over a sequence's beginning is never read.
-    values, previous = (_masked(held.roll(1), inputs) for held in (inputs.values, inputs.token_columns[VALUES]))
-    found = clipped_value_loss(values, previous, _masked(inputs.token_columns[RETURNS], inputs), clip=config.value_clip)
+    values, previous = (masked(held.roll(1), inputs) for held in (inputs.values, inputs.token_columns[VALUES]))
+    found = clipped_value_loss(values, previous, masked(inputs.token_columns[RETURNS], inputs), clip=config.value_clip)
     mean = MaskedMean(inputs.loss_mask, inputs.counts)
     loss = torch.where(inputs.loss_mask, found.loss, 0.0).sum() / max(inputs.counts.num_loss_tokens, 1)
     return LossOutput(loss=loss, sums={"clip_fraction": mean(found.clipped)})
-
-
-def _previous(inputs: LossInputs, generation: Tensor, config: PpoConfig) -> Tensor:
-    if config.previous_logprobs == "generation":
-        return generation
-    if inputs.previous_logprobs is None:
-        raise ContractError(
-            'policy_loss: found no previous_logprobs; expected the trainer\'s, with previous_logprobs = "trainer": it has to '
-            "declare the capability previous_logprobs"
-        )
-    return _masked(inputs.previous_logprobs, inputs)
-
-
-def _masked(values: Tensor, inputs: LossInputs) -> Tensor:
-    """0 outside the loss mask, so that nothing there can spoil a sum."""
-    return torch.where(inputs.loss_mask, values, 0.0)

@@ -32,15 +32,9 @@ from rlcore.run.protocols import GeneratorGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.environment_runner import EpisodeRunner
+from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.run.rollout.schedule_record import RecordedSchedule
-from rlcore.run.rollout.sources import (
-    ExampleSource,
-    HeldOutEvaluator,
-    RolloutSource,
-    Source,
-    collector_of,
-    policy_of,
-)
+from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource, Source
 from rlcore.spi import DataError, Row
 from rlcore.spi.arrays import Int64Array
 

@@ -7,124 +7,25 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from rlcore.chat.tool_calls import ToolParser
-from rlcore.config.data import DatasetConfig
-from rlcore.config.recipe import Recipe
 from rlcore.run.data.curriculum import Curriculum, CurriculumState
-from rlcore.run.data.datasets import Split
 from rlcore.run.data.examples import Examples, example_batch
 from rlcore.run.data.prompt_stream import PromptOrder
 from rlcore.run.data.seeds import Stream
-from rlcore.run.data.tokenizer import Tokenizer
-from rlcore.run.protocols import CollectedRollouts, GeneratorGroup
-from rlcore.run.report.progress import Progress
-from rlcore.run.report.timing import PhaseClock
-from rlcore.run.rollout.agent_collector import AgentCollector
+from rlcore.run.protocols import CollectedRollouts
 from rlcore.run.rollout.collector import RolloutCollector
-from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_run import EpisodeRun
-from rlcore.run.rollout.episode_starts import Draws, PromptLimit, StepPlan
+from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics
 from rlcore.run.rollout.replay import ReplaySchedule
 from rlcore.run.rollout.saved_rollouts import SavedRollouts, dumps, loads, restore_rollouts, save_rollouts
 from rlcore.run.rollout.schedule import Position, Schedule, SchedulePolicy
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, differing, step_record
 from rlcore.run.rollout.step_collector import StepCollector
-from rlcore.spi import RolloutBatch, Row, SamplingParams, capabilities
+from rlcore.spi import RolloutBatch, Row, capabilities
 from rlcore.spi.arrays import Int64Array
 
 MAX_SHOWN = 5
 """Groups that a note names."""
-
-
-def collector_of(
-    recipe: Recipe,
-    split: Split,
-    generator: GeneratorGroup,
-    episodes: EpisodeRunner,
-    tokenizer: Tokenizer,
-    tool_parser: ToolParser | None,
-    clock: PhaseClock,
-    progress: Progress,
-    *,
-    sampling_mask: bool = False,
-) -> StepCollector[Any]:
-    """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
-    `sampling_mask` the batch says what the generator chose each token among."""
-    trains = split == "train"
-    rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
-    stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
-    data: DatasetConfig = getattr(recipe.data, split)
-    limit = PromptLimit(
-        max_tokens=data.max_prompt_tokens or rollout.max_prompt_tokens,
-        drops=data.on_long_prompt == "drop",
-        key=f"data.{split}",
-        option="rollout.max_prompt_tokens" if data.max_prompt_tokens is None else f"data.{split}.max_prompt_tokens",
-    )
-    purpose = "the step" if trains else "the evaluation"
-    sampling = SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        stop_token_ids=stops,
-        stop_strings=rollout.stop_strings,
-    )
-    if episodes.runs_agents:
-        return AgentCollector(
-            generator=generator,
-            episodes=episodes,
-            tokenizer=tokenizer,
-            sampling=sampling,
-            samples_per_prompt=options.samples_per_prompt,
-            max_sequence_length=rollout.max_sequence_length,
-            max_response_tokens=rollout.max_response_tokens,
-            max_failed_fraction=rollout.max_failed_fraction,
-            history="segment" if rollout.history == "segment" else "refuse",
-            sampling_mask=sampling_mask,
-            tool_parser=tool_parser,
-            purpose=purpose,
-            is_mixed=data.mix is not None,
-            clock=clock,
-            progress=progress,
-        )
-    return RolloutCollector(
-        generator=generator,
-        episodes=episodes,
-        tokenizer=tokenizer,
-        sampling=sampling,
-        samples_per_prompt=options.samples_per_prompt,
-        prompt_limit=limit,
-        max_response_tokens=rollout.max_response_tokens,
-        max_turns=rollout.max_turns,
-        max_turn_tokens=rollout.max_turn_tokens,
-        episode_timeout_s=rollout.episode_timeout_s,
-        masks_truncated=trains and rollout.on_truncation == "mask",
-        max_failed_fraction=rollout.max_failed_fraction,
-        history="as_seen" if rollout.history == "as_seen" else "refuse",
-        tool_parser=tool_parser,
-        purpose=purpose,
-        is_mixed=data.mix is not None,
-        routed_experts=rollout.replay_routing and trains,
-        sampling_mask=sampling_mask,
-        clock=clock,
-        progress=progress,
-    )
-
-
-def policy_of(recipe: Recipe) -> SchedulePolicy:
-    """The rules of a recipe's schedule."""
-    num_groups, rollout, options = recipe.training.prompts_per_step, recipe.rollout, recipe.async_
-    return SchedulePolicy(
-        groups_per_step=num_groups,
-        num_steps=recipe.run.num_steps,
-        max_staleness=options.max_staleness,
-        on_stale=options.on_stale,
-        num_extra=options.extra_prompts,
-        # At first the groups of so many steps begin at once.
-        max_refills=int(rollout.max_refill_ratio * num_groups * (1 + options.max_staleness))
-        if rollout.refill_equal_rewards
-        else None,
-    )
 
 
 class Source(ABC):

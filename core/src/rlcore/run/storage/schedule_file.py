@@ -7,8 +7,8 @@ from typing import Any
 
 from rlcore.files import storage_errors, write_atomically
 from rlcore.run.plan.run_plan import RunPlan
+from rlcore.run.rollout.from_recipe import policy_of
 from rlcore.run.rollout.schedule_record import RecordedSchedule, StepRecord, wrong_with
-from rlcore.run.rollout.sources import policy_of
 from rlcore.run.storage.recipe_changes import Change, recipe_changes
 from rlcore.schema.structure import structure
 from rlcore.spi import ConfigError, Problem
