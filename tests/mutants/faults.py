@@ -15,6 +15,7 @@ LORA = "tests/system/test_lora.py::test_adapters_reach_the_generator_and_the_dis
 KL_IN_REWARDS = (
     "tests/system/test_kl_in_rewards.py::test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go"
 )
+PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_formulas[fsdp2]"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -502,5 +503,62 @@ FAULTS = (
         "mixed = splitmix64(splitmix64(seeds.astype(np.uint64)) + positions.astype(np.uint64))",
         "mixed = splitmix64(splitmix64(seeds.astype(np.uint64)) + 0 * positions.astype(np.uint64))",
         "tests/transformers_generation/test_sampling.py",
+    ),
+    # A critic, a model of rewards, kept tokens, several data sets
+    Fault(
+        "a token's value is the one after it",
+        "rlcore_ppo.loss",
+        "values, previous = (masked(held.roll(1), inputs) for held in (inputs.values, inputs.token_columns[VALUES]))",
+        "values, previous = (masked(held, inputs) for held in (inputs.values, inputs.token_columns[VALUES]))",
+        PPO,
+    ),
+    Fault(
+        "the critic's warm-up counts nothing in its schedule",
+        "rlcore.run.execution.critic",
+        "planned = minibatch.schedule_step + self.num_warmup_updates",
+        "planned = minibatch.schedule_step",
+        PPO,
+    ),
+    Fault(
+        "no episode was cut off",
+        "rlcore.run.rollout.collector",
+        "truncated=truncated,",
+        "truncated=np.zeros_like(truncated),",
+        PPO,
+    ),
+    Fault(
+        "an answer's reward is the value before its end",
+        "rlcore_reward.loss",
+        "pairs = inputs.values[inputs.offsets[1:] - 1].view(-1, 2)",
+        "pairs = inputs.values[inputs.offsets[1:] - 2].view(-1, 2)",
+        "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[fsdp2]",
+    ),
+    Fault(
+        "the tokens that samples were chosen among are forgotten",
+        "rlcore.run.rollout.collector",
+        "parts += [spi.SamplingMask.whole(first + start - end), mask]",
+        "parts += [spi.SamplingMask.whole(first + start - end), spi.SamplingMask.whole(len(mask))]",
+        "tests/oracle/test_grpo_oracle.py::test_truncated_sampling[fsdp2-1-updates-generation-kl-top-p-masked]",
+    ),
+    Fault(
+        "ranks are not told what samples were chosen among",
+        "rlcore.run.execution.ray.dispatch",
+        "sampling_mask=_part_of(batch.sampling_mask, tokens),",
+        "sampling_mask=None,",
+        "tests/oracle/test_grpo_oracle.py::test_truncated_sampling_on_two_ranks[fsdp2-4-updates-generation-kl-top-p-masked-two-ranks]",
+    ),
+    Fault(
+        "every row of a mix has the first environment",
+        "rlcore.run.plan.mixed_environment",
+        "return self.of_set.get(str(row.get(DATA_SET)), next(iter(self.backends)))",
+        "return next(iter(self.backends))",
+        "tests/system/test_mixed_data.py::test_each_set_has_its_share_and_its_environment",
+    ),
+    Fault(
+        "a resumed run's reference is the model without the adapters that it began with",
+        "rlcore_fsdp2.backend",
+        "self.adapters.begun = load_reference(request.directory)",
+        "pass",
+        "tests/system/test_lora.py::test_a_run_begins_with_the_adapters_of_another[fsdp2]",
     ),
 )
