@@ -135,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--generator", choices=("vllm", "transformers"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny random model and two steps, to try the script")
-    parser.add_argument("--limit", type=float, default=590.0, help="seconds for runs that go on together")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds for runs that go on together, starts included")
     parser.add_argument("--figure", type=Path, help="draw the curves into this .svg or .png file")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     return parser.parse_args()

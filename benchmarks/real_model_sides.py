@@ -40,7 +40,7 @@ class Record:
     def __init__(self, path: Path, side: str, seed: int, settings: Settings) -> None:
         self.path, self.begin = path, time.time()
         self.values: dict[str, Any] = {"side": side, "seed": seed, "settings": asdict(settings)}
-        self.values |= {"versions": versions("cpu"), "start_up_s": 0.0, "step_s": [], "reward": [], "held_out": []}
+        self.values |= {"versions": versions(settings.device), "start_up_s": 0.0, "step_s": [], "reward": [], "held_out": []}
 
     def started(self) -> None:
         """Everything is there that the first step needs."""
