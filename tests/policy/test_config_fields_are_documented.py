@@ -55,6 +55,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_fsdp2",
         "rlcore_megatron",
         "rlcore_transformers",
+        "rlcore_openai",
         "rlcore_grpo",
         "rlcore_sft",
         "rlcore_dpo",

@@ -39,6 +39,8 @@ THROUGH = {
     "megatron_backend/test_layout.py": "megatron_backend/corrected_router",
     "megatron_backend/test_families.py": "megatron_backend/models",
     "megatron_backend/test_weight_mapping.py": "megatron_backend/weight_source megatron_backend/weight_table",
+    "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
+    "openai_generation/probe",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",

@@ -111,7 +111,7 @@ def test_another_spi_version_is_an_error_that_gives_both(installer, spi, text):
         ({"backend": "no colon"}, "backend is 'no colon'; expected 'package.module:Name'"),
         ({"check": "x.y"}, "check is 'x.y'"),
         ({"devices": ["tpu"]}, "devices are ['tpu']; expected some of ['cpu', 'cuda']"),
-        ({"devices": []}, "devices are []"),
+        ({"dtypes": []}, "dtypes are []"),
         ({"dtypes": ["float8"]}, "dtypes are ['float8']; expected some of ['bfloat16', 'float16', 'float32']"),
         ({"priority": "high"}, "priority is 'high'; expected an integer"),
         ({"priority": True}, "priority is True"),

@@ -157,6 +157,12 @@ def test_nothing_usable_lists_every_reason(make_provider):
     assert "two (in-process 0, priority 80): meant for cuda, so 'auto' passes it over on cpu; it can be named" in message
 
 
+def test_what_is_meant_for_no_device_has_to_be_named(make_provider):
+    registry = registry_of(make_provider("one", devices=[], priority=90))
+    assert "one (in-process 0, priority 90): has to be named" in refusal(registry)
+    assert chosen(registry, "one") == "one"
+
+
 @pytest.mark.parametrize("role", ["algorithm", "environment"])
 def test_algorithms_and_environments_have_to_be_named(make_provider, role):
     registry = registry_of(make_provider("one"), role=role)

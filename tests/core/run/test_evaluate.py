@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from rlcore.registry.binding import build_generator
+from rlcore.registry.discovery import Registry
 from rlcore.run import evaluate as evaluate_module
+from rlcore.run.plan.prepare import prepare
 from rlcore.run.report.progress import Progress
-from rlcore.spi import CheckpointError
-from rlcore.testing.fakes import FakeTokenizer
+from rlcore.spi import CheckpointError, PluginError, RankInfo
+from rlcore.testing.fakes import FAKE_GENERATOR, FAKE_TRAINER, FakeTokenizer
 
-from .conftest import read_metrics  # type: ignore[import-not-found]
+from .conftest import FAKES, read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
 
@@ -31,6 +35,30 @@ def test_a_checkpoint_is_measured_whatever_of_the_trainer_leaves_the_gpu(
     last = read_metrics(directory)[-1]
     assert figures == {name: value for name, value in last.items() if name.startswith("evaluation/")}
     assert figures["evaluation/failed"] == 0.0
+
+
+def test_a_generator_that_takes_no_weights_measures_its_own_without_a_trainer(
+    prepared: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As much as with a trainer that brings the same weights, whatever the cluster that one would run on."""
+    prepared()  # writes the recipe
+    without = {name for name in FAKE_GENERATOR.capabilities if not name.startswith("refit.")}
+    alone = {role: [provider] for role, provider in FAKES.items() if role != "trainer"}
+    alone["generator"] = [evolve(FAKE_GENERATOR, capabilities=without)]
+    registry = Registry.from_providers(alone)
+    plan = prepare(tmp_path / "recipe.toml", ["cluster.gpus_per_node=2"], evaluating=True, registry=registry)
+    assert plan.answers_alone
+    figures = measured(plan, None)
+    assert figures["evaluation/failed"] == 0.0
+    generator = build_generator(plan.chosen["generator"], plan.generator_context(RankInfo(), None), plan.config("generator"))
+    assert generator.weight_version == 0
+    with pytest.raises(PluginError, match="takes no weights"):
+        prepare(
+            tmp_path / "recipe.toml",
+            evaluating=True,
+            continues=True,
+            registry=Registry.from_providers({**alone, "trainer": [FAKE_TRAINER]}),
+        )
 
 
 def test_a_damaged_checkpoint_is_said_before_anything_is_read_or_built(

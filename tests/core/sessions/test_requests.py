@@ -40,6 +40,14 @@ def test_what_is_given_counts() -> None:
     assert not chat(tools=[TOOL], tool_choice="none").tools
 
 
+@pytest.mark.parametrize(("ignored", "expected"), [(False, (2, 5)), (True, (5, 2))])
+def test_stop_tokens_come_beside_the_models_own_or_in_their_place(ignored: bool, expected: tuple[int, ...]) -> None:
+    request = completion(stop_token_ids=[5, 2], ignore_eos=ignored, min_p=0.0, repetition_penalty=1.0)
+    assert request.sampling.stop_token_ids == expected
+    assert not request.chooses_distribution
+    assert completion(ignore_eos=True).sampling.stop_token_ids == ()
+
+
 def test_messages_are_text_and_arguments_objects() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -49,7 +49,7 @@ def test_a_chat_goes_on_with_the_tokens_that_were_sampled(sessions: Sessions) ->
     model = served(script)
     first = chat(model, session, user("one?"))
     assert first.choices[0].content == "a  b"
-    assert first.num_prompt_tokens == len(script.tokenizer.encode(HEAD))
+    assert first.prompt.tolist() == script.tokenizer.encode(HEAD)
     chat(model, session, user("one?"), assistant("a  b"), user("two?"))
     (segment,) = sessions.finish(session)
     assert shown(segment) == f"{HEAD}a  b{END}\n{START}user\ntwo?{END}\n{START}assistant\nc{END}"

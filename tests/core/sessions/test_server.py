@@ -84,6 +84,20 @@ def test_answers_have_log_probabilities(endpoint: Endpoint) -> None:
     assert text.choices[0].logprobs.text_offset == [0, 1]
 
 
+def test_tokens_are_returned_where_vllm_returns_them(endpoint: Endpoint) -> None:
+    endpoint.script.texts = ["ab"] * 4
+    client, more = endpoint.client(), {"return_token_ids": True}
+    said, read = ChatMl().encode("ab"), ChatMl().encode("x")
+    text = client.completions.create(model="policy", prompt="x", extra_body=more).choices[0]
+    assert (text.token_ids, text.prompt_token_ids) == (said, read)
+    chat = client.chat.completions.create(model="policy", messages=ONE, extra_body=more)
+    assert chat.choices[0].token_ids == said
+    assert chat.usage.prompt_tokens == len(chat.prompt_token_ids)
+    first, *_ = client.completions.create(model="policy", prompt="x", stream=True, extra_body=more)
+    assert (first.choices[0].token_ids, first.choices[0].prompt_token_ids) == (said, read)
+    assert not hasattr(client.completions.create(model="policy", prompt="x").choices[0], "token_ids")
+
+
 def test_streams_say_the_same_as_whole_answers(endpoint: Endpoint) -> None:
     endpoint.script.texts = [f"a{END}", f"b{END}", f"{CALL}{END}", "c"]
     client = endpoint.client()

@@ -101,7 +101,8 @@ def _problems(provider: Provider, name: str) -> Iterator[str]:
         yield f"{name!r} cannot be the name of a plugin, since it is {RESERVED[name]}; expected another name"
     if type(provider.priority) is not int:
         yield f"priority is {provider.priority!r}; expected an integer"
-    yield from _choice_problems("devices", provider.devices, DEVICES)
+    if provider.devices or isinstance(provider.devices, str):
+        yield from _choice_problems("devices", provider.devices, DEVICES)
     yield from _choice_problems("dtypes", provider.dtypes, DTYPES)
     for name, form in _FUNCTIONS.items():
         if not callable(value := getattr(provider, name)):

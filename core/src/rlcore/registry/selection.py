@@ -218,6 +218,8 @@ def _error(role: Role, headline: str, verdicts: Sequence[_Verdict], device: Devi
 def _wrong_device(entry: Entry, device: Device) -> str | None:
     if entry.provider is None or device in entry.provider.devices:
         return None
+    if not entry.provider.devices:
+        return "has to be named"
     return f"meant for {', '.join(sorted(entry.provider.devices))}, so 'auto' passes it over on {device}; it can be named"
 
 

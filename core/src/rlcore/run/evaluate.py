@@ -1,10 +1,13 @@
 """`evaluate`: measure a model, or a checkpoint of it, without training."""
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from rlcore.registry.generator_handle import OWN_VERSION
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.backends import execution
+from rlcore.run.execution.in_process import generator_alone
 from rlcore.run.execution.refit import Refitter
 from rlcore.run.execution.residency import Residency
 from rlcore.run.interrupt import ended_by_sigterm
@@ -30,14 +33,16 @@ def evaluate(
     state = None if checkpoint is None else checked_state(prepared, checkpoint)
     clock = PhaseClock(progress)
     prepared = prepared.observed(None)
-    with (
-        ended_by_sigterm(),
-        load_inputs(prepared, tokenizer) as inputs,
-        execution(prepared, inputs.tokenizer, None, progress) as opened,
-        opened() as backends,
-    ):
+    with ended_by_sigterm(), load_inputs(prepared, tokenizer) as inputs, ExitStack() as stack:
         for note in (*prepared.registry.warnings, *prepared.notes, *inputs.notes, *inputs.left_out):
             progress.note(note)
+        if prepared.answers_alone:
+            alone = stack.enter_context(generator_alone(prepared, inputs.tokenizer))
+            evaluator = inputs.evaluator(recipe, alone, clock, progress)
+            if evaluator is None:
+                raise _nothing_to_evaluate()
+            return evaluator.evaluate(OWN_VERSION)
+        backends = stack.enter_context(stack.enter_context(execution(prepared, inputs.tokenizer, None, progress))())
         version, residency = 0, Residency.of(prepared, backends, clock)
         if checkpoint is not None and state is not None:
             if residency is not None:

@@ -29,11 +29,11 @@ class Reply:
     def whole(self) -> dict[str, Any]:
         """Return the reply as one JSON object."""
         choices = [self._choice(number, choice) for number, choice in enumerate(self.answered.choices)]
-        return {**self._head(""), "choices": choices, "usage": self._usage()}
+        return {**self._head(""), **self._prompt_of(is_chat=True), "choices": choices, "usage": self._usage()}
 
     def chunks(self) -> Iterator[dict[str, Any]]:
         """Yield the reply as the chunks of a stream: each answer comes whole, since its generator hands it out at its end."""
-        head = self._head(".chunk")
+        head = {**self._head(".chunk"), **self._prompt_of(is_chat=True)}
         for number, choice in enumerate(self.answered.choices):
             content = self._choice(number, choice)
             if self._is_chat:
@@ -58,10 +58,21 @@ class Reply:
 
     def _usage(self) -> dict[str, int]:
         said = sum(len(choice.sample.tokens) for choice in self.answered.choices)
-        read = self.answered.num_prompt_tokens
+        read = len(self.answered.prompt)
         return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
+    def _prompt_of(self, *, is_chat: bool) -> dict[str, Any]:
+        """The prompt's tokens, where other servers have them: beside the choices of a chat, within each of a completion."""
+        wanted = self.request.return_token_ids and is_chat == self._is_chat
+        return {"prompt_token_ids": self.answered.prompt.tolist()} if wanted else {}
+
     def _choice(self, number: int, choice: Choice) -> dict[str, Any]:
+        content = self._content(number, choice)
+        if self.request.return_token_ids:
+            content |= {**self._prompt_of(is_chat=False), "token_ids": choice.sample.tokens.tolist()}
+        return content
+
+    def _content(self, number: int, choice: Choice) -> dict[str, Any]:
         reason = "length" if choice.sample.finish_reason is FinishReason.LENGTH else "stop"
         if not self._is_chat:
             logprobs = _text_logprobs(choice.sample, self.tokenizer) if self.request.logprobs else None

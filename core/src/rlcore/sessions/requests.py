@@ -28,14 +28,17 @@ _IGNORED = {
 """Keys that ask for nothing that would change an answer."""
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 _COMMON = {"model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logprobs"}
+_COMMON |= {"stop_token_ids", "ignore_eos", "return_token_ids"}  # as servers of models call them
 _CHAT = {"messages", "max_completion_tokens", "tools", "chat_template_kwargs"}
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
+    "min_p": (0,),
     "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("auto", "none"),
@@ -60,6 +63,8 @@ class AnswerRequest:
     include_usage: bool
     """Whether a stream ends with the numbers of tokens."""
     logprobs: bool
+    return_token_ids: bool = False
+    """Whether the reply has the tokens of prompt and answers too."""
     messages: tuple[Message, ...] = ()
     """The messages of a chat, as `normal_message` writes them."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -85,7 +90,12 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         top_k=max(values.get("top_k", default.top_k), 0),
     )
     chooses = sampling != default
-    sampling = evolve(sampling, stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)))
+    ends = () if values.get("ignore_eos") else default.stop_token_ids
+    sampling = evolve(
+        sampling,
+        stop_token_ids=tuple(dict.fromkeys((*ends, *values.get("stop_token_ids", ())))),
+        stop_strings=(*default.stop_strings, *((stop,) if isinstance(stop, str) else stop)),
+    )
     tools = () if values.get("tool_choice") == "none" else tuple(values.get("tools", ()))
     return AnswerRequest(
         model=values["model"],
@@ -97,6 +107,7 @@ def read_request(body: object, default: SamplingParams, *, is_chat: bool) -> Ans
         stream=values.get("stream", False),
         include_usage=bool(dict(values.get("stream_options", {})).get("include_usage")),
         logprobs=values.get("logprobs") is not None and values["logprobs"] is not False,
+        return_token_ids=values.get("return_token_ids", False),
         messages=tuple(normal_message(message) for message in values["messages"]) if is_chat else (),
         tools=tools,
         template_variables=values.get("chat_template_kwargs", {}),
@@ -166,8 +177,11 @@ def _wrong(values: Mapping[str, Any], is_chat: bool) -> Iterator[str]:
         yield f"temperature: found {_shown(values['temperature'])}; expected 0, or at least {MIN_TEMPERATURE:g}"
     if type(values.get("seed", 0)) is not int:
         yield f"seed: found {_shown(values['seed'])}; expected a whole number"
-    if type(values.get("stream", False)) is not bool:
-        yield f"stream: found {_shown(values['stream'])}; expected true or false"
+    for name in ("stream", "ignore_eos", "return_token_ids"):
+        if type(values.get(name, False)) is not bool:
+            yield f"{name}: found {_shown(values[name])}; expected true or false"
+    if not isinstance(values.get("stop_token_ids", []), list) or not all(map(_is_token, values.get("stop_token_ids", []))):
+        yield f"stop_token_ids: found {_shown(values['stop_token_ids'])}; expected a list of token ids"
     for name in ("stream_options", "chat_template_kwargs"):
         if not isinstance(values.get(name, {}), dict):
             yield f"{name}: found {_shown(values[name])}; expected an object"
@@ -239,7 +253,11 @@ def _wrong_prompt(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _are_tokens(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and bool(prompt) and all(type(one) is int and 0 <= one < 2**31 for one in prompt)
+    return isinstance(prompt, Sequence) and bool(prompt) and all(map(_is_token, prompt))
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _shown(value: object) -> str:

@@ -35,7 +35,8 @@ class Choice:
 class Answered:
     """What came of a request."""
 
-    num_prompt_tokens: int
+    prompt: Int32Array
+    """int32 [length]"""
     choices: Sequence[Choice]
 
 
@@ -96,7 +97,7 @@ class ServedModel:
         session.require_open()
         choices = [self._choice(sample, request) for sample in samples]
         self._record(session, prompt, request, choices)
-        return Answered(num_prompt_tokens=len(tokens), choices=choices)
+        return Answered(prompt=tokens, choices=choices)
 
     def _sampling(self, session: Session, request: AnswerRequest) -> SamplingParams:
         sampling = request.sampling

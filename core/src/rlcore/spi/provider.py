@@ -62,7 +62,8 @@ class Provider:
     capabilities: frozenset[str] = field(default=frozenset(), converter=_frozen)
     """Names from rlcore.spi.capabilities."""
     devices: frozenset[str] = field(default=frozenset({"cpu", "cuda"}), converter=_frozen)
-    """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can."""
+    """Devices it is meant for: `auto` considers it only there; naming it runs it wherever it can. Empty where it has to be
+    named, such as one that has options without defaults."""
     dtypes: frozenset[str] = field(default=frozenset(get_args(DtypeName)), converter=_frozen)
     """The values of `model.dtype` that a trainer or generator computes in."""
     unavailable: Callable[[], str | None] = lambda: None

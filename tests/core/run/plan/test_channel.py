@@ -7,8 +7,10 @@ import pytest
 from attrs import evolve, frozen
 
 from rlcore.registry.discovery import Registry
+from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import CHANNELS, PluginError, Provider, RefitChannel, capabilities
+from rlcore.testing.conformance.fixtures import entry_of
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 
 EVERY = ("in_process", "shared_memory", "cuda_ipc", "nccl", "directory")
@@ -90,6 +92,12 @@ def test_a_forced_channel_is_taken_or_refused(prepared: Callable[..., RunPlan]) 
         prepared("refit.channel=shared_memory", registry=both)
     with pytest.raises(PluginError, match=THERE_ON_CPU):
         prepared("refit.channel=nccl", registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR, *EVERY)))
+
+
+def test_a_generator_that_takes_no_weights_is_refused_to_train(prepared: Callable[..., RunPlan]) -> None:
+    assert takes_weights(entry_of("generator", FAKE_GENERATOR, "cpu"))
+    with pytest.raises(PluginError, match="takes no weights"):
+        prepared(registry=registry(FAKE_TRAINER, declaring(FAKE_GENERATOR)))
 
 
 def test_a_broken_function_is_named(prepared: Callable[..., RunPlan]) -> None:

@@ -54,6 +54,15 @@ def in_process(prepared: RunPlan, tokenizer: Tokenizer, log_directory: Path | No
 
 
 @contextmanager
+def generator_alone(prepared: RunPlan, tokenizer: Tokenizer) -> Iterator[InProcessGenerator]:
+    """A generator that answers with weights of its own, closed at the end whatever happens."""
+    context = prepared.generator_context(RankInfo(device=prepared.device), None)
+    generator = build_generator(prepared.chosen["generator"], context, prepared.config("generator"), prepared.observers)
+    with closed_after(generator):
+        yield InProcessGenerator(handle=generator, tokenizer=tokenizer)
+
+
+@contextmanager
 def _critic(prepared: RunPlan, rank_info: RankInfo) -> Iterator[InProcessTrainer | None]:
     """The critic, which leaves the device to a generator that is to be started there; None where none is trained."""
     context = prepared.critic_context(rank_info)

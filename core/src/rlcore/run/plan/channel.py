@@ -7,13 +7,20 @@ from rlcore.gpu import Device
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.plan.generator_placement import separate
-from rlcore.spi import CHANNELS, PluginError, Role
+from rlcore.spi import CHANNELS, PluginError, Role, capabilities
+from rlcore.spi.channels import channel_capabilities
 
 
 def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device, declared: Registry) -> str | None:
-    """The cheapest channel of the device that trainer and generator both declare; None where nothing generates."""
-    if "generator" not in chosen:
+    """The cheapest channel of the device that trainer and generator both declare; None where nothing generates, or the
+    generator answers with weights of its own."""
+    if "generator" not in chosen or "trainer" not in chosen:
         return None
+    if not takes_weights(chosen["generator"]):
+        raise PluginError(
+            f"{chosen['generator'].label} takes no weights of a trainer: what it samples from never changes. Name another "
+            "generator to train, or to measure a checkpoint; `rlcore eval` measures with it the model that it has"
+        )
     entries = [chosen[role] for role in AUTO_ROLES]
     possible = [name for name, channel in CHANNELS.items() if device in channel.devices]
     where: str = device
@@ -36,3 +43,9 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
         f"configured: {found}. On {where} there are {', '.join(possible)}. "
         "Choose another generator, or set refit.channel to one that both declare."
     )
+
+
+def takes_weights(entry: Entry) -> bool:
+    """Whether a generator declares a channel at all, or has none of its own to begin with."""
+    declared = frozenset() if entry.provider is None else entry.provider.capabilities
+    return capabilities.OWN_WEIGHTS not in declared or bool(declared & channel_capabilities())

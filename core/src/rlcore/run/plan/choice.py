@@ -13,14 +13,16 @@ from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.plugin_errors import is_outside
 from rlcore.registry.selection import AUTO, AUTO_ROLES, passed_over, select
+from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
 from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Role, capabilities
 
 
-def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPlan:
-    """The plan with its plugins, and nothing yet of what follows from them.
+def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
+    """The plan with its plugins, and nothing yet of what follows from them. `measures_own`: the model is measured as it is, so
+    that a generator which takes no weights answers with its own, and no trainer is needed.
 
     PluginError tells of all that the recipe names and cannot be used; ConfigError where an observer lacks options.
     """
@@ -59,7 +61,9 @@ def choose_plugins(recipe: Recipe, registry: Registry, device: Device) -> RunPla
     generates = algorithm is None or algorithm.needs.source == "rollouts" or recipe.evaluates
     errors += unusable if generates else []
     needs["trainer"] = {} if algorithm is None else trainer_needs(recipe, algorithm)
-    found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
+    answers_alone = generates and measures_own and "generator" in usable and not takes_weights(usable["generator"])
+    if not answers_alone:
+        found += take("trainer", recipe.trainer.name, needs=needs["trainer"], dtype=dtype)
     if errors or algorithm is None:
         raise errors[0] if len(errors) == 1 else PluginError("\n".join(map(str, errors)))
     chosen = {entry.role: entry for entry in found if generates or entry.role != "generator"}

@@ -61,7 +61,10 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
     if evaluating:
         recipe = evolve(recipe, evaluation=evolve(recipe.evaluation, at_start=True))
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
-    plan = choose_plugins(recipe, registry, device)
+    plan = choose_plugins(recipe, registry, device, measures_own=evaluating and not continues)
+    if plan.answers_alone:
+        recipe = evolve(plan.recipe, cluster=None)  # there are no ranks to place
+        plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
     check_plan(plan)

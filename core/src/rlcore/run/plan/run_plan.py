@@ -55,6 +55,11 @@ class RunPlan:
         return entry is not None and entry.provider is not None and spi.capabilities.AGENT in entry.provider.capabilities
 
     @property
+    def answers_alone(self) -> bool:
+        """Whether the generator answers with weights of its own, beside no trainer."""
+        return "generator" in self.chosen and "trainer" not in self.chosen
+
+    @property
     def environments(self) -> tuple[Entry, ...]:
         """All environments, that of sets which name none first."""
         first = self.chosen.get("environment")
@@ -141,7 +146,7 @@ class RunPlan:
     @property
     def generator_lora(self) -> spi.LoraSpec | None:
         """The adapters that travel apart from the weights; None where there are none, or where they are merged in."""
-        if self.recipe.refit.adapters == "merged" or "generator" not in self.chosen:
+        if self.recipe.refit.adapters == "merged" or not {"generator", "trainer"} <= self.chosen.keys():
             return None
         providers = [self.chosen[role].provider for role in AUTO_ROLES]
         both = all(each is not None and spi.capabilities.ADAPTER_REFIT in each.capabilities for each in providers)
@@ -221,7 +226,7 @@ class RunPlan:
             rank_info=rank_info,
             seed=self.recipe.run.seed,
             max_sequence_length=self.recipe.rollout.max_sequence_length,
-            channel=self.channel or "in_process",
+            channel=None if self.answers_alone else self.channel or "in_process",
             devices=generator_devices(self.recipe, self.device, self.ranks_per_generator, rank_info.local_rank),
             log_directory=log_directory,
             routed_experts=self.recipe.rollout.replay_routing,

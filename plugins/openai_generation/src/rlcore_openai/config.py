@@ -1,0 +1,28 @@
+"""The recipe's section `[generator.openai]`."""
+
+from typing import Annotated
+
+from attrs import frozen
+
+from rlcore.schema.constraints import Constraint, Positive, Seconds
+
+Urls = Annotated[tuple[str, ...], Constraint("of at least one address", bool)]
+
+
+@frozen(kw_only=True)
+class OpenAIConfig:
+    """`[generator.openai]`: endpoints with OpenAI's API that return token ids answer; `model.path` names their tokenizer."""
+
+    base_urls: Urls
+    """Where the API is, such as ["https://127.0.0.1:8000/v1"]. Requests are dealt among several, which have the same model."""
+    model: str | None = None
+    """What the endpoints call the model; None where each has one alone."""
+    api_key_env: str | None = None
+    """The environment variable with the key; none where the endpoints ask for none. The key itself is written nowhere."""
+    max_concurrent: Positive = 256
+    """Most answers asked for at once of each endpoint; the others wait."""
+    timeout_s: Seconds = 600.0
+    """Most seconds for one attempt at an answer."""
+    max_attempts: Positive = 5
+    """How often an answer is asked for that fails by a lost connection, its time, or the states 408, 409, 429 and 5xx; with
+    pauses that grow, or that the endpoint asks for, and by another endpoint where there are several."""

@@ -1,0 +1,98 @@
+"""One endpoint: its requests, within its limits."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from attrs import define
+
+from rlcore_openai.errors import LostAnswerError, WrongAnswerError
+from rlcore_openai.samples import Sample, Wanted
+
+AGAIN = (408, 409, 429)
+"""Statuses besides 5xx that the same request may not meet again."""
+SHOWN = 300
+"""Characters of an endpoint's own words."""
+
+
+@define(kw_only=True, eq=False)
+class Endpoint:
+    """One address of the API. All calls are made on one event loop."""
+
+    url: str
+    session: aiohttp.ClientSession
+    key: str
+    """Empty where none is shown."""
+    timeout_s: float
+    places: asyncio.Semaphore
+    model: str = ""
+    """What it calls the model."""
+    num_under_way: int = 0
+    """Samples asked for, those that wait for their place among them."""
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Return the models that it lists."""
+        async with self._answered("GET", "/models") as response:
+            listed = await response.json(content_type=None)
+        return list(listed["data"])
+
+    async def complete(self, wanted: Wanted, sample: Sample) -> None:
+        """Fill a sample, token by token. LostAnswerError or WrongAnswerError where it does not come to its end."""
+        async with self.places, self._answered("POST", "/completions", json=wanted.body(self.model)) as response:
+            async for event in _events(response):
+                if "error" in event:
+                    raise LostAnswerError(self._said(json.dumps(event["error"])))
+                for choice in event.get("choices", ()):
+                    sample.add(choice)
+                    if choice.get("finish_reason") is not None:
+                        return
+        raise LostAnswerError("the answer broke off")
+
+    @asynccontextmanager
+    async def _answered(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response with status 200, whose errors are told apart."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limit = aiohttp.ClientTimeout(total=self.timeout_s)
+        began = time.monotonic()
+        try:
+            async with self.session.request(
+                method, self.url + path, headers=headers, timeout=limit, allow_redirects=False, **options
+            ) as response:
+                if response.status != 200:
+                    what = f"status {response.status}: {self._said(await response.text(errors='replace'))}"
+                    if response.status in AGAIN or response.status >= 500:
+                        raise LostAnswerError(what, _retry_after(response))
+                    raise WrongAnswerError(what)
+                yield response
+        except TimeoutError as error:
+            raise LostAnswerError(f"no answer within {time.monotonic() - began:.1f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise LostAnswerError(self._said(f"{type(error).__name__}: {error}")) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # JSON that is none, or not of this form
+            raise WrongAnswerError(self._said(f"an answer of another form ({type(error).__name__}: {error})")) from error
+
+    def _said(self, text: str) -> str:
+        """An endpoint's words, without the key that it may repeat."""
+        return (text.replace(self.key, "…") if self.key else text)[:SHOWN]
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream. A line may be of any length: some servers send an answer as one."""
+    rest = b""
+    async for piece in response.content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data and data != b"[DONE]":
+                yield json.loads(data)
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    try:
+        return max(float(response.headers["Retry-After"]), 0.0)
+    except (KeyError, ValueError):
+        return None

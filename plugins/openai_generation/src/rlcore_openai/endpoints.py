@@ -1,0 +1,117 @@
+"""All endpoints of a section: found and probed once, then asked for samples on an event loop of their own."""
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import aiohttp
+
+from rlcore.spi import ConfigError, PluginError, WorkerError
+from rlcore_openai.config import OpenAIConfig
+from rlcore_openai.endpoint import Endpoint
+from rlcore_openai.errors import LostAnswerError, WrongAnswerError
+from rlcore_openai.probe import Probed, probe
+from rlcore_openai.samples import Sample, Wanted
+
+ResultT = TypeVar("ResultT")
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 60.0
+
+
+class Endpoints:
+    """Answers samples, each by one of the endpoints. Any thread may call."""
+
+    def __init__(self, config: OpenAIConfig, max_sequence_length: int) -> None:
+        """Ask each endpoint what it can. ConfigError with what any of them lacks."""
+        self._config = config
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rlcore-openai")
+        self._thread.start()
+        self._session: aiohttp.ClientSession | None = None
+        self._all: list[Endpoint] = []
+        try:
+            self.probed: Probed = self.run(self._open(max_sequence_length))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return what a coroutine does on the loop; it is cancelled where the caller is interrupted."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
+        """Begin a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def complete(self, wanted: Wanted, sample: Sample) -> Sample:
+        """Fill a sample, in several attempts where it has to be. WorkerError where none succeeds, PluginError where an endpoint
+        refuses."""
+        endpoint, pause_s = self._first(wanted), FIRST_PAUSE_S
+        for attempt in range(1, self._config.max_attempts + 1):
+            endpoint.num_under_way += 1
+            try:
+                await endpoint.complete(wanted, sample)
+                return sample
+            except WrongAnswerError as error:
+                raise PluginError(f"{endpoint.url}: found {error}; expected a sample") from error
+            except LostAnswerError as error:
+                if attempt == self._config.max_attempts:
+                    raise WorkerError(f"{endpoint.url} did not answer in {attempt} attempts: {error}") from error
+                wait_s = error.retry_after_s if error.retry_after_s is not None else pause_s * random.uniform(0.5, 1.0)
+            finally:
+                endpoint.num_under_way -= 1
+            sample.tokens, sample.logprobs = [], []
+            await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            endpoint = self._least_loaded(other_than=endpoint)
+        raise AssertionError("unreachable: max_attempts is at least 1")
+
+    def close(self) -> None:
+        """Close the connections and end the loop."""
+        if self._thread.is_alive():
+            self.run(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _first(self, wanted: Wanted) -> Endpoint:
+        """The one that has had the sample's conversation, in whose cache its beginning may be."""
+        if wanted.conversation >= 0:
+            return self._all[wanted.conversation % len(self._all)]
+        return self._least_loaded()
+
+    def _least_loaded(self, other_than: Endpoint | None = None) -> Endpoint:
+        others = [endpoint for endpoint in self._all if endpoint is not other_than]
+        return min(others or self._all, key=lambda endpoint: endpoint.num_under_way)
+
+    async def _open(self, max_sequence_length: int) -> Probed:
+        config = self._config
+        key = os.environ.get(config.api_key_env, "") if config.api_key_env else ""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        for url in config.base_urls:
+            places = asyncio.Semaphore(config.max_concurrent)
+            self._all.append(
+                Endpoint(url=url.rstrip("/"), session=self._session, key=key, timeout_s=config.timeout_s, places=places)
+            )
+        found = await asyncio.gather(*(probe(endpoint, config.model, max_sequence_length) for endpoint in self._all))
+        problems = [problem for one in found for problem in one.problems]
+        if problems:
+            raise ConfigError(problems)
+        return Probed(tells_raw=any(one.tells_raw for one in found))
+
+    async def _close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()

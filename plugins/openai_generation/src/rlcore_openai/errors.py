@@ -1,0 +1,14 @@
+"""What can be wrong with an endpoint."""
+
+
+class WrongAnswerError(Exception):
+    """It answers, but not as it would have to; asking again is of no use."""
+
+
+class LostAnswerError(Exception):
+    """An answer did not come, or not whole; asking again may help."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """What the endpoint asks to wait."""

@@ -1,0 +1,65 @@
+"""What an endpoint can, found by its list of models and one request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.spi import FinishReason, Problem, SamplingParams
+from rlcore_openai.check import SECTION
+from rlcore_openai.endpoint import Endpoint
+from rlcore_openai.errors import LostAnswerError, WrongAnswerError
+from rlcore_openai.samples import Sample, Wanted
+
+CERTAIN = -1e-6
+"""Log-probability of the only token that may be sampled, up to rounding."""
+
+
+@frozen(kw_only=True)
+class Probed:
+    """What was found."""
+
+    problems: Sequence[Problem] = ()
+    tells_raw: bool = False
+    """Whether log-probabilities are those of the model, before temperature, top-k and top-p."""
+
+
+async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int) -> Probed:
+    """Name the endpoint's model, and ask it for one token among one: its log-probability is 0 where the distribution that was
+    sampled from is told."""
+    try:
+        listed = await endpoint.models()
+        if problem := _model_problem(endpoint, listed, model, max_sequence_length):
+            return Probed(problems=[problem])
+        sample = Sample()
+        sampling = SamplingParams(top_k=1)
+        await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=1, sampling=sampling), sample)
+    except (LostAnswerError, WrongAnswerError) as error:
+        expected = "one of vLLM (from 0.10.2 on), of `rlcore serve`, or another that completes prompts of token ids, with seeds"
+        return Probed(problems=[_problem(endpoint, f"an endpoint that gives {error}", expected)])
+    if len(sample.tokens) != 1 or sample.reason is not FinishReason.LENGTH:
+        found = f"{len(sample.tokens)} tokens and the finish_reason {sample.reason.name.lower()}, asked for one token"
+        lacking = "" if sample.tokens else ": token ids are what return_token_ids asks for"
+        return Probed(problems=[_problem(endpoint, found, f"one token, cut by its length{lacking}")])
+    return Probed(tells_raw=sample.logprobs[0] < CERTAIN)
+
+
+def _model_problem(
+    endpoint: Endpoint, listed: Sequence[dict[str, Any]], model: str | None, max_sequence_length: int
+) -> Problem | None:
+    """Set the endpoint's model, or say why there is none."""
+    names = [str(card.get("id")) for card in listed]
+    wanted = model if model is not None or len(names) != 1 else names[0]
+    if wanted not in names:
+        found = f"{model!r}, where {endpoint.url} has {', '.join(names) or 'none'}"
+        return Problem(path=f"{SECTION}.model", found=found, expected="one of the endpoint's models")
+    endpoint.model = str(wanted)
+    longest = listed[names.index(endpoint.model)].get("max_model_len")
+    if isinstance(longest, int) and longest < max_sequence_length:
+        found = f"sequences of up to {longest} tokens"
+        return _problem(endpoint, found, f"at least {max_sequence_length}, the most that the run has", "Lower [rollout].")
+    return None
+
+
+def _problem(endpoint: Endpoint, found: str, expected: str, remedy: str = "") -> Problem:
+    return Problem(path=f"{SECTION}.base_urls", found=f"{endpoint.url}: {found}", expected=expected, remedy=remedy)

@@ -1,0 +1,103 @@
+"""What is asked of an endpoint for one sample, and what has come of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from rlcore.spi.arrays import offsets_of
+from rlcore_openai.errors import WrongAnswerError
+
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@frozen(kw_only=True, eq=False)
+class Wanted:
+    """One sample that is wanted."""
+
+    number: int
+    """Within its request."""
+    prompt: Sequence[int]
+    seed: int
+    max_tokens: int
+    sampling: SamplingParams
+    conversation: int = -1
+    """-1 for none."""
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return the JSON of a completion. It says whatever a model's generation_config.json may change: from there vLLM's
+        server takes what a request leaves out."""
+        sampling, is_greedy = self.sampling, self.sampling.temperature == 0.0
+        return {
+            "model": model,
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": sampling.temperature,
+            "top_p": 1.0 if is_greedy else sampling.top_p,
+            "top_k": 0 if is_greedy else sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop": list(sampling.stop_strings),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stream": True,
+        }
+
+
+@define(kw_only=True, eq=False)
+class Sample:
+    """One sample as far as it has come."""
+
+    tokens: list[int] = field(factory=list)
+    logprobs: list[float] = field(factory=list)
+    reason: FinishReason = FinishReason.ABORTED
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        """Add what one event of a stream brings. WrongAnswerError where it lacks what an answer has to have."""
+        tokens, told = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if len(told) < len(tokens) or (choice.get("text") and not tokens):
+            lacking = "token ids (return_token_ids)" if len(told) >= len(tokens) else "log-probabilities (logprobs)"
+            raise WrongAnswerError(f"an answer without {lacking}")
+        self.tokens += tokens
+        self.logprobs += told[: len(tokens)]
+        if (reason := choice.get("finish_reason")) is not None:
+            if reason not in REASONS:
+                raise WrongAnswerError(f"the finish_reason {reason!r:.40}, none of {', '.join(REASONS)}")
+            self.reason = REASONS[reason]
+
+    def cut(self, stop_token_ids: Sequence[int]) -> "Sample":
+        """Return it as it is when its stream ends: one whose stop token has come has ended."""
+        if self.reason is FinishReason.ABORTED and self.tokens and self.tokens[-1] in stop_token_ids:
+            self.reason = FinishReason.STOP
+        return self
+
+
+def wanted_of(request: GenerateRequest, max_sequence_length: int) -> Iterator[Wanted]:
+    """Yield the samples of a request, in order."""
+    for number, (seed, limit) in enumerate(zip(request.seeds.tolist(), request.max_tokens.tolist(), strict=True)):
+        prompt = request.prompts.sequence(number // request.num_samples).tolist()
+        yield Wanted(
+            number=number,
+            prompt=prompt,
+            seed=seed,
+            max_tokens=min(limit, max_sequence_length - len(prompt)),
+            sampling=request.sampling,
+            conversation=-1 if request.conversations is None else int(request.conversations[number]),
+        )
+
+
+def result_of(samples: Sequence[Sample], weight_version: int) -> GenerateResult:
+    """Return samples as a generator's result."""
+    offsets = offsets_of([len(sample.tokens) for sample in samples])
+    return GenerateResult(
+        tokens=np.array([token for sample in samples for token in sample.tokens], np.int32),
+        offsets=offsets,
+        logprobs=np.array([logprob for sample in samples for logprob in sample.logprobs], np.float32),
+        weight_versions=np.full(offsets[-1], weight_version, np.int32),
+        finish_reasons=np.array([sample.reason for sample in samples], np.uint8),
+    )
