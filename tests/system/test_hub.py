@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 import tomli
 import yaml
+from transformers import AutoTokenizer
 
 from ..core.run.storage.hub_server import serving_hub  # type: ignore[import-not-found]
 from .system_support import Workplace, expect_failure  # type: ignore[import-not-found]
 
 EXPORT = ("checkpoint.export=hf", "run.num_steps=2", "evaluation.at_start=false", "checkpoint.every_n_steps=0")
+CHATS = (
+    "model.chat_template='{{ messages[0].content }}{% if brief %}={% endif %}'",
+    "model.chat_template_kwargs={brief=true}",
+)
 PUSH = (*EXPORT, "checkpoint.push_to_hub=ann/sums")
 
 
@@ -22,7 +27,7 @@ def card_of(exported: Path) -> tuple[dict[str, object], str]:
 
 def test_an_exported_model_tells_how_it_was_made_and_is_uploaded(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_hub(monkeypatch) as hub:
-        result = workplace.rlcore("train", "grpo.toml", *PUSH, 'sinks.names=["curve"]')
+        result = workplace.rlcore("train", "grpo.toml", *PUSH, 'sinks.names=["curve"]', *CHATS)
     assert result.exit_code == 0, result.stderr
     assert f"uploaded to {hub.address}/ann/sums" in " ".join(result.stdout.split())
     run = workplace.run("run")
@@ -40,6 +45,9 @@ def test_an_exported_model_tells_how_it_was_made_and_is_uploaded(workplace: Work
     assert f"| held-out pass@1 after | {after:.4f} |" in text
     assert "| rlcore-grpo |" in text
     assert "![curves of the run](curve.png)" in text
+    assert '{"brief": true}' in text
+    exported = AutoTokenizer.from_pretrained(run / "model")
+    assert exported.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False) == "1="
 
 
 def test_a_refused_upload_leaves_a_run_that_is_complete(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

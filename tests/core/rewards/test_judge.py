@@ -115,6 +115,11 @@ def test_the_judge_is_asked_and_its_score_is_the_reward(endpoint: Endpoint, monk
         ("score=-0.25.", -0.25),
         ("**Score**: 7.5", 7.5),
         ("a score - 8/10", 8.0),
+        ("score (0-10): 7", 7.0),
+        ("Score [0 to 10]: -8.5", -8.5),
+        ("the score (out of 10) - 6", 6.0),
+        ("Score: 3, on score 0-10", 3.0),
+        ("Score (7/10)", 7.0),
         ("Score: 2, no: Score: 10.", 10.0),
     ],
 )

@@ -122,8 +122,9 @@ class RolloutConfig:
     """End the run, or mask the sample out of the training step and count it as `environment/failed`; in an evaluation it is not
     solved, and counted as `evaluation/failed`."""
     max_failed_fraction: Share = 0.5
-    """With "mask" or `episode_timeout_s`, the largest share of the samples of a step, or of an evaluation, that may fail;
-    above it the run ends and says why they did. Where steps overlap it is the share of all samples that are open."""
+    """With "mask" or `episode_timeout_s`, the largest share of samples that may have failed; above it the run ends and says
+    why. It is of the samples of an evaluation or of a step, and where steps overlap of all steps that are under way at once.
+    The failures of a group count as long as the group does: one that is replaced takes its own with it."""
 
     @property
     def truncates(self) -> bool:

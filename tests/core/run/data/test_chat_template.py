@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rlcore.config.model import ModelConfig
-from rlcore.run.data.chat_template import TODAY
+from rlcore.run.data.chat_template import TODAY, with_defaults
 from rlcore.run.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from rlcore.spi import DataError
 from rlcore.testing.models import make_tokenizer
@@ -64,3 +64,17 @@ def test_the_date_is_the_same_on_any_day(load) -> None:  # type: ignore[no-untyp
     text = load(DATED).render_chat([USER])
     assert text == f"{TODAY:%d %b %Y}hi"
     assert re.fullmatch(r"26 Jul 2024hi", text)
+
+
+VARIED = (
+    "{{ think }}|{{ mood }}|{{ depth }};{% for m in messages %}{% if think %}{{ mood }}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_defaults_written_into_a_template_are_what_its_variables_say_until_others_are_given(directory: str) -> None:
+    variables = {"think": False, "mood": "a \"b\" 'c' {{ é", "depth": -2.5}
+    told = load_tokenizer(ModelConfig(path=directory, chat_template=VARIED, chat_template_kwargs=variables))
+    written = load_tokenizer(ModelConfig(path=directory, chat_template=with_defaults(VARIED, variables)))
+    assert written.render_chat([USER]) == told.render_chat([USER])
+    other = {"think": True, "mood": "calm"}
+    assert written.with_variables(other).render_chat([USER]) == told.with_variables(other).render_chat([USER])

@@ -13,6 +13,7 @@ from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.spi import (
     CheckContext,
+    CheckpointError,
     ConfigError,
     ContractError,
     FinishReason,
@@ -156,6 +157,12 @@ def test_another_critic_is_another_run(run: Run) -> None:
     run(*FULL, "run.num_steps=1")
     with pytest.raises(Exception, match="critic.path"):
         run(*FULL, "run.num_steps=2", "critic.path=values", resume=True)
+
+
+def test_a_run_without_a_critic_is_not_gone_on_with_one(run: Run) -> None:
+    run("run.num_steps=1")
+    with pytest.raises(CheckpointError, match="holds no critic"):
+        run(*FULL, "run.num_steps=2", resume=True, allow_changes=True)
 
 
 def test_an_evaluation_alone_builds_no_critic(prepared: Prepare) -> None:

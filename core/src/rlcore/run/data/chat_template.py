@@ -16,6 +16,13 @@ PROBE = "rlcore-probe-7391"
 """Stands for a message's content where only its place is wanted."""
 
 
+def with_defaults(template: str, variables: Mapping[str, str | bool | int | float]) -> str:
+    """A Jinja template that renders as `template` does with these variables, unless it is given others of the names."""
+    written = {name: str(value).lower() if isinstance(value, bool) else repr(value) for name, value in variables.items()}
+    lines = [f"{{%- set {name} = {name} if {name} is defined else {value} %}}\n" for name, value in written.items()]
+    return "".join([*lines, template])
+
+
 @frozen(kw_only=True, eq=False)
 class ChatTemplate:
     """The chat template of a `transformers` tokenizer."""

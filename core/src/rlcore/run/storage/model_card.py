@@ -27,6 +27,7 @@ def write_model_card(plan: RunPlan, directory: RunDirectory, exported: Path, sum
         f"# {recipe.run.name}\n\n{kind} trained {begins}with rlcore and the algorithm `{recipe.algorithm.name}`, "
         f"in {summary.get('steps', 0)} steps.",
         f"## Figures\n\n{_figures(summary)}{curve}",
+        *([f"## Chat template\n\n{_variables(plan)}"] if recipe.model.chat_template_kwargs else []),
         f"## Recipe\n\n```toml\n{plan.resolved.strip()}\n```",
         f"## Versions\n\n{_versions(directory)}",
     ]
@@ -51,6 +52,17 @@ def _header(plan: RunPlan, base: str | None) -> str:
 def _is_on_hub(path: str) -> bool:
     """Whether a path is a name on the Hub: a local directory's says nothing to others."""
     return len(Path(path).parts) <= 2 and not path.startswith(("/", "~", ".")) and not Path(path).exists()
+
+
+def _variables(plan: RunPlan) -> str:
+    """The variables that chats were rendered with, and whether what reads the export has to be told."""
+    variables = plan.recipe.model.chat_template_kwargs
+    told = (
+        "give them to the base model's template"
+        if plan.recipe.checkpoint.export == "peft"
+        else "the template has them as defaults"
+    )
+    return f"Trained with these variables; {told}.\n\n```json\n{json.dumps(dict(variables), ensure_ascii=False)}\n```"
 
 
 def _figures(summary: Mapping[str, object]) -> str:

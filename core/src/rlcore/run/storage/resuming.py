@@ -38,6 +38,12 @@ def find_checkpoint(plan: RunPlan, directory: RunDirectory, note: Note, *, resum
         check_trainer(plan, checkpoint, state)
     if checkpoint is not None or directory.read_metrics():  # else nothing was made with the recipe before
         _check_changes(plan, directory, state, note, allow_changes)
+    if checkpoint is not None and state is not None and plan.critic is not None and state.critic is None:
+        raise CheckpointError(
+            f"{checkpoint} holds no critic: it was saved by a run whose algorithm trains none, which --allow-changes does not "
+            "change. Begin another run with what that one exported as model.path (checkpoint.export), and critic.warmup_steps "
+            "for a critic that has learned nothing yet"
+        )
     if checkpoint is not None:  # after the recipe, whose algorithm may be another one: then that is the cause
         _, text = state_for(plan.algorithm, checkpoint, allow_changes=allow_changes)
         if text:
