@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
 from fsdp2_support import ALPHABET
+from megatron_families import make_own
 from megatron_support import OPTIMIZER, exported, make_backend, make_batch, split, step_request
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from rlcore_megatron.optimizer_shards import shards_of
 
 MOE, DENSE = "qwen3_moe", "qwen2"
 """Experts and norms of heads, an output layer of its own; biases, and an output layer that is the embedding."""
+LATENT = "deepseek_v3"
+"""Narrow projections that each tensor rank holds whole, an MLP before experts, and biases of routers that do not train."""
 SAVE_AFTER, NUM_SEQUENCES = 2, 4
 SPEC = evolve(OPTIMIZER, learning_rate=2e-4)
 BATCHES = tuple(make_batch(seed=seed, num_sequences=NUM_SEQUENCES, max_length=9) for seed in range(SAVE_AFTER + 1))
@@ -84,6 +87,7 @@ LAYOUTS = (
         ("pp2xvpp2", {"pipeline": 2, "virtual_pipeline": 2}, ("tp2",)),
         ("dp2", {}, ("pp2xvpp2", "ep2")),
     ),
+    *_rows(2, LATENT, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
     *_rows(
         4,
         DENSE,
@@ -119,6 +123,7 @@ LAYOUTS = (
 ONE = (
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=()),
     Layout(name="one", num_ranks=1, architecture=MOE, sources=()),
+    Layout(name="one", num_ranks=1, architecture=LATENT, sources=()),
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=(), dtype="bfloat16"),
 )
 
@@ -173,6 +178,7 @@ def prepare(root: Path) -> None:
     for architecture in (DENSE, MOE):
         tied = architecture == DENSE
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
+    make_own(root / "models" / LATENT, LATENT, num_hidden_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):

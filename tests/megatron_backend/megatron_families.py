@@ -4,9 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from decoder_families import SHARED, make_family
+from decoder_families import LATENT, SHARED, YARN, make_family
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": {
+        **SHARED,
+        **LATENT,
+        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_experts"), 8),
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "num_key_value_heads": 4,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        "rms_norm_eps": 1e-4,
+        "num_hidden_layers": 4,
+        "tie_word_embeddings": False,
+    },
     "glm4_moe": {
         **SHARED,
         "attention_bias": True,

@@ -7,12 +7,14 @@ import pytest
 from megatron_families import FAMILIES, make_own
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcore.spi import CheckContext, ModelError, ModelSpec
+from rlcore.spi import CheckContext, LoraSpec, ModelError, ModelSpec
+from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.check import check
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.registry import FAMILIES as REGISTERED
-from rlcore_megatron.memory import Parameters
-from rlcore_megatron.models import architecture_of, dims_of, find_family, load_config
+from rlcore_megatron.memory import Parameters, Workload, estimate
+from rlcore_megatron.models import architecture_of, dims_of, find_family, load_config, standard_config
+from rlcore_megatron.stages import layers_of_stages
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.decoders import described_family
 
@@ -86,6 +88,13 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
         ("glm4_moe", "hidden_act", "gelu"),
         ("glm4_moe", "mlp_bias", True),
         ("glm4_moe", "num_experts_per_tok", 1),
+        ("deepseek_v3", "norm_topk_prob", False),
+        ("deepseek_v3", "rope_interleave", False),
+        ("deepseek_v3", "scoring_func", "softmax"),
+        ("deepseek_v3", "topk_method", "greedy"),
+        ("deepseek_v3", "moe_layer_freq", 2),
+        ("deepseek_v3", "attention_bias", True),
+        ("deepseek_v3", "hidden_act", "gelu"),
     ],
 )
 def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -100,6 +109,10 @@ def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, nam
         ("glm4_moe", "use_qk_norm", 1),
         ("glm4_moe", "routed_scaling_factor", "x"),
         ("glm4_moe", "moe_intermediate_size", []),
+        ("deepseek_v3", "kv_lora_rank", 0),
+        ("deepseek_v3", "q_lora_rank", "wide"),
+        ("deepseek_v3", "v_head_dim", 1.5),
+        ("deepseek_v3", "n_group", -1),
     ],
 )
 def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -137,3 +150,60 @@ def test_a_backend_refuses_what_check_does(models: Path) -> None:
         config.update(change)
         with pytest.raises(ModelError):
             Names.of(config, head)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"num_key_value_heads": 2}, "num_key_value_heads = 2, with num_attention_heads = 4"),
+        ({"topk_group": 1}, "num_experts_per_tok = 4, with topk_group = 1 of n_group = 4"),
+        ({"n_group": 3}, "n_group = 3 and topk_group = 2, with n_routed_experts = 8"),
+        ({"topk_group": 5}, "n_group = 4 and topk_group = 5, with n_routed_experts = 8"),
+        ({"num_experts_per_tok": 1, "topk_group": 4}, "num_experts_per_tok = 1"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, 'rope_type = "yarn" without a factor'),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, 'rope_type = "longrope"'),
+    ],
+    ids=str,
+)
+def test_heads_groups_and_rotation_that_megatron_would_take_otherwise(
+    models: Path, tmp_path: Path, values: dict[str, object], expected: str
+) -> None:
+    assert found(changed(models, tmp_path, "deepseek_v3", **values)) == [f"config.json: {expected}"]
+
+
+@pytest.mark.parametrize(
+    "values", [{"topk_group": 4}, {"q_lora_rank": None}, {"rope_parameters": None}, {"n_group": 1, "topk_group": 1}], ids=str
+)
+def test_variants_that_megatron_computes(models: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    assert found(changed(models, tmp_path, "deepseek_v3", **values)) == []
+
+
+def test_malformed_scales_of_scores_are_named(models: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "mscale": "x"}
+    (problem,) = found(changed(models, tmp_path, "deepseek_v3", rope_parameters=rope))
+    assert problem.startswith("config.json: rope_parameters.mscale = ")
+
+
+def test_quantised_weights_are_refused(models: Path, tmp_path: Path) -> None:
+    """As the Hub has DeepSeek-V3."""
+    directory = changed(
+        models, tmp_path, "deepseek_v3", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}
+    )
+    assert found(directory) == ["config.json: weights quantised by fp8"]
+
+
+def test_adapters_beside_latent_attention_are_refused(models: Path) -> None:
+    assert found(models / "deepseek_v3", lora=LoraSpec(rank=4)) == ["lora: the section, with model_type deepseek_v3"]
+
+
+def test_sixty_one_layers_are_planned() -> None:
+    """DeepSeek-V3 itself on 256 GPUs: sizes that fit are found, in uneven stages too; its parameters are the 671 billion of the
+    paper."""
+    config = AutoConfig.for_model("deepseek_v3", architectures=["DeepseekV3ForCausalLM"])
+    dims, model = dims_of(config), standard_config(config)
+    assert Parameters.of(dims, ONE).total == pytest.approx(671.0e9, rel=0.001)
+    load = Workload(world_size=256, model=model, device="cuda", max_sequence_length=4096, memory_bytes=141 * 10**9)
+    for stages in ("auto", 16):
+        chosen = choose(MegatronConfig(transformer_engine=True, pipeline_parallel=stages), load).config
+        assert sum(layers_of_stages(chosen, dims.num_layers)) == 61
+        assert estimate(dims, chosen, load).total <= load.usable_bytes

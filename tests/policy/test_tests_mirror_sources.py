@@ -38,7 +38,8 @@ THROUGH = {
     "grpo/test_loss.py": "grpo/importance",
     "megatron_backend/test_layout.py": "megatron_backend/corrected_router",
     "megatron_backend/test_families.py": "megatron_backend/models",
-    "megatron_backend/test_weight_mapping.py": "megatron_backend/weight_source megatron_backend/weight_table",
+    "megatron_backend/test_weight_mapping.py": "megatron_backend/weight_source megatron_backend/weight_table "
+    "megatron_backend/latent_weights",
     "openai_generation/test_backend.py": "openai_generation/endpoint openai_generation/endpoints openai_generation/errors "
     "openai_generation/probe",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",

@@ -265,7 +265,7 @@ class MegatronBackend:
             name
             for part, model in enumerate(unwrapped(self.models))
             for parameter, names in (self._adapters or self._exporter).names_of(part).items()
-            if not model.get_parameter(parameter).main_grad.isfinite().all()
+            if (trained := model.get_parameter(parameter)).requires_grad and not trained.main_grad.isfinite().all()
             for name in names
         ]
         everyone: list[list[str]] = [mine]

@@ -13,6 +13,7 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
@@ -40,7 +41,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
-    lora = list(_lora_problems(context, config))
+    lora = list(_lora_problems(context, config, model))
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     if context.lora is not None and not config.transformer_engine:
         config = evolve(config, transformer_engine=False)
@@ -73,8 +74,10 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
         yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
-def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
-    yield from lora_problems(context)
+def _lora_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    family = None if model is None or context.lora is None else find_family(model, str(config_file(context)))
+    refused = list(family.adapter_problems()) if isinstance(family, MegatronFamily) else []
+    yield from refused or lora_problems(context)
     if context.lora is not None and config.fp8:
         yield option_problem("fp8", "true, with [lora]", "false", "Adapters are not computed in float8")
     if context.lora is not None and context.lora.dropout and config.recompute != "none" and config.pipeline_parallel != 1:
@@ -85,10 +88,12 @@ def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Pr
 
 def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> Iterator[Problem]:
     scaling = (model or {}).get("rope_parameters") or (model or {}).get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROTARY:
+    kind, kinds = scaling.get("rope_type") or scaling.get("type") or "default", ROTARY
+    if model is not None and model.get("kv_lora_rank"):
+        kinds = (*ROTARY, "yarn")  # multi-latent attention scales its angles' cosines too
+    if kind not in kinds:
         remedy = "Take another trainer for this model"
-        expected = f"one of {', '.join(ROTARY)}"
+        expected = f"one of {', '.join(kinds)}"
         yield Problem(path=str(config_file(context)), found=f'rope_type = "{kind}"', expected=expected, remedy=remedy)
 
 

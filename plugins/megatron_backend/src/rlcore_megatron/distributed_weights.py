@@ -24,6 +24,8 @@ _NUMBERED = re.compile(r"(^|\.)decoder\.layers\.\d+\.")
 _OTHER_NAMES = (
     ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
     ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+    ("self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.q_layernorm.weight"),
+    ("self_attention.linear_kv_up_proj.layer_norm_weight", "self_attention.kv_layernorm.weight"),
 )
 """Names of the same norm, which depend on whether TransformerEngine's layers or Megatron's own wrote it."""
 

@@ -197,15 +197,7 @@ def _float8_problems(config: MegatronConfig, device: str) -> Iterator[Problem]:
 
 def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[Problem]:
     tensor = _size(config, "tensor_parallel")
-    sides = {
-        "hidden_size": dims.hidden_size,
-        "num_attention_heads · head_dim / tensor_parallel": dims.num_heads * dims.head_dim // tensor,
-    }
-    if tensor > dims.num_kv_heads:
-        rows = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
-        sides["(num_attention_heads + 2 · num_key_value_heads) · head_dim / tensor_parallel"] = rows // tensor
-    else:
-        sides["num_key_value_heads · head_dim / tensor_parallel"] = dims.num_kv_heads * dims.head_dim // tensor
+    sides = {"hidden_size": dims.hidden_size, **_attention_sides(dims, tensor)}
     if dims.num_dense_layers:
         sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // tensor
     if dims.num_experts:
@@ -213,6 +205,25 @@ def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[P
     for name, size in sides.items():
         if size % FLOAT8_MULTIPLE:
             yield option_problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")
+
+
+def _attention_sides(dims: ModelDims, tensor: int) -> dict[str, int]:
+    heads, latent = dims.num_heads // tensor, dims.latent
+    if latent is None:
+        sides = {"num_attention_heads · head_dim / tensor_parallel": dims.num_heads * dims.head_dim // tensor}
+        if tensor > dims.num_kv_heads:
+            rows = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+            return sides | {"(num_attention_heads + 2 · num_key_value_heads) · head_dim / tensor_parallel": rows // tensor}
+        return sides | {"num_key_value_heads · head_dim / tensor_parallel": dims.num_kv_heads * dims.head_dim // tensor}
+    queries = {} if latent.query_rank is None else {"q_lora_rank": latent.query_rank}
+    return queries | {
+        "kv_lora_rank": latent.key_rank,
+        "kv_lora_rank + qk_rope_head_dim": latent.key_rank + latent.rotary_width,
+        "num_attention_heads · (qk_nope_head_dim + qk_rope_head_dim) / tensor_parallel": heads * latent.key_width,
+        "num_attention_heads · (qk_nope_head_dim + v_head_dim) / tensor_parallel": heads
+        * (latent.plain_width + latent.value_width),
+        "num_attention_heads · v_head_dim / tensor_parallel": heads * latent.value_width,
+    }
 
 
 def _size(config: MegatronConfig, name: str) -> int:

@@ -113,7 +113,7 @@ class Parameters:
         """The parameters of a rank of the fullest stage; the sizes in `config` are all numbers."""
         tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
         share = max(layers_of_stages(config, dims.num_layers)) / dims.num_layers
-        attention = 2 * dims.hidden_size * dims.head_dim * (dims.num_heads + dims.num_kv_heads)
+        attention, narrow = _attention_parameters(dims)
         mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
         table = dims.vocab_size * dims.hidden_size
         tables = 2 if stages == 1 and not dims.tied else 1
@@ -121,9 +121,21 @@ class Parameters:
         routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
         experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
         return cls(
-            dense=((dims.num_layers * attention + mlps + shared) * share + tables * table) / tensor + routers * share,
+            dense=((dims.num_layers * attention + mlps + shared) * share + tables * table) / tensor
+            + (routers + dims.num_layers * narrow) * share,
             expert=experts * share / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
+
+
+def _attention_parameters(dims: ModelDims) -> tuple[int, int]:
+    """How many of a layer's attention tensor ranks divide, and how many each has whole."""
+    hidden, heads, latent = dims.hidden_size, dims.num_heads, dims.latent
+    if latent is None:
+        return 2 * hidden * dims.head_dim * (heads + dims.num_kv_heads), 0
+    queries = (latent.query_rank or hidden) * latent.key_width
+    keys_and_values = latent.key_rank * (latent.plain_width + latent.value_width)
+    narrow = (latent.query_rank or 0) + latent.key_rank + latent.rotary_width
+    return heads * (queries + keys_and_values + hidden * latent.value_width), hidden * narrow
 
 
 def adapter_parameters(dims: ModelDims, load: Workload) -> int:
@@ -225,11 +237,20 @@ def _residual(dims: ModelDims, config: MegatronConfig) -> float:
 def _layer_elements(dims: ModelDims, config: MegatronConfig) -> float:
     """Elements per token that the mean layer keeps for its backward pass."""
     tensor = int(config.tensor_parallel)
-    heads, key_heads = dims.num_heads * dims.head_dim / tensor, max(1, dims.num_kv_heads / tensor) * dims.head_dim
-    # Inputs and outputs of both norms; queries, keys and values before and after rotation; the output of attention.
-    attention = 4 * _residual(dims, config) + 3 * heads + 3 * key_heads
+    # Inputs and outputs of both norms, and what attention keeps.
+    attention = 4 * _residual(dims, config) + _attention_elements(dims, tensor)
+    if dims.latent is not None:  # narrow states before and after their norms
+        narrow = 2 * (dims.latent.query_rank or 0) + 2 * dims.latent.key_rank + dims.latent.rotary_width
+        attention += narrow / dims.hidden_size * _residual(dims, config)
     mlp = 3 * dims.intermediate_size / tensor
     # Each rank sees its part of the tokens' copies; those are dispatched, multiplied, and sent back.
     width = 3 * dims.hidden_size + 3 * dims.moe_intermediate_size / config.expert_tensor_parallel
     experts = (dims.num_experts_per_token * config.expert_tensor_parallel * width + 3 * dims.shared_intermediate_size) / tensor
     return attention + (dims.num_dense_layers * mlp + dims.num_moe_layers * experts) / dims.num_layers
+
+
+def _attention_elements(dims: ModelDims, tensor: int) -> float:
+    """Elements per token of a rank's heads: queries, keys and values before and after rotation, and the output."""
+    if dims.latent is None:
+        return 3 * (dims.num_heads / tensor + max(1, dims.num_kv_heads / tensor)) * dims.head_dim
+    return dims.num_heads / tensor * (3 * dims.latent.key_width + dims.latent.plain_width + 3 * dims.latent.value_width)

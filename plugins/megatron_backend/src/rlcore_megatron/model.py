@@ -8,17 +8,19 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlcore.spi import Head
+from rlcore_megatron import latent_attention
 from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.corrected_router import CorrectedRouter
 from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import rotary_frequencies
+from rlcore_megatron.model_config import rotary_frequencies, scaled_frequencies
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
@@ -48,12 +50,21 @@ class PolicyModel(GPTModel):
             parallel_output=True,
             **place,
         )
-        self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(torch.cuda.current_device()))
+        self._set_rotary(hf, is_latent=dims.latent is not None)
         if self.post_process:
             if head == "value":
                 self.output_layer = nn.Linear(dims.hidden_size, 1, bias=False, dtype=config.params_dtype)
             # Called as a module, so that whatever gathers its weight before it is used goes on doing so.
             self.output_layer.forward = self._values if head == "value" else self._logprobs
+
+    def _set_rotary(self, hf: Any, *, is_latent: bool) -> None:
+        """Have layers take angles of packed sequences; those with multi-latent attention each have them by themselves."""
+        device = torch.cuda.current_device()
+        if is_latent:
+            frequencies, scale = scaled_frequencies(hf)
+            latent_attention.finish(self.decoder.layers, latent_attention.LatentRotary(frequencies.to(device), scale))
+        else:
+            self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(device))
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
         if not self.post_process:
@@ -148,12 +159,14 @@ def _adapt(spec: TransformerBlockSubmodules, family: MegatronFamily, fused: bool
     for layer in spec.layer_specs:
         if hasattr(layer.submodules.mlp.submodules, "router"):
             layer.submodules.mlp.submodules.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
+        if not fused and layer.submodules.self_attention.module is MLASelfAttention:
+            layer.submodules.self_attention.module = latent_attention.LatentAttention
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = FusedAttention if fused else PackedAttention
         if not fused:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = PlainRMSNorm
             for name in ("q_layernorm", "k_layernorm"):
-                if _is_norm(getattr(attention, name)):
+                if _is_norm(getattr(attention, name, None)):
                     setattr(attention, name, PlainRMSNorm)
     if not fused:
         spec.layer_norm = PlainRMSNorm

@@ -1,10 +1,10 @@
 """Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from attrs import evolve
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.nn import functional as F
 
 from rlcore.spi import ModelError, Problem
@@ -55,7 +55,7 @@ def transformer_config(
         "transformer_impl": "transformer_engine" if fused else "local",
         # Without biases and dropout there is one addition, which is one kernel without a compiled function's calls too.
         "bias_dropout_fusion": False,
-        "apply_rope_fusion": fused,
+        "apply_rope_fusion": fused and dims.latent is None,  # its kernel knows positions of one sequence only
         "bias_activation_fusion": fused,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
@@ -63,7 +63,8 @@ def transformer_config(
         # Needed with variable lengths for dense models too.
         "moe_token_dispatcher_type": "alltoall",
     }
-    return TransformerConfig(**values | converted(config.transformer, TransformerConfig))
+    kind = TransformerConfig if dims.latent is None else MLATransformerConfig
+    return kind(**values | converted(config.transformer, TransformerConfig))
 
 
 def _uneven_stages(config: MegatronConfig, layout: ParallelLayout, num_layers: int) -> dict[str, Any]:
@@ -127,7 +128,16 @@ def _recompute(config: MegatronConfig) -> dict[str, Any]:
 
 
 def rotary_frequencies(hf: Any) -> torch.Tensor:
-    """float32 [D/2] for a transformers config, scaled for long contexts where the model says so."""
+    """float32 [D/2] for a transformers config, scaled for long contexts where the model says so. ModelError where angles alone
+    do not carry the scaling."""
+    frequencies, scale = scaled_frequencies(hf)
+    if scale != 1.0:
+        _raise_kind(hf)
+    return frequencies
+
+
+def scaled_frequencies(hf: Any) -> tuple[torch.Tensor, float]:
+    """float32 [D/2] for a transformers config, and what cosines and sines are multiplied by."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = standard_config(hf)["rope_parameters"]
@@ -135,15 +145,18 @@ def rotary_frequencies(hf: Any) -> torch.Tensor:
     if kind == "default":
         width = int(dims_of(hf).head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-        return 1.0 / (parameters["rope_theta"] ** exponents)
+        return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+    if kind in ("dynamic", "longrope"):  # whose angles change with the longest sequence
+        _raise_kind(hf)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
-    if scale != 1.0 or kind == "dynamic":
-        problem = Problem(
-            path=str(hf.name_or_path),
-            found=f'rope_type = "{kind}"',
-            expected="default, linear or llama3",
-            remedy="Take another trainer for this model",
-        )
-        raise ModelError([problem])
-    result: torch.Tensor = frequencies
-    return result
+    return frequencies, float(scale)
+
+
+def _raise_kind(hf: Any) -> NoReturn:
+    problem = Problem(
+        path=str(hf.name_or_path),
+        found=f'rope_type = "{standard_config(hf)["rope_parameters"]["rope_type"]}"',
+        expected="default, linear or llama3",
+        remedy="Take another trainer for this model",
+    )
+    raise ModelError([problem])

@@ -13,10 +13,10 @@ from attrs import frozen
 
 from rlcore.schema.listing import listed
 from rlcore.spi import Head, ModelError, Problem
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.weight_source import EMBEDDING, OUTPUT, HfTensor, Source
 from rlcore_megatron.weight_table import expert_name
-from rlcore_torchkit.architectures.modules import ModuleNames
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
@@ -26,6 +26,8 @@ _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12]
 _FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight": "self_attention.q_layernorm.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attention.kv_layernorm.weight",
 }
 """TransformerEngine keeps the weight of a norm in the linear layer after it."""
 
@@ -53,7 +55,7 @@ class Names:
         if problems := [*family.layer_problems(standard_config(hf), path), *family.head_problems(path, head)]:
             raise ModelError(problems)
         sources = list(family.table(family, dims).sources(head))
-        order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family.modules))
+        order = tuple(tensor for layer in _by_layer(sources) for tensor in _hugging_face_order(layer, family))
         return cls(
             sources={source.parameter: source for source in sources}, order=order, tied=tied, num_experts=dims.num_experts
         )
@@ -97,13 +99,17 @@ def _by_layer(sources: Sequence[Source]) -> Iterator[list[Source]]:
         yield list(layer)
 
 
-def _hugging_face_order(layer: Sequence[Source], modules: ModuleNames) -> list[HfTensor]:
-    """Queries before keys, with their biases; all experts' gates before their other columns."""
+def _hugging_face_order(layer: Sequence[Source], family: MegatronFamily) -> list[HfTensor]:
+    """Queries before keys, with their biases, unless attention is listed in order; all experts' gates before their other
+    columns."""
+    modules = family.modules
     attention = (modules.query, modules.key, modules.value, modules.output, modules.query_norm, modules.key_norm)
     roles = [name.rpartition(".")[2] for name in (*attention, modules.gate, modules.up, modules.down)]
 
     def rank(tensor: HfTensor) -> int:
         role = tensor.name.split(".")[-2]
+        if family.table.lists_attention_in_order and f".{modules.attention}." in tensor.name:
+            return -1
         if f".{modules.shared_expert}." in tensor.name:  # behind the router
             return len(roles)
         return roles.index(role) if role in roles else len(roles)

@@ -1,7 +1,7 @@
 """The sources of all parameters of a model, by its family and sizes; imports no torch."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from attrs import frozen
 
@@ -18,6 +18,8 @@ class WeightTable:
 
     family: Architecture
     dims: ModelDims
+    lists_attention_in_order: ClassVar[bool] = False
+    """Whether `attention` yields tensors in the order of transformers' module."""
 
     def sources(self, head: Head) -> Iterator[Source]:
         """The embedding's, each layer's, the last norm's, and the head's where it has a weight of its own."""

@@ -9,6 +9,39 @@ ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "interme
 
 
 @frozen(kw_only=True)
+class LatentDims:
+    """The sizes of multi-latent attention (arXiv:2405.04434, section 2.1)."""
+
+    query_rank: int | None
+    """The width that queries are made from; None where that is the hidden size."""
+    key_rank: int
+    """The width that keys and values are made from."""
+    plain_width: int
+    """The part of each head of queries and keys that is not rotated."""
+    rotary_width: int
+    """The part that is, which all heads of keys have in common."""
+    value_width: int
+
+    @property
+    def key_width(self) -> int:
+        """The width of a head of queries or keys."""
+        return self.plain_width + self.rotary_width
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "LatentDims | None":
+        """The sizes in the content of config.json; None where it names none."""
+        if not model.get("kv_lora_rank"):
+            return None
+        return cls(
+            query_rank=model.get("q_lora_rank"),
+            key_rank=model["kv_lora_rank"],
+            plain_width=model["qk_nope_head_dim"],
+            rotary_width=model["qk_rope_head_dim"],
+            value_width=model["v_head_dim"],
+        )
+
+
+@frozen(kw_only=True)
 class ModelDims:
     """A decoder's sizes, whatever its architecture calls them."""
 
@@ -30,6 +63,8 @@ class ModelDims:
     """The width of the expert that every token of a mixture-of-experts layer goes through; 0 where there is none."""
     has_experts: tuple[bool, ...]
     """[num_layers] which layers have experts; the others have an MLP."""
+    latent: LatentDims | None = None
+    """In a model with multi-latent attention; `num_kv_heads` and `head_dim` then say nothing."""
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "ModelDims | None":
@@ -52,6 +87,7 @@ class ModelDims:
             moe_intermediate_size=model.get("moe_intermediate_size") or 0,
             shared_intermediate_size=model.get("shared_expert_intermediate_size") or 0,
             has_experts=tuple(expert_layers(model)),
+            latent=LatentDims.of(model),
         )
 
     @property

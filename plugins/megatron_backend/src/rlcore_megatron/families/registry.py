@@ -1,7 +1,8 @@
 """The families that Megatron computes beside those that are described for all trainers."""
 
+from rlcore_megatron.families.deepseek_v3 import deepseek_v3
 from rlcore_megatron.families.glm4_moe import glm4_moe
 from rlcore_torchkit.architectures.registry import Families
 
-FAMILIES: Families = {"glm4_moe": glm4_moe}
+FAMILIES: Families = {"deepseek_v3": deepseek_v3, "glm4_moe": glm4_moe}
 """By model_type: what makes the family from the content of a config.json."""

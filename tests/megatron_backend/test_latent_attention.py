@@ -1,0 +1,67 @@
+"""Forms of multi-latent attention beside that of test_layout's table, against plain transformers in one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from decoder_families import YARN
+from megatron_families import make_own
+from megatron_support import (
+    OPTIMIZER,
+    TEMPERATURE,
+    WEIGHTED,
+    GradientsSeen,
+    Reference,
+    in_files,
+    make_backend,
+    make_batch,
+    reference_backward,
+    step_request,
+)
+
+from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, NonFiniteError, SaveStateRequest
+
+VARIANTS = {
+    "queries from hidden states": {"q_lora_rank": None, "rope_parameters": None},
+    "one group": {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-3},
+    "no mscale": {"rope_parameters": dict(YARN)},
+    "all groups": {"topk_group": 4, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+}
+BOUND = 1e-5
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_log_probabilities_and_gradients_are_those_of_transformers(tmp_path: Path, options: dict[str, object]) -> None:
+    """Before a step, and after it of what it exports."""
+    directory, batch = make_own(tmp_path / "model", "deepseek_v3", num_hidden_layers=2, **options), make_batch(seed=1)
+    reference = Reference(directory, OPTIMIZER)
+    with torch.no_grad():
+        expected, _ = reference.logprobs(batch)
+    backend = make_backend(directory)
+    request = LogprobsRequest(microbatches=(batch,), model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0)
+    np.testing.assert_allclose(np.concatenate(backend.get_logprobs(request).logprobs), expected.numpy(), atol=BOUND)
+    seen = GradientsSeen(backend)
+    backend.train_step(step_request((batch,), batch.counts(), 0, WEIGHTED))
+    reference_backward(reference, batch, WEIGHTED)
+    gradients = in_files(reference.model, reference.gradients())
+    assert seen.tensors.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(seen.tensors[name], gradient, atol=BOUND, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+    (tmp_path / "saved").mkdir()
+    backend.save_state(SaveStateRequest(directory=tmp_path / "saved", kind="hf"))
+    written = make_batch(seed=2)
+    request = evolve(request, microbatches=(written,), weight_version=1)
+    with torch.no_grad():
+        expected, _ = Reference(tmp_path / "saved", OPTIMIZER).logprobs(written)
+    np.testing.assert_allclose(np.concatenate(backend.get_logprobs(request).logprobs), expected.numpy(), atol=BOUND)
+    backend.close(CloseRequest())
+
+
+def test_a_loss_that_is_nan_is_told_where_routers_have_biases_that_do_not_train(tmp_path: Path) -> None:
+    backend, batch = make_backend(make_own(tmp_path / "model", "deepseek_v3", num_hidden_layers=2)), make_batch(seed=1)
+    loss = LossSpec(path="fsdp2_support:nan_loss", config=-1e9, token_columns=("advantages",))
+    with pytest.raises(NonFiniteError, match="loss is nan"):
+        backend.train_step(step_request((batch,), batch.counts(), 0, loss))
+    backend.close(CloseRequest())
