@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py           # Qwen2 of 1.5B, bfloat16, one CUDA device
     python benchmarks/train_step.py --quick    # the same steps on a tiny shape, on whatever device there is
+    python benchmarks/train_step.py --shape 8b --layers 6 --sides megatron "megatron, float8" "megatron, float8 blockwise"
 
 Both sides take the same optimizer steps on the same sequences, all of one length: forward, backward, clipping to norm 1 and
 AdamW on float32 master weights. The trainers get them packed, `megatron` with TransformerEngine where that is installed; plain
@@ -182,7 +183,8 @@ def flops_per_token(shape: str, length: int) -> float:
 def print_table(results: list[Result], workload: Workload, shape: str) -> None:
     num_tokens, length = workload.tokens.size, workload.tokens.shape[-1]
     device = torch.cuda.get_device_name() if workload.device.type == "cuda" else "CPU"
-    print(f"\n{device}, {workload.dtype}, torch {torch.__version__}; a step is {workload.tokens.shape} tokens")
+    layers = f"{shape}, {SHAPES[shape]['num_hidden_layers']} layers"
+    print(f"\n{device}, {workload.dtype}, torch {torch.__version__}; {layers}; a step is {workload.tokens.shape} tokens")
     print(f"{'':32}{'step s':>9}{'tokens/s':>11}{'TFLOP/s':>9}{'of peak':>9}{'peak GB':>9}{'first loss':>12}")
     for result in results:
         rate = num_tokens / result.seconds
@@ -199,12 +201,16 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=1, help="microbatches of 8 sequences in an optimizer step")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--shape", default="1.5b")
+    parser.add_argument("--layers", type=int, help="so many of the shape's decoder layers, where all of them do not fit")
     parser.add_argument("--sides", nargs="*", metavar="NAME", help="only these, by the names in the table")
     arguments = parser.parse_args()
     if not arguments.quick:
         require_device("cuda")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    shape, length = ("tiny", min(arguments.length, 64)) if arguments.quick else ("1.5b", arguments.length)
+    shape, length = ("tiny", min(arguments.length, 64)) if arguments.quick else (arguments.shape, arguments.length)
+    if arguments.layers:
+        SHAPES[shape] |= {"num_hidden_layers": arguments.layers}
     tokens = (
         np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], (arguments.microbatches, 8, length)).astype(np.int32)
     )
@@ -219,6 +225,11 @@ def main() -> None:
     if find_spec("transformer_engine"):
         sides |= {
             "megatron, float8": (MegatronBackend, MegatronConfig(fp8=True)),
+            "megatron, float8 tensorwise": (
+                MegatronBackend,
+                MegatronConfig(fp8=True, transformer={"fp8_recipe": "tensorwise"}),
+            ),
+            "megatron, float8 blockwise": (MegatronBackend, MegatronConfig(fp8=True, transformer={"fp8_recipe": "blockwise"})),
             "megatron, no TransformerEngine": (MegatronBackend, MegatronConfig(transformer_engine=False)),
             "megatron, bfloat16 moments": (MegatronBackend, MegatronConfig(optimizer=NARROW)),
             "megatron, optimizer on the host": (MegatronBackend, MegatronConfig(optimizer=ON_HOST)),
