@@ -14,23 +14,24 @@ from torch.utils.checkpoint import checkpoint
 from rlcore.spi.errors import ContractError
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.decoders import has_states, head_scale
-from rlcore_torchkit.logprobs import EntropyMode, HeadLogprobs, chunk_rows, masks_of, own_head, patch_head, wide_dtype
+from rlcore_torchkit.logprobs import Decode, EntropyMode, HeadLogprobs, chunk_rows, masks_of, own_head, patch_head, wide_dtype
 from rlcore_torchkit.sampling_mask import KeptTokens
 
 
-def patch_decoder(model: Any) -> None:
-    """Make a transformers causal language model, loaded with GENERAL_ATTENTION, return `packed_logprobs` from its forward."""
+def patch_decoder(model: Any, decode: Decode | None = None) -> None:
+    """Make a transformers causal language model, loaded with GENERAL_ATTENTION, return `packed_logprobs` from its forward.
+    `decode` takes the place of what computes hidden states."""
     config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
     cap = getattr(config, "final_logit_softcapping", None)
     compute: HeadLogprobs = partial(_scaled, own_head(model), scale) if scale != 1.0 else own_head(model)
     if cap or getattr(head, "bias", None) is not None:
         compute = partial(_stored_logits, model, scale, cap)
-    patch_head(model, compute, padded_forward if has_states(model) else general_forward)
+    patch_head(model, compute, decode or (padded_forward if has_states(model) else general_forward))
 
 
 def general_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tensor:
     """Hidden states [T, H] after the final norm; `tokens`, int32 or int64 [T], are one row whose sequences see themselves."""
-    hidden = _decode(model, tokens[None], packed.position_ids, packed)
+    hidden = decode_rows(model, tokens[None], packed.position_ids, packed)
     return hidden.squeeze(0)
 
 
@@ -47,13 +48,15 @@ def padded_forward(model: Any, tokens: Tensor, packed: PackedSequences) -> Tenso
     rows = tokens[torch.from_numpy(gather).to(tokens.device)]
     positions = torch.arange(length, device=tokens.device).expand(count, length)
     padded = PackedSequences.from_offsets(np.arange(count + 1, dtype=np.int64) * length, tokens.device)
-    hidden = _decode(model, rows, positions, padded)
+    hidden = decode_rows(model, rows, positions, padded)
     return hidden.flatten(0, 1).index_select(0, torch.from_numpy(real).to(tokens.device))
 
 
-def _decode(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences) -> Tensor:
+def decode_rows(model: Any, rows: Tensor, positions: Tensor, packed: PackedSequences, **inputs: Any) -> Tensor:
+    """Hidden states [rows, length, H] of rows of tokens after the final norm; `inputs` are what the model's class takes
+    besides."""
     # Not the module's call, which vLLM replaces in classes of transformers that its engines in this process compute with.
-    output = model.base_model.forward(input_ids=rows, position_ids=positions, use_cache=False, packed=packed)
+    output = model.base_model.forward(input_ids=rows, position_ids=positions, use_cache=False, packed=packed, **inputs)
     hidden: Tensor = output.last_hidden_state
     if hidden.shape[:2] != rows.shape:
         raise ContractError(f"decoder: found hidden states {list(hidden.shape)}; expected {list(rows.shape)} of them")

@@ -16,6 +16,12 @@ STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Layers that hand a state from token to token, which nothing resets where another sequence of a row begins."""
 LAYER_KINDS = ATTENTION_KINDS | STATE_KINDS | {"moe", "mlp", "sparse", "dense"}
 """What config.json's `layer_types` may list, in transformers' words and those that it still reads."""
+IMAGE_MODELS = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+"""Models of text and images by their model_type: their language model gets images as embeddings in place of tokens."""
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -34,10 +40,13 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
         yield from malformed
         return
     yield from _class_problems(config, path, trust_remote_code)
+    if is_image_model(config):
+        return
     for key in ("text_config", "llm_config", "language_config"):
         if config.get(key):
+            expected = f"text alone, or one of {', '.join(IMAGE_MODELS)}"
             remedy = "Take the language model of it alone"
-            yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected="text alone", remedy=remedy)
+            yield Problem(path=path, found=f"a {key}, as models of images or sound have", expected=expected, remedy=remedy)
     listed = config.get("layer_types")
     kinds = {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} - LAYER_KINDS
     if config.get("attention_chunk_size"):
@@ -45,6 +54,16 @@ def decoder_problems(config: Mapping[str, Any], path: str, *, trust_remote_code:
     if kinds:
         expected = f"layers of {', '.join(sorted(LAYER_KINDS))}"
         yield Problem(path=path, found=f"layers of {', '.join(sorted(kinds))}", expected=expected)
+
+
+def is_image_model(config: Mapping[str, Any]) -> bool:
+    """Whether the model with this config.json is one of IMAGE_MODELS."""
+    return config.get("model_type") in IMAGE_MODELS and bool(config.get("vision_config"))
+
+
+def is_vision(name: str) -> bool:
+    """Whether a parameter of one of IMAGE_MODELS, by its name, is the vision tower's, what projects its output among them."""
+    return ".visual." in f".{name}"
 
 
 def length_problems(config: Mapping[str, Any], path: str, max_sequence_length: int) -> Iterator[Problem]:
@@ -70,7 +89,7 @@ def _class_problems(config: Mapping[str, Any], path: str, trust_remote_code: boo
     model_type, expected = str(config.get("model_type")), f"a causal language model that transformers {__version__} knows"
     classes = config.get("architectures") or ["none"]
     found = classes[0] if isinstance(classes, list) else classes
-    known: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    known = IMAGE_MODELS.get(model_type) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if known is None and config.get("auto_map"):
         if not trust_remote_code:
             given = f"model_type {model_type}, whose code comes with the model"
@@ -91,8 +110,9 @@ def layers_of(model: Any) -> Any:
         return family.modules.layers_of(model)
     from torch.nn import ModuleList
 
-    count = model.config.num_hidden_layers
-    found = {name: module for name, module in model.named_modules() if isinstance(module, ModuleList) and len(module) == count}
+    count = model.config.get_text_config().num_hidden_layers
+    named = ((name, module) for name, module in model.named_modules() if not is_vision(name))
+    found = {name: module for name, module in named if isinstance(module, ModuleList) and len(module) == count}
     if not found:
         expected = f"a list of {count} layers, as num_hidden_layers says"
         raise ModelError([Problem(path=model.config.name_or_path, found=f"none in {type(model).__name__}", expected=expected)])
@@ -113,7 +133,7 @@ def head_scale(config: Any) -> float:
 
 def layer_windows(config: Any) -> int | None:
     """How many layers see a window alone; None where config.json lists no kinds of layers."""
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(config.get_text_config(), "layer_types", None)
     return None if kinds is None else sum(kind in ("sliding_attention", "hybrid_sliding") for kind in kinds)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rlcore.spi.errors import ContractError
 from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.attention import FLASH_DTYPES, PackedSequences, flash_options
+from rlcore_torchkit.decoders import is_image_model
 
 GENERAL_ATTENTION = "rlcore_general"
 """The name under which transformers knows it."""
@@ -50,6 +51,12 @@ def register_general_attention() -> str:
 
     AttentionInterface.register(GENERAL_ATTENTION, general_attention)
     return GENERAL_ATTENTION
+
+
+def attention_of(config: Any, name: str) -> str | dict[str, str]:
+    """What gives the layers of a language model the attention `name`, by transformers' config of the model: its vision tower,
+    which attends to all of an image, computes by torch's own."""
+    return {"": name, "text_config": name, "vision_config": "sdpa"} if is_image_model(config.to_dict()) else name
 
 
 def general_attention(

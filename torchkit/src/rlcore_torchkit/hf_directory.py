@@ -34,6 +34,9 @@ COMPANION_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 """What is taken over from the source model as it is, where it has it."""
 

@@ -3,7 +3,7 @@
 Shapes: T rows, V vocabulary, H hidden size, C rows of a chunk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from itertools import repeat
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.spi.errors import ContractError
+from rlcore.spi.images import Images
 from rlcore_torchkit.attention import PackedSequences, packed_forward
 from rlcore_torchkit.sampling_mask import KeptTokens, head_logits
 
@@ -255,14 +256,17 @@ def packed_logprobs(
     temperature: float,
     entropy: EntropyMode = "none",
     kept: KeptTokens | None = None,
+    images: Images | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token given those of its sequence before it, and the entropy there; float32 [T] each.
 
     Both are 0.0 at the first token of each sequence; the entropy is None for "none". `model` went through `patch_head`;
     `tokens` is int32 or int64 [T]. The head is applied only where a next token follows in the same sequence. With `kept`, of
-    T rows, each token's softmax is over the tokens of its row.
+    T rows, each token's softmax is over the tokens of its row. `images` are what each sequence reads, of a model that reads
+    images.
     """
-    logprobs, entropies = model(input_ids=tokens, packed=packed, temperature=temperature, entropy=entropy, kept=kept)
+    read = {} if images is None else {"images": images}
+    logprobs, entropies = model(input_ids=tokens, packed=packed, temperature=temperature, entropy=entropy, kept=kept, **read)
     return logprobs, entropies
 
 
@@ -275,10 +279,9 @@ class HeadLogprobs(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
-class Decode(Protocol):
-    """Hidden states [T, hidden] after a model's final norm, as `packed_forward` computes them."""
-
-    def __call__(self, model: nn.Module, tokens: Tensor, packed: PackedSequences, /) -> Tensor: ...
+Decode: TypeAlias = Callable[..., Tensor]
+"""Hidden states [T, hidden] after a model's final norm, as `packed_forward` computes them from model, tokens and sequences;
+with the keyword `images` where the model reads images and a sequence has some."""
 
 
 def patch_head(model: nn.Module, compute: HeadLogprobs | None = None, decode: Decode = packed_forward) -> None:
@@ -313,8 +316,9 @@ def _policy_forward(
     temperature: float,
     entropy: EntropyMode,
     kept: KeptTokens | None = None,
+    images: Images | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = decode(model, input_ids, packed)
+    hidden = decode(model, input_ids, packed) if images is None else decode(model, input_ids, packed, images=images)
     predicting = packed.predicting
     targets = input_ids.index_select(0, predicting + 1).long()
     states = hidden.index_select(0, predicting)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlcore.spi.batch import ROUTED_EXPERTS, TokenBatch
 from rlcore.spi.errors import ContractError
+from rlcore.spi.images import Images
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.sampling_mask import KeptTokens
 
@@ -31,6 +32,8 @@ class Microbatch:
     """One array [N] for each name that the loss asked for."""
     kept: KeptTokens | None = None
     """What the softmax of each of the T tokens is over; None where it is the whole vocabulary everywhere."""
+    images: Images | None = None
+    """Files of the images that each of the N sequences reads; None where there are none."""
 
 
 def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) -> Microbatch:
@@ -52,6 +55,7 @@ def move(batch: TokenBatch, device: torch.device, token_columns: Sequence[str]) 
         token_columns={name: _tensor(batch.token_columns[name], device) for name in (*token_columns, *routed)},
         sequence_columns={name: _tensor(column, device) for name, column in batch.sequence_columns.items()},
         kept=None if batch.sampling_mask is None else KeptTokens.of(batch.sampling_mask, device),
+        images=batch.images,
     )
 
 

@@ -14,7 +14,7 @@ from rlcore.transformers_import import import_transformers
 from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
-from rlcore_torchkit.decoders import decoder_problems, described_family
+from rlcore_torchkit.decoders import decoder_problems, described_family, is_image_model
 
 if TYPE_CHECKING:
     import torch
@@ -109,16 +109,17 @@ def load_model(
     """
     config = load_config(spec, head, any_decoder=any_decoder)
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
     from rlcore_torchkit.attention import register_packed_attention
-    from rlcore_torchkit.general_attention import register_general_attention
+    from rlcore_torchkit.general_attention import attention_of, register_general_attention
 
     is_described = described_family(config.to_dict()) is not None
-    attention = register_packed_attention() if is_described else register_general_attention()
-    options = {"dtype": dtype, "attn_implementation": attention}
+    attention = register_packed_attention() if is_described else attention_of(config, register_general_attention())
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     options["trust_remote_code"] = spec.trust_remote_code
-    kind = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
+    kind: Any = AutoModelForSequenceClassification if head == "value" else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if is_image_model(config.to_dict()) else kind
     if torch.device(device).type == "meta":
         with torch.device("meta"), _quiet():
             return kind.from_config(config, **options).eval()

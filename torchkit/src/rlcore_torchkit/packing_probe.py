@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcore.spi.errors import ContractError, ModelError, Problem
 from rlcore_torchkit.attention import PackedSequences
 from rlcore_torchkit.decoders import layer_windows
-from rlcore_torchkit.general_attention import GENERAL_ATTENTION, count_windows
+from rlcore_torchkit.general_attention import GENERAL_ATTENTION, attention_of, count_windows
 from rlcore_torchkit.logprobs import packed_logprobs
 
 LENGTHS = [9, 14]
@@ -60,12 +60,12 @@ def _own_forward(model: Any) -> Iterator[None]:
     """The class's own forward and eager attention; still called through the module, which FSDP gathers weights for."""
     patched = model.forward
     model.forward = partial(type(model).forward, model)
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(attention_of(model.config, "eager"))
     try:
         yield
     finally:
         model.forward = patched
-        model.set_attn_implementation(GENERAL_ATTENTION)
+        model.set_attn_implementation(attention_of(model.config, GENERAL_ATTENTION))
 
 
 def _alone(model: Any, tokens: Tensor) -> Tensor:

@@ -140,6 +140,7 @@ class GeneratorHandle(BackendHandle):
             capabilities.STREAMING: request.on_finished is not None,
             capabilities.ROUTED_EXPERTS: request.routed_experts,
             capabilities.SAMPLING_MASK: request.sampling_mask,
+            capabilities.IMAGES: request.images is not None,
         }
         self._require_capabilities(hook, needed)
 

@@ -128,6 +128,7 @@ class TrainerHandle(BackendHandle):
         has_tokens = self.head != "value"
         masks = [(one.sampling_mask, one.tokens) for one in microbatches if has_tokens and one.sampling_mask is not None]
         needed = {capabilities.ROUTING_REPLAY: is_routed, capabilities.SAMPLING_MASK_REPLAY: bool(masks)}
+        needed[capabilities.IMAGES] = any(one.images is not None for one in microbatches)
         self._require_capabilities(hook, needed)
         for mask, tokens in masks:
             mask.check(tokens)

@@ -71,6 +71,7 @@ from rlcore.spi.generator import SamplingParams as SamplingParams
 from rlcore.spi.generator import StreamRequest as StreamRequest
 from rlcore.spi.generator import StreamResult as StreamResult
 from rlcore.spi.hooks import hookimpl as hookimpl
+from rlcore.spi.images import Images as Images
 from rlcore.spi.lifecycle import CloseRequest as CloseRequest
 from rlcore.spi.lifecycle import LoadStateRequest as LoadStateRequest
 from rlcore.spi.lifecycle import LoadStateResult as LoadStateResult

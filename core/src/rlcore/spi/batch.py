@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 
 from rlcore.spi.arrays import AnyArray, BoolArray, Int32Array, Int64Array, check_array, check_offsets, offsets_of, take_rows
 from rlcore.spi.errors import ContractError
+from rlcore.spi.images import Images, check_images
 from rlcore.spi.sampling_mask import SamplingMask
 
 GENERATION_LOGPROBS = "generation_logprobs"
@@ -88,6 +89,8 @@ class TokenBatch(_PackedTokens):
     """Per-sequence columns, [N] each, any numeric dtype or bool."""
     sampling_mask: SamplingMask | None = None
     """What each of the T tokens was chosen among, where truncated sampling left tokens out; None where it never did."""
+    images: Images | None = None
+    """The images that each of the N sequences reads; None where there are none. Needs the capability `images`."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -108,6 +111,8 @@ class TokenBatch(_PackedTokens):
                 raise ContractError(f"sequence column {name}: found {found}; expected {expected}")
         if self.sampling_mask is not None:
             self.sampling_mask.check_length(self.num_tokens)
+        if self.images is not None:
+            check_images(self.images, self.num_sequences)
 
     @property
     def num_tokens(self) -> int:
@@ -134,6 +139,7 @@ class TokenBatch(_PackedTokens):
             token_columns={name: take_rows(column, self.offsets, indices) for name, column in self.token_columns.items()},
             sequence_columns={name: column[indices] for name, column in self.sequence_columns.items()},
             sampling_mask=None if self.sampling_mask is None else self.sampling_mask.take(self.offsets, indices),
+            images=None if self.images is None else tuple(self.images[index] for index in indices.tolist()),
         )
 
     def with_token_column(self, name: str, column: AnyArray) -> "TokenBatch":

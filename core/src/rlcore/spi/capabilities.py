@@ -74,6 +74,8 @@ CHEAP_RESET = "cheap_reset"
 """reset is quick and depends on its row alone: the core resets every row once before a run, to check prompt lengths."""
 
 # trainers and generators
+IMAGES = "images"
+"""TokenBatch.images of a trainer, GenerateRequest.images of a generator: sequences of models that read images besides text."""
 ADAPTER_REFIT = "adapter_refit"
 """ExportWeightsRequest.adapters and GeneratorContext.lora: adapters are sent without the weights that they do not change, and
 generation adds them to these."""

@@ -15,7 +15,8 @@ from rlcore.spi.tools import Tool, ToolCall
 
 Message: TypeAlias = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant" | "tool", "content": text}. Whatever else it holds goes to the chat template as it
-is, such as "name" and "tool_call_id" of a tool's answer."""
+is, such as "name" and "tool_call_id" of a tool's answer. In the prompt, content may be a list of {"type": "text", "text": …}
+and {"type": "image", "image": file}, where the model reads images: an encoded file as bytes, or its path."""
 Row: TypeAlias = Mapping[str, Any]
 """One record of a data set."""
 

@@ -11,6 +11,7 @@ from rlcore.spi.arrays import Float32Array, Int16Array, Int32Array, Int64Array, 
 from rlcore.spi.batch import RaggedTokens
 from rlcore.spi.errors import ContractError
 from rlcore.spi.hooks import hookspec
+from rlcore.spi.images import Images, check_images
 from rlcore.spi.lifecycle import (
     CloseRequest,
     LoadStateRequest,
@@ -80,6 +81,8 @@ class GenerateRequest:
 
     sampling_mask: bool = False
     """Whether to report what each token was chosen among. Needs the capability `sampling_mask`."""
+    images: Images | None = None
+    """The images that each of the P prompts reads; None where there are none. Needs the capability `images`."""
 
     def __attrs_post_init__(self) -> None:
         num_samples = self.prompts.num_sequences * self.num_samples
@@ -89,6 +92,8 @@ class GenerateRequest:
             raise ContractError("max_tokens must be at least 1 and seeds non-negative")
         if self.conversations is not None:
             check_array("conversations", self.conversations, np.int64, num_samples)
+        if self.images is not None:
+            check_images(self.images, self.prompts.num_sequences)
 
 
 @frozen(kw_only=True, eq=False)

@@ -27,6 +27,7 @@ from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
 from rlcore_torchkit.decoders import described_family, is_described
 from rlcore_torchkit.device import use_device
+from rlcore_torchkit.image_forward import check_images
 from rlcore_torchkit.lora_reference import load_reference, save_reference
 from rlcore_torchkit.losses import Totals
 from rlcore_torchkit.microbatch import Microbatch, move
@@ -85,6 +86,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
         self._check("train_step", request.weight_version)
+        check_images(request.microbatches, self.policy)
         check_routing(request.microbatches, self._dims)
         try:
             logprobs: list[Tensor] = []
@@ -106,6 +108,7 @@ class Fsdp2Backend:
     def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
         self._check("get_logprobs", request.weight_version)
         with self._requested(request) as model:
+            check_images(request.microbatches, model)
             check_routing(request.microbatches, self._dims)
             logprobs, entropies = compute_logprobs(model, request, self.device, self._replay)
         return spi.LogprobsResult(logprobs=logprobs, entropy=entropies, weight_version=self._weight_version)
@@ -113,6 +116,7 @@ class Fsdp2Backend:
     @spi.hookimpl
     def get_values(self, request: spi.ValuesRequest) -> spi.ValuesResult:
         self._check("get_values", request.weight_version)
+        check_images(request.microbatches, self.policy)
         values = compute_values(self._computing, request, self.device, self._replay)
         return spi.ValuesResult(values=values, weight_version=self._weight_version)
 

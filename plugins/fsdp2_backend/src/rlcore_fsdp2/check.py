@@ -10,7 +10,7 @@ from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems, undescribed_problems
-from rlcore_torchkit.decoders import described_family, length_problems
+from rlcore_torchkit.decoders import described_family, is_image_model, length_problems
 from rlcore_torchkit.lora_targets import lora_problems
 from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
 
@@ -31,6 +31,7 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         ),
         *_adapter_problems(context, config),
         *_replay_problems(context, config),
+        *_image_problems(context, config),
         *_compiler_problems(config),
     ]
 
@@ -71,6 +72,19 @@ def _replay_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Pro
     if config.compile_layers:
         remedy = "Or set rollout.replay_routing to false"
         yield option_problem("compile_layers", "true, with rollout.replay_routing", "false", remedy)
+
+
+def _image_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:
+    """A vision tower to freeze that is not there, and adapters of a model that has one."""
+    content = read_object(config_file(context))
+    if isinstance(content, Problem):
+        return
+    is_image = is_image_model(content)
+    if config.freeze == "vision" and not is_image:
+        yield option_problem("freeze", f'"vision", for model_type {content.get("model_type")}', '"none"', "It reads text alone")
+    if context.lora is not None and is_image:
+        remedy = 'Leave it out, and train less with trainer.fsdp2.freeze = "vision"'
+        yield Problem(path="lora", found="the section, with a model that reads images", expected="no adapters", remedy=remedy)
 
 
 def _compiler_problems(config: Fsdp2Config) -> Iterator[Problem]:

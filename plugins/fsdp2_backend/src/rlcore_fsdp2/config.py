@@ -1,5 +1,7 @@
 """The recipe's section `[trainer.fsdp2]`."""
 
+from typing import Literal
+
 from attrs import frozen
 
 from rlcore.schema.constraints import Positive, Seconds
@@ -23,6 +25,9 @@ class Fsdp2Config:
     memory. The other ranks, world size / (replicate · context_parallel · tensor_parallel), divide the data and the weights."""
     cpu_offload: bool = False
     """On CUDA, keep weights, gradients and optimizer state on the host and bring over each layer's weights when it computes."""
+    freeze: Literal["none", "vision"] = "none"
+    """"vision": of a model that reads images the language model alone trains, and the vision tower, what projects its output
+    among it, stays as it was."""
     fp8: bool = False
     """Compute the linear layers of decoders in float8 (needs `rlcore-fsdp2[fp8]` and a GPU with float8; emulated on CPU)."""
     activation_checkpointing: bool = False

@@ -88,7 +88,13 @@ def _backward(
         logprobs, output = values, evaluate(loss, batch, torch.zeros_like(values), None, counts, values)
     else:
         logprobs, entropy = packed_logprobs(
-            model, batch.tokens, batch.packed, temperature=temperature, entropy=loss.entropy, kept=batch.kept
+            model,
+            batch.tokens,
+            batch.packed,
+            temperature=temperature,
+            entropy=loss.entropy,
+            kept=batch.kept,
+            images=batch.images,
         )
         output = evaluate(loss, batch, logprobs, entropy, counts)
     output.loss.backward()

@@ -34,6 +34,7 @@ def compute_logprobs(
             temperature=request.temperature,
             entropy=mode,
             kept=microbatch.kept,
+            images=microbatch.images,
         )
         logprobs.append(values)
         entropies.append(entropy)

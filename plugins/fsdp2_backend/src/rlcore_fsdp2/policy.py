@@ -17,8 +17,8 @@ from rlcore_fsdp2.load_from_first import load_from_first
 from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
-from rlcore_torchkit.decoder_forward import patch_decoder
 from rlcore_torchkit.decoders import is_described, layers_of
+from rlcore_torchkit.image_forward import freeze_vision, patch_any_decoder
 from rlcore_torchkit.logprobs import patch_head
 from rlcore_torchkit.models import load_model
 from rlcore_torchkit.onednn import use_onednn
@@ -33,6 +33,7 @@ def make_policy(
     """The model to train, with float32 master weights, and what exports it."""
     model = _load_unplaced(spec, torch.float32, meshes, head)
     exporter = Exporter(model)
+    _freeze(model, config)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, meshes, device)
     _probe(model, spec, meshes, device)
@@ -58,6 +59,7 @@ def make_working_copy(
 ) -> WorkingCopy:
     """What computes in the compute dtype for `master`, on a single rank."""
     model = load_model(spec, dtype=getattr(torch, spec.dtype), any_decoder=True, head=head)
+    _freeze(model, config)
     _checkpoint(model, config)
     _place_on_device(model, spec, config, None, device)
     _probe(model, spec, None, device)
@@ -86,6 +88,11 @@ def _probe(model: Any, spec: ModelSpec, meshes: Meshes | None, device: torch.dev
     reshard(model)
 
 
+def _freeze(model: Any, config: Fsdp2Config) -> None:
+    if config.freeze == "vision":
+        freeze_vision(model)
+
+
 def _checkpoint(model: Any, config: Fsdp2Config) -> None:
     if not config.activation_checkpointing:
         return
@@ -103,7 +110,7 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
         fuse_norms(model)
     if device.type == "cpu" and not config.compile_layers:
         use_onednn(model)  # what compiles layers knows of it already, and cannot look into ours
-    _divide(model, meshes)
+    _divide(model, spec, meshes)
     if config.compile_layers:
         for layer in layers_of(model):
             layer.forward = torch.compile(layer.forward)
@@ -115,10 +122,10 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
         load(model, spec, device, parameters_on=torch.device("cpu") if config.cpu_offload else device)
 
 
-def _divide(model: Any, meshes: Meshes | None) -> None:
+def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None) -> None:
     """Give this rank its part of every layer and of the tokens, and the model a head that knows of it."""
     if not is_described(model):
-        patch_decoder(model)
+        patch_any_decoder(model, spec)
         return
     if meshes is None:
         patch_value_head(model) if has_value_head(model) else patch_head(model)

@@ -20,7 +20,8 @@ class WorkingCopy:
         self._masters = [masters[name] for name, _ in model.named_parameters()]
         self._narrow = list(model.parameters())
         for narrow, wide in zip(self._narrow, self._masters, strict=True):
-            narrow.register_post_accumulate_grad_hook(partial(_sync_weights, wide))
+            if narrow.requires_grad:
+                narrow.register_post_accumulate_grad_hook(partial(_sync_weights, wide))
         self.refresh()
 
     @torch.no_grad()

@@ -49,7 +49,7 @@ def test_directory_in_place_of_a_jsonl_file(tmp_path):
         ('{"prompt": []}', "an empty list of messages"),
         ('{"prompt": ["a"]}', "holds str as message 0"),
         ('{"prompt": [{"role": "user"}]}', "message 0 whose 'content' is NoneType"),
-        ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "message 0 whose 'content' is list"),
+        ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "message 0 whose 'content' is a list"),
         (
             '{"Prompt": "b"}',
             r"lacks the field 'prompt' \(data\.train\.prompt_field\); found the fields 'Prompt'\.",

@@ -119,8 +119,8 @@ def test_calls_of_tools_are_learned_and_their_results_are_not(load):
         ({"messages": [CHAT[0], CHAT[1]]}, "none of its 2 messages is the assistant's"),
         ({"messages": [CHAT[2]]}, "its first message is the assistant's"),
         ({"messages": [CHAT[1], "4"]}, "message 1 is '4'"),
-        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 has int as its content"),
-        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 has NoneType as its content"),
+        ({"messages": [{"role": "user", "content": 4}, CHAT[2]]}, "message 0 has as its content int"),
+        ({"messages": [{"role": "user"}, CHAT[2]]}, "message 0 has as its content NoneType"),
         ({"messages": [CHAT[1], {"role": "assistant", "content": " "}]}, "message 1, the assistant's, is empty"),
     ],
 )

@@ -1,11 +1,15 @@
 """Rows of an Arrow table: Parquet files and data sets of the Hub."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field
+from rlcore.run.data.row_images import with_images
 from rlcore.spi import DataError, LazyRows, Row
 
 CHUNK_ROWS = 1024
@@ -14,8 +18,10 @@ CHUNK_ROWS = 1024
 class ArrowRows(LazyRows):
     """The rows of an Arrow table, made into Python objects as they are taken."""
 
-    def __init__(self, table: pa.Table) -> None:
-        super().__init__(table.num_rows, lambda number: table.slice(number, 1).to_pylist()[0])
+    def __init__(self, table: pa.Table, read: Callable[[dict[str, Any]], Row] = dict) -> None:
+        """`read` makes a row of the fields of one."""
+        super().__init__(table.num_rows, lambda number: read(table.slice(number, 1).to_pylist()[0]))
+        self._read = read
         self.table = table
         """The table of all rows, those outside of a slice too."""
 
@@ -24,7 +30,7 @@ class ArrowRows(LazyRows):
             yield from super().__iter__()
             return
         for batch in self.table.slice(self.numbers.start, len(self)).to_batches(max_chunksize=CHUNK_ROWS):
-            yield from batch.to_pylist()
+            yield from map(self._read, batch.to_pylist())
 
 
 def arrow_rows(
@@ -43,7 +49,8 @@ def arrow_rows(
         if field_name != name and field_name in table.column_names:
             others = table.drop_columns([name]) if name in table.column_names else table
             table = others.append_column(name, table.column(field_name))
-    return ArrowRows(table)
+    folder = Path(config.path or "").expanduser().parent if config.source == "parquet" else None
+    return ArrowRows(table, partial(with_images, config=config, folder=folder))
 
 
 def _require_prompts(table: pa.Table, config: DatasetConfig, key: str) -> None:

@@ -1,12 +1,13 @@
 """Messages through a tokenizer's chat template, and nothing of them left out."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
 from attrs import field, frozen
 
+from rlcore.images import Placeholders, image_parts, images_of, shown_message
 from rlcore.spi import DataError
 
 TODAY = date(2024, 7, 26)
@@ -31,6 +32,8 @@ class ChatTemplate:
     """The tokenizer."""
     variables: Mapping[str, Any]
     """What the template reads besides messages and tools."""
+    placeholders: Callable[[], Placeholders | None]
+    """What puts placeholders for images into prompts; None for a model of text alone."""
     _shown: set[tuple[str, str, bool]] = field(factory=set, init=False)
     """Templates with a role whose messages they show, and whether as the first one."""
 
@@ -38,7 +41,8 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, answered: bool = False
     ) -> str:
         """Messages up to where the assistant's answer begins; `answered`, to where the last of them ends. DataError where there
-        is no template, and where it refuses what it is given or passes over it."""
+        is no template, and where it refuses what it is given or passes over it. For each image the text has as many
+        placeholders as the model reads tokens."""
         template = self.backend.chat_template
         if template is None:
             raise DataError(
@@ -52,7 +56,7 @@ class ChatTemplate:
             )
         if any(message.get("tool_calls") for message in messages) and not reads("tool_calls", str(template)):
             raise DataError("a message has tool_calls, but the chat template never shows any. Write them into its content")
-        conversation = [dict(message) for message in messages]
+        conversation = [shown_message(message) for message in messages]
         text = self._render(conversation, tools, answered=answered)
         for number, message in enumerate(conversation):
             role = str(message.get("role"))
@@ -60,7 +64,17 @@ class ChatTemplate:
             if role not in ("user", "assistant") and place not in self._shown:
                 self._require_shown(conversation, number, role, tools)
                 self._shown.add(place)
-        return text
+        return self._with_images(text, messages)
+
+    def _with_images(self, text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text with placeholders for the images of the messages."""
+        placeholders, has_images = self.placeholders(), any(map(image_parts, messages))
+        if placeholders is None and has_images:
+            raise DataError(
+                "a prompt has images, but the model reads text alone: its config.json has no vision_config. Take the images "
+                "out, or use a model of images"
+            )
+        return text if placeholders is None else placeholders.expanded(text, images_of(messages))
 
     def _require_shown(self, conversation: Sequence[dict[str, Any]], number: int, role: str, tools: Sequence[Any]) -> None:
         """DataError where the template passes over a message: many know no role but four."""

@@ -1,6 +1,7 @@
 """Answers of a data set to learn from, as batches: demonstrations, chats, and pairs of a chosen and a rejected answer."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from attrs import frozen
@@ -25,10 +26,19 @@ class Examples:
     """Rows left out since they are over a limit."""
     chosen_first: bool = False
     """Whether a row's first sequence is the better one of two."""
+    images: spi.Images | None = None
+    """The images of each of the S sequences; None where there are none."""
 
     @classmethod
     def behind_prompts(
-        cls, tokens: spi.RaggedTokens, prompt_lengths: Int64Array, *, answers: int, rows: Int64Array, num_dropped: int
+        cls,
+        tokens: spi.RaggedTokens,
+        prompt_lengths: Int64Array,
+        *,
+        answers: int,
+        rows: Int64Array,
+        num_dropped: int,
+        images: spi.Images | None = None,
     ) -> "Examples":
         """So many answers of each row, each behind its prompt in a sequence of its own; of two, the chosen one first.
         `prompt_lengths` is int64 [S], each at least 1."""
@@ -40,6 +50,7 @@ class Examples:
             rows=rows,
             num_dropped=num_dropped,
             chosen_first=answers > 1,
+            images=images,
         )
 
 
@@ -55,7 +66,14 @@ def joined_examples(parts: Sequence[Examples], first_rows: Sequence[int]) -> Exa
         rows=np.concatenate([part.rows + first for part, first in zip(parts, first_rows, strict=True)]),
         num_dropped=sum(part.num_dropped for part in parts),
         chosen_first=parts[0].chosen_first,
+        images=_joined_images(parts),
     )
+
+
+def _joined_images(parts: Sequence[Examples]) -> spi.Images | None:
+    if all(part.images is None for part in parts):
+        return None
+    return tuple(chain.from_iterable(part.images or ((),) * part.tokens.num_sequences for part in parts))
 
 
 def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
@@ -68,6 +86,7 @@ def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
         offsets=offsets,
         loss_mask=examples.learned[gather],
         sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(indices), dtype=np.int32), np.diff(group_offsets))},
+        images=None if examples.images is None else tuple(examples.images[index] for index in sequences.tolist()),
     )
     rewards = np.zeros(len(sequences), np.float32)
     if examples.chosen_first:

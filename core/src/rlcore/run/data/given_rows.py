@@ -5,6 +5,7 @@ from typing import Any
 
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
+from rlcore.run.data.row_images import with_images
 from rlcore.spi import DataError, LazyRows, Row
 
 
@@ -48,7 +49,7 @@ def _check_row(
         return
     if config.prompt_field not in row:
         raise no_such_field(key, where, config.prompt_field, [str(name) for name in row])
-    if fault := prompt_fault(row[config.prompt_field]):
+    if fault := prompt_fault(_named(row, config)[PROMPT]):
         expected = 'text, or a list of chat messages {"role": …, "content": …}'
         raise DataError(f"{key}: {where}: the field {config.prompt_field!r} holds {fault}; expected {expected}")
 
@@ -56,4 +57,5 @@ def _check_row(
 def _named(row: Mapping[str, Any], config: DatasetConfig) -> Row:
     """The row with its prompt and completion under these names."""
     fields = ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field))
-    return {**row, **{name: row[field] for name, field in fields if field in row}}
+    named = {**row, **{name: row[field] for name, field in fields if field in row}}
+    return with_images(named, config, None)

@@ -11,6 +11,7 @@ import numpy as np
 from rlcore.config.data import DatasetConfig
 from rlcore.run.data.jsonl_line import parse_line
 from rlcore.run.data.row_fields import COMPLETION, PROMPT, no_such_field, prompt_fault
+from rlcore.run.data.row_images import with_images
 from rlcore.spi import DataError, LazyRows, Row
 from rlcore.spi.arrays import Int64Array
 
@@ -58,7 +59,8 @@ def _check_line(line: bytes, where: str, config: DatasetConfig, key: str, has_pr
         return
     if config.prompt_field not in row:
         raise no_such_field(key, where, config.prompt_field, list(row))
-    if fault := prompt_fault(row[config.prompt_field]):
+    prompt = with_images(dict(row), config, None)[config.prompt_field]
+    if fault := prompt_fault(prompt):
         raise DataError(
             f"{key}: {where}: the field {config.prompt_field!r} holds {fault}; expected text, or a list of chat messages "
             '{"role": …, "content": …}'
@@ -71,4 +73,9 @@ def _parsed(lines: bytes, bounds: Int64Array, config: DatasetConfig, number: int
     for name, field_name in ((PROMPT, config.prompt_field), (COMPLETION, config.completion_field)):
         if field_name != name and field_name in row:
             row[name] = row[field_name]
-    return row
+    return with_images(row, config, _folder(config))
+
+
+def _folder(config: DatasetConfig) -> Path | None:
+    """Where relative paths of images begin."""
+    return None if config.path is None else Path(config.path).expanduser().parent

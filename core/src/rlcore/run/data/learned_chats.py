@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
+from rlcore.images import content_fault, image_file, image_parts, images_of, shown_message
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import COMPLETION
@@ -54,7 +55,7 @@ def render_chats(
                 continue
             encoded = [_tokens(segment, tokenizer, eos) for segment in segments]
             if chats.limits.admits(number, "chat", max(len(tokens) for tokens, _ in encoded), LIMITS, max_tokens):
-                chats.keep(number, [tokens for tokens, _ in encoded])
+                chats.keep(number, [tokens for tokens, _ in encoded], [segment.images for segment in segments])
                 learned += [mask for _, mask in encoded]
                 counts.append(len(encoded))
     joined = chats.joined()
@@ -64,6 +65,7 @@ def render_chats(
         row_offsets=np.fromiter(accumulate(counts, initial=0), np.int64),
         rows=joined.rows,
         num_dropped=chats.limits.num_over,
+        images=chats.images,
     )
 
 
@@ -78,6 +80,8 @@ class _Segment:
     """What it reads between one turn and the next, one fewer than turns."""
     shown: str
     """All of it."""
+    images: tuple[bytes, ...] = ()
+    """What it shows, in order."""
 
 
 def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history: str) -> list[_Segment]:
@@ -96,7 +100,7 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 f"expected it to go on from {opened[-60:]!r}"
             )
         answer = _until_end(whole[len(opened) :].rstrip(), ends)  # white space behind it belongs to what follows
-        before = segments[-1] if segments else None
+        before, images = segments[-1] if segments else None, images_of(messages[:number])
         if before is not None and opened.startswith(before.shown):
             added = opened[len(before.shown) :]
             segments[-1] = _Segment(
@@ -104,15 +108,21 @@ def _segments(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig, history
                 said=[*before.said, answer],
                 between=[*before.between, added],
                 shown=f"{before.shown}{added}{answer}",
+                images=images,
             )
         elif before is None or history == "segment":
-            segments.append(_Segment(opening=opened, said=[answer], shown=opened + answer))
+            segments.append(_Segment(opening=opened, said=[answer], shown=opened + answer, images=images))
         else:
             raise spi.DataError(
                 f"the chat template rewrites what it had shown once message {number} is to be answered; expected it to add "
                 'only. Learn such chats in several sequences, each as the policy sees it, with rollout.history = "segment"'
             )
     return segments
+
+
+def _read(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A message's texts and images with the files of these, which are rendered more than once."""
+    return [{"type": "image", "image": image_file(part["image"])} if part["type"] == "image" else part for part in content]
 
 
 def _until_end(answer: str, ends: Sequence[str]) -> str:
@@ -132,12 +142,16 @@ def _messages(row: spi.Row, config: DatasetConfig) -> list[Mapping[str, Any]]:
     for number, message in enumerate(found):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise spi.DataError(f"message {number} is {message!r:.60}; expected one with role and content")
-        content = message.get("content")
+        content: Any = message.get("content")
         if content is None and message.get("tool_calls"):
             content = ""
-        if not isinstance(content, str):
-            raise spi.DataError(f"message {number} has {type(content).__name__} as its content; expected text")
-        if message["role"] == ASSISTANT and not content.strip() and not message.get("tool_calls"):
+        if fault := content_fault(content):
+            raise spi.DataError(f"message {number} has as its content {fault}")
+        is_answer, is_text = message["role"] == ASSISTANT, not image_parts(message)
+        if is_answer and not is_text:
+            raise spi.DataError(f"message {number}, the assistant's, has an image; expected text")
+        content = shown_message(dict(message) | {"content": content})["content"] if is_text else _read(content)
+        if is_answer and not content.strip() and not message.get("tool_calls"):
             raise spi.DataError(f"message {number}, the assistant's, is empty; expected an answer")
         # Arrow gives every message all fields that any of them has.
         messages.append({key: value for key, value in message.items() if value is not None} | {"content": content})

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
+from rlcore.images import image_parts, shown_message
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
 from rlcore.run.data.row_fields import prompt_fault
@@ -89,6 +90,7 @@ def _text_pair(prompt: Any, chosen: str, rejected: str, tokenizer: Tokenizer) ->
         raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
     _require_two(chosen, rejected)
     is_chat = not isinstance(prompt, str)
+    _require_text_alone(prompt if is_chat else ())
     text = tokenizer.render_chat(prompt) if is_chat else prompt
     return _Pair(prompt=text, chosen=chosen, rejected=rejected, is_chat=is_chat)
 
@@ -128,14 +130,23 @@ def _conversation(prompt: Any, messages: Any, side: str) -> list[Mapping[str, An
     """A whole conversation; DataError where it is none that ends with an answer."""
     if fault := prompt_fault(messages):
         raise spi.DataError(f"found {fault} as its {side} answer; expected text, or chat messages with role and content")
-    chat = list(messages)
+    _require_text_alone(messages)
+    chat: list[Mapping[str, Any]] = [shown_message(message) for message in messages]
     if prompt is not None and not isinstance(prompt, str):
         if fault := prompt_fault(prompt):
             raise spi.DataError(f"found {fault} as its prompt; expected text, or chat messages")
-        chat = chat if chat[: len(prompt)] == list(prompt) else [*prompt, *chat]
+        _require_text_alone(prompt)
+        before = [shown_message(message) for message in prompt]
+        chat = chat if chat[: len(before)] == before else [*before, *chat]
     if chat[-1]["role"] != "assistant":
         raise spi.DataError(f"the {side} messages end with one of {chat[-1]['role']!r}; expected the assistant's answer")
     return chat
+
+
+def _require_text_alone(messages: Sequence[Mapping[str, Any]]) -> None:
+    """DataError where messages have images."""
+    if any(map(image_parts, messages)):
+        raise spi.DataError("found images; expected text alone: preferences between answers to images cannot be learned")
 
 
 def _require_two(chosen: str, rejected: str) -> None:

@@ -7,6 +7,7 @@ from attrs import frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
+from rlcore.images import images_of
 from rlcore.run.data.datasets import row_name
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token
@@ -41,6 +42,11 @@ def encode_prompts(prompts: Sequence[spi.Observation], tokenizer: Tokenizer) -> 
         next(encoded) if text is not None else [] if prompt.tokens is None else prompt.tokens.tolist()
         for prompt, text in zip(prompts, texts, strict=True)
     ]
+
+
+def prompt_images(messages: str | Sequence[spi.Message] | None) -> tuple[bytes, ...]:
+    """The images of a prompt, in order; none of one that is no messages."""
+    return () if messages is None or isinstance(messages, str) else images_of(messages)
 
 
 def render_prompts(
@@ -79,19 +85,29 @@ def render_demonstrations(
     kept = KeptRows(key, config, rows)
     for start, chunk in kept.chunks():
         prompts = _prompt_tokens(rows, chunk, start, key, tokenizer, None)
+        images = [prompt_images(row[PROMPT]) for row in chunk]
         completions = tokenizer.encode_behind([_completion(rows, row, start + i, config, key) for i, row in enumerate(chunk)])
-        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), start=start):
+        most = (max_prompt_tokens, max_response_tokens)
+        for number, (prompt, completion, files) in enumerate(zip(prompts, completions, images, strict=True), start=start):
             response = completion if completion[-1:] == [eos] else [*completion, eos]
-            kept.keep_answers(number, prompt, [response], "completion", (max_prompt_tokens, max_response_tokens))
+            kept.keep_answers(number, prompt, [response], "completion", most, files)
     return kept.examples(answers=1)
 
 
 def _prompt_tokens(
     rows: Sequence[spi.Row], chunk: Sequence[spi.Row], start: int, key: str, tokenizer: Tokenizer, observe: Observe | None
 ) -> list[Sequence[int]]:
-    if observe is not None:
-        return encode_prompts(observe(chunk), tokenizer)
-    return encode_prompts([_row_prompt(rows, row, start + i, key) for i, row in enumerate(chunk)], tokenizer)
+    own = [] if observe is not None else [_row_prompt(rows, row, start + i, key) for i, row in enumerate(chunk)]
+    prompts = own if observe is None else observe(chunk)
+    try:
+        return encode_prompts(prompts, tokenizer)
+    except spi.DataError:
+        for number, prompt in enumerate(prompts, start=start):
+            try:
+                encode_prompts([prompt], tokenizer)
+            except spi.DataError as error:
+                raise spi.DataError(f"{key}: {row_name(rows, number)}: {error}") from error
+        raise
 
 
 def _row_prompt(rows: Sequence[spi.Row], row: spi.Row, number: int, key: str) -> spi.Observation:

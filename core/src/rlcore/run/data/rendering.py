@@ -164,6 +164,7 @@ class KeptRows:
         self._sequences: list[Sequence[int]] = []
         self._numbers: list[int] = []
         self._prompt_lengths: list[int] = []
+        self._images: list[tuple[bytes, ...]] = []
 
     def chunks(self) -> Iterator[tuple[int, list[spi.Row]]]:
         """The rows as by `chunks_of`. DataError at their end, where there are faults, or rows over a limit that the recipe
@@ -175,13 +176,20 @@ class KeptRows:
         self.faults.finish(len(self._rows))
         self.limits.finish(len(self._rows))
 
-    def keep(self, number: int, sequences: Sequence[Sequence[int]]) -> None:
-        """Keep a row's token sequences."""
+    def keep(self, number: int, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] = ()) -> None:
+        """Keep a row's token sequences, and the images of each where there are any."""
         self._sequences += sequences
         self._numbers.append(number)
+        self._images += images or [()] * len(sequences)
 
     def keep_answers(
-        self, number: int, prompt: Sequence[int], answers: Sequence[Sequence[int]], part: str, most: tuple[int, int]
+        self,
+        number: int,
+        prompt: Sequence[int],
+        answers: Sequence[Sequence[int]],
+        part: str,
+        most: tuple[int, int],
+        images: tuple[bytes, ...] = (),
     ) -> None:
         """Keep a row's answers, each behind its prompt, unless prompt or longest answer, which errors call `part`, have more
         tokens than `most` says of the two."""
@@ -189,12 +197,17 @@ class KeptRows:
         if self.limits.admits(number, "prompt", len(prompt), self.limits.of_prompts, most[0]) and self.limits.admits(
             number, part, longest, "rollout.max_response_tokens", most[1]
         ):
-            self.keep(number, [[*prompt, *answer] for answer in answers])
+            self.keep(number, [[*prompt, *answer] for answer in answers], [images] * len(answers))
             self._prompt_lengths += [len(prompt)] * len(answers)
 
     def joined(self) -> TokenPiece:
         """All that was kept."""
         return TokenPiece.join(self._pieces)
+
+    @property
+    def images(self) -> spi.Images | None:
+        """The images of each sequence that was kept; None where there are none."""
+        return tuple(self._images) if any(self._images) else None
 
     def examples(self, *, answers: int) -> Examples:
         """What was kept by `keep_answers`, so many of each row."""
@@ -205,4 +218,5 @@ class KeptRows:
             answers=answers,
             rows=joined.rows,
             num_dropped=self.limits.num_over,
+            images=self.images,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rlcore.images import content_fault
 from rlcore.schema.suggestions import nearest
 from rlcore.spi import DataError
 
@@ -27,7 +28,8 @@ def prompt_fault(value: object) -> str | None:
     for number, message in enumerate(value):
         if not isinstance(message, Mapping):
             return f"{type(message).__name__} as message {number}"
-        for name in ("role", "content"):
-            if not isinstance(message.get(name), str):
-                return f"message {number} whose {name!r} is {type(message.get(name)).__name__}, not text"
+        if not isinstance(message.get("role"), str):
+            return f"message {number} whose 'role' is {type(message.get('role')).__name__}, not text"
+        if fault := content_fault(message.get("content")):
+            return f"message {number} whose 'content' is {fault}"
     return None

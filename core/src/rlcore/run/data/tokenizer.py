@@ -1,6 +1,7 @@
 """Text to tokens and back: what the loop asks of a tokenizer, and the one that comes with a model directory."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +9,8 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from rlcore.config.model import RESERVED_TEMPLATE_ARGUMENTS, ModelConfig
-from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name
+from rlcore.images import Placeholders, image_token_id, load_image_processor, reads_images
+from rlcore.model_files import CONFIG_FILE, GENERATION_FILE, config_number, eos_token_ids, is_hub_name, read_object
 from rlcore.run.data.chat_template import ChatTemplate, reads
 from rlcore.spi import ConfigError, DataError, GenerateResult, ModelError, Problem
 from rlcore.spi.arrays import Int32Array
@@ -85,7 +87,19 @@ class PretrainedTokenizer:
 
     @_chat.default
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(backend=self.backend, variables=self.model.chat_template_kwargs)
+        variables = self.model.chat_template_kwargs
+        return ChatTemplate(backend=self.backend, variables=variables, placeholders=cache(self._placeholders))
+
+    def _placeholders(self) -> Placeholders | None:
+        """What puts placeholders for images into prompts, where the model reads images."""
+        config = model_file(self.model, CONFIG_FILE)
+        content = {} if config is None else read_object(config)
+        if isinstance(content, Problem) or not reads_images(content):
+            return None
+        token = self.show([image_token_id(content) or 0])
+        model = self.model
+        processor = load_image_processor(model.path, model.revision, trust_remote_code=model.trust_remote_code)
+        return Placeholders(processor=processor, token=token)
 
     @_space_before.default
     def _mark(self) -> str:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from rlcore.config.recipe import Recipe
 from rlcore.gpu import Device
+from rlcore.images import reads_images
+from rlcore.model_files import CONFIG_FILE, read_object
 from rlcore.registry.algorithm_handle import AlgorithmHandle
 from rlcore.registry.binding import build_algorithm
 from rlcore.registry.discovery import Entry, Registry
@@ -17,7 +20,7 @@ from rlcore.run.plan.channel import takes_weights
 from rlcore.run.plan.run_plan import RunPlan, dtype_of
 from rlcore.run.plan.sections import observer_options, plugin_config
 from rlcore.run.plan.truncation import mask_needs, replays_sampling_mask
-from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Role, capabilities
+from rlcore.spi import Algorithm, AlgorithmContext, DtypeName, PluginError, Problem, Role, capabilities
 
 
 def choose_plugins(recipe: Recipe, registry: Registry, device: Device, *, measures_own: bool = False) -> RunPlan:
@@ -116,7 +119,7 @@ def generator_needs(recipe: Recipe) -> dict[str, str]:
         needs[capabilities.STOP_STRINGS] = "rollout.stop_strings"
     if recipe.rollout.replay_routing:
         needs[capabilities.ROUTED_EXPERTS] = "rollout.replay_routing = true"
-    return needs | _adapter_needs(recipe)
+    return needs | _adapter_needs(recipe) | _image_needs(recipe)
 
 
 def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
@@ -152,7 +155,13 @@ def trainer_needs(recipe: Recipe, algorithm: Algorithm) -> dict[str, str]:
         needs[capabilities.ROUTING_REPLAY] = "rollout.replay_routing = true"
     if replays_sampling_mask(recipe, algorithm.needs):
         needs |= mask_needs(recipe, capabilities.SAMPLING_MASK_REPLAY)
-    return needs | _adapter_needs(recipe)
+    return needs | _adapter_needs(recipe) | _image_needs(recipe)
+
+
+def _image_needs(recipe: Recipe) -> dict[str, str]:
+    config = read_object(Path(recipe.model.path).expanduser() / CONFIG_FILE)
+    is_needed = not isinstance(config, Problem) and reads_images(config)
+    return {capabilities.IMAGES: f"the model {recipe.model.path} reads images"} if is_needed else {}
 
 
 def _adapter_needs(recipe: Recipe) -> dict[str, str]:

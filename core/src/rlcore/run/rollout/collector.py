@@ -111,6 +111,7 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
             },
             sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(groups), dtype=np.int32), self.samples_per_prompt)},
             sampling_mask=_sampling_mask(episodes, offsets) if self.sampling_mask else None,
+            images=tuple(one.images for one in episodes) if any(one.images for one in episodes) else None,
         )
         rewards = np.array([episode.reward for episode in episodes], np.float64)
         return CollectedRollouts(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcore.images import image_parts
 from rlcore.run.data.row_fields import prompt_fault
 from rlcore.run.rollout.episode_failure import shown
 from rlcore.spi import ContractError, EpisodeResult, Observation, ResetResult, RewardError, StepResult
@@ -41,6 +42,8 @@ def check_step(result: Any, vocab_size: int | None) -> StepResult:
         _check_observation(result.observation, vocab_size)
         if result.observation.tools:
             raise ContractError("returned an observation with tools; expected them at reset, where the episode begins")
+        if any(map(image_parts, result.observation.messages or ())):
+            raise ContractError("returned an observation with images; expected them at reset, where the episode begins")
     _check_components(result.reward_components)
     _check_metrics(result.metrics)
     return result

@@ -30,6 +30,8 @@ class Episode:
     """Most tokens of one turn, where the budget is larger."""
     tools: Sequence[Tool] = ()
     """What the policy may call."""
+    images: tuple[bytes, ...] = ()
+    """What its prompt shows."""
     valid: bool = True
     """False where its environment failed."""
     turn: int = 0
@@ -184,6 +186,8 @@ class EpisodeGroup:
     """What the environment began with; None before, and where that failed."""
     prompt: Int32Array = field(factory=lambda: _NO_TOKENS)
     """int32 [length]; of a group whose environment failed, one token in place of it."""
+    images: tuple[bytes, ...] = ()
+    """What the prompt shows, in order."""
     is_left_out: bool = False
     """Whether its row's prompt is over the limit, and no other takes its place."""
     episodes: list[Episode] = field(factory=list)
@@ -204,9 +208,10 @@ class EpisodeGroup:
         group_size: int,
         budget: int,
         max_turn_tokens: int | None = None,
+        images: tuple[bytes, ...] = (),
     ) -> None:
         """Begin the episodes after a prompt; with none to answer where the environment failed."""
-        self.prompt, self.reset, self.max_turn_tokens = prompt, reset, max_turn_tokens
+        self.prompt, self.reset, self.max_turn_tokens, self.images = prompt, reset, max_turn_tokens, images
         first = self.number * group_size
         self.episodes = [self._episode(number, budget) for number in range(first, first + group_size)]
 
@@ -250,6 +255,7 @@ class EpisodeGroup:
             budget=budget,
             max_turn_tokens=self.max_turn_tokens,
             tools=() if self.reset is None else self.reset.observation.tools,
+            images=self.images,
             valid=not failed,
             ended=failed,
         )

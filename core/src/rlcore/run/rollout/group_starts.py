@@ -6,7 +6,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore.chat.tool_calls import FORMS
-from rlcore.run.data.prompts import encode_prompts
+from rlcore.run.data.prompts import encode_prompts, prompt_images
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.rollout.environment_calls import EnvironmentCalls
 from rlcore.run.rollout.environment_runner import EpisodeRunner
@@ -125,7 +125,8 @@ class GroupStarts:
             if reset.observation.tools and not turns.reads_calls:
                 raise _no_parser()
             prompt = np.asarray(tokens, np.int32)
-            group.begin(prompt, reset, options.group_size, options.max_response_tokens, options.max_turn_tokens)
+            images = prompt_images(reset.observation.messages)
+            group.begin(prompt, reset, options.group_size, options.max_response_tokens, options.max_turn_tokens, images)
             if turns.conversations is not None:
                 turns.conversations.begin([episode.number for episode in group.episodes], reset.observation)
             cohort = self._beginning.pop(group.number)[1]

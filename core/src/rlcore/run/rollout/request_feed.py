@@ -34,6 +34,8 @@ class Wanted:
     """Whether its episode has said something before."""
     conversation: int = -1
     """GenerateRequest.conversations of it."""
+    images: tuple[bytes, ...] = ()
+    """What the prompt shows; the same of all samples that share one."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -179,6 +181,7 @@ class RequestFeed:
         prompts = [shared[0].prompt for shared in samples]
         self._taken.append(_Request(self._num_samples, list(flat), len(flat)))
         self._num_samples += len(flat)
+        images = tuple(shared[0].images for shared in samples)
         conversations = np.array([wanted.conversation for wanted in flat], np.int64)
         return GenerateRequest(
             prompts=RaggedTokens(tokens=np.concatenate(prompts), offsets=offsets_of([len(prompt) for prompt in prompts])),
@@ -190,6 +193,7 @@ class RequestFeed:
             routed_experts=flat[0].routed_experts,
             sampling_mask=flat[0].sampling_mask,
             conversations=conversations if (conversations >= 0).any() else None,
+            images=images if any(images) else None,
         )
 
     def _claim(self, samples: Int64Array) -> list[Wanted]:

@@ -258,6 +258,7 @@ class Turns:
                 routed_experts=self._options.routed_experts,
                 sampling_mask=self._options.sampling_mask,
                 goes_on=episode.num_generated > 0,
+                images=episode.images,
             )
             for episode in episodes
         ]

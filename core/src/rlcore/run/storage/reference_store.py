@@ -80,7 +80,7 @@ class ReferenceStore:
         """float32 [T]: what is kept of a batch's sequences. Of the others it is what `compute` returns for their numbers, int64
         [M], which is float32 [T] too and kept from now on."""
         sequences = [slice(*bounds) for bounds in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True)]
-        keys = [hashlib.blake2b(batch.tokens[tokens].tobytes(), digest_size=16).digest() for tokens in sequences]
+        keys = [_key(batch, number, tokens) for number, tokens in enumerate(sequences)]
         with _storage_errors(self._path):
             found = {
                 key: value
@@ -103,6 +103,14 @@ class ReferenceStore:
         if row is None or len(row[0]) != 4 * length or zlib.crc32(row[0]) != row[1]:
             return None
         return np.frombuffer(row[0], np.float32)
+
+
+def _key(batch: TokenBatch, number: int, tokens: slice) -> bytes:
+    """What a sequence is found by: its tokens, and the images that it reads."""
+    digest = hashlib.blake2b(batch.tokens[tokens].tobytes(), digest_size=16)
+    for file in () if batch.images is None else batch.images[number]:
+        digest.update(hashlib.sha256(file).digest())
+    return digest.digest()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

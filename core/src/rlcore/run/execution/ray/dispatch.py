@@ -12,6 +12,7 @@ from rlcore.spi import (
     ROUTED_EXPERTS,
     GenerateRequest,
     GenerateResult,
+    Images,
     RaggedTokens,
     RoutedExperts,
     SamplingMask,
@@ -33,6 +34,7 @@ class RankPart:
     bounds: Int64Array
     """int64 [M+1]: microbatch m is the sequences bounds[m] to bounds[m+1]."""
     sampling_mask: SamplingMask | None
+    images: Images | None
 
     @classmethod
     def of(cls, batch: TokenBatch, bounds: Int64Array) -> "RankPart":
@@ -48,6 +50,7 @@ class RankPart:
             sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},
             bounds=bounds - bounds[0],
             sampling_mask=_part_of(batch.sampling_mask, tokens),
+            images=None if batch.images is None else batch.images[sequences],
         )
 
     def microbatches(self) -> tuple[TokenBatch, ...]:
@@ -64,6 +67,7 @@ class RankPart:
             token_columns={name: column[tokens] for name, column in self.token_columns.items()},
             sequence_columns={name: column[start:end] for name, column in self.sequence_columns.items()},
             sampling_mask=_part_of(self.sampling_mask, tokens),
+            images=None if self.images is None else self.images[start:end],
         )
 
 
@@ -135,6 +139,7 @@ def request_for(request: GenerateRequest, prompts: Int64Array) -> GenerateReques
         seeds=request.seeds[samples],
         max_tokens=request.max_tokens[samples],
         conversations=None if request.conversations is None else request.conversations[samples],
+        images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
     )
 
 

@@ -1,0 +1,149 @@
+"""Images in chat messages: their files, and how many tokens of a prompt stand for each.
+
+Importing this file imports neither Pillow nor transformers.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from rlcore.spi.errors import DataError, ModelError, Problem
+
+INSTALL = "Install what reads them: pip install 'rlcore[images]'"
+
+
+def reads_images(config: Mapping[str, Any]) -> bool:
+    """Whether the model with this config.json reads images besides text."""
+    return bool(config.get("vision_config")) and image_token_id(config) is not None
+
+
+def image_token_id(config: Mapping[str, Any]) -> int | None:
+    """The token that stands for a part of an image; None where config.json names none."""
+    number = config.get("image_token_id")
+    return number if type(number) is int else None
+
+
+def image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The images among what a message holds, {"type": "image", "image": …} each."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else ()
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == "image"]
+
+
+def content_fault(content: object) -> str | None:
+    """What keeps `content` from being a message's, text or a list of texts and images; None where nothing does."""
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, list | tuple):
+        return f"{type(content).__name__}, not text"
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "image"):
+            return f'a list with {part!r:.60} as part {number}, not {{"type": "text" | "image", …}}'
+        if kind == "text" and not isinstance(part.get("text"), str):
+            return f"a list whose part {number} has {type(part.get('text')).__name__} as its text"
+        if kind == "image" and part.get("image") is None:
+            return f"a list whose part {number} is an image without a file"
+    return None
+
+
+def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as a chat template takes it: texts alone are one text, and images are named without their files."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    if not image_parts(message):
+        return {**message, "content": "".join(part["text"] for part in content)}
+    shown = [{"type": "image"} if part["type"] == "image" else {"type": "text", "text": part["text"]} for part in content]
+    return {**message, "content": shown}
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    """The files of all images in messages, in order. DataError where one cannot be read."""
+    return tuple(image_file(part.get("image")) for message in messages for part in image_parts(message))
+
+
+def image_file(value: object) -> bytes:
+    """An encoded image: bytes as they are, the content of a path, `bytes` or `path` of a record as data sets have it, or what
+    Pillow has decoded, as PNG. DataError where it is none of these, or there is no such file."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | Path):
+        try:
+            return Path(value).expanduser().read_bytes()
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise DataError(f"the image {value} cannot be read: {reason}; expected a file") from error
+    if not hasattr(value, "save"):
+        raise DataError(f"found {type(value).__name__} as an image; expected a path, bytes, or an image of Pillow")
+    buffer = io.BytesIO()
+    value.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def decode_image(file: bytes) -> Any:
+    """The Pillow image in RGB. DataError where the file is none, is damaged, or unpacks to more pixels than Pillow trusts."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"found images, and no usable Pillow ({error}). {INSTALL}") from error
+    try:
+        return Image.open(io.BytesIO(file)).convert("RGB")
+    except Image.DecompressionBombError as error:
+        raise DataError(f"an image of {len(file):,} bytes is too large: {error}. Scale it down") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{len(file):,} bytes that begin {file[:8]!r} are no image that Pillow reads: {error}") from error
+
+
+def load_image_processor(path: str, revision: str | None, *, trust_remote_code: bool) -> Any:
+    """The image processor of transformers that belongs to a model. ModelError where there is none that says how many patches
+    an image has."""
+    from transformers import AutoImageProcessor
+
+    found = ""
+    try:
+        processor = AutoImageProcessor.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        if hasattr(processor, "get_number_of_image_patches") and hasattr(processor, "merge_size"):
+            return processor
+        found = f"{type(processor).__name__}, which does not say how many patches an image has"
+    except Exception as error:  # OSError, ValueError, ImportError, KeyError, by what is missing
+        found = f"no image processor that loads ({str(error).strip().splitlines()[0]:.200})"
+    expected = "preprocessor_config.json of a model such as Qwen2.5-VL, and Pillow"
+    raise ModelError([Problem(path=path, found=found, expected=expected, remedy=INSTALL)])
+
+
+@frozen(kw_only=True, eq=False)
+class Placeholders:
+    """Puts as many placeholders into a rendered prompt as the model has tokens for its images."""
+
+    processor: Any
+    """The image processor of transformers."""
+    token: str
+    """The text of a placeholder."""
+
+    def num_tokens(self, file: bytes) -> int:
+        """How many tokens stand for an image: that of its patches, as the processor scales it, divided by those that are
+        merged. DataError where it cannot be decoded or scaled."""
+        image = decode_image(file)
+        try:
+            patches = self.processor.get_number_of_image_patches(image.height, image.width, {})
+        except ValueError as error:
+            raise DataError(f"an image of {image.width} x {image.height} pixels cannot be scaled: {error}") from error
+        return int(patches) // int(self.processor.merge_size) ** 2
+
+    def expanded(self, text: str, files: Sequence[bytes]) -> str:
+        """A rendered prompt, whose template shows one placeholder an image, with those that the model reads. DataError where
+        there are not as many of them as images."""
+        pieces = text.split(self.token)
+        if len(pieces) - 1 != len(files):
+            raise DataError(
+                f"found {len(pieces) - 1} placeholders {self.token!r} for {len(files)} images; expected one for each, by the "
+                "chat template, and none in the text of messages"
+            )
+        shown = [self.token * self.num_tokens(file) for file in files]
+        return "".join(piece + more for piece, more in zip(pieces, [*shown, ""], strict=True))

@@ -1,0 +1,80 @@
+"""Pixels, places and positions of images in packed sequences."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rlcore.images import load_image_processor
+from rlcore.spi import ContractError, ModelSpec
+from rlcore.testing.image_models import make_image_model
+from rlcore_torchkit.attention import PackedSequences
+from rlcore_torchkit.image_forward import freeze_vision, patch_any_decoder, pixels_of, place_images
+from rlcore_torchkit.logprobs import packed_logprobs
+from rlcore_torchkit.models import load_model
+
+
+def png(width, height, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return ModelSpec(path=str(make_image_model(tmp_path_factory.mktemp("images") / "model", "qwen3_vl")))
+
+
+@pytest.fixture
+def model(spec):
+    return load_model(spec, dtype=torch.float32, any_decoder=True)
+
+
+@pytest.fixture(scope="module")
+def processor(spec):
+    return load_image_processor(spec.path, None, trust_remote_code=False)
+
+
+def test_an_image_that_occurs_again_has_the_same_pixels(processor):
+    files = [png(16, 8), png(8, 24, seed=1), png(16, 8)]
+    pixels, grids = pixels_of(processor, files)
+    assert grids.tolist() == [[1, 2, 4], [1, 6, 2], [1, 2, 4]]
+    alone = [pixels_of(processor, [file])[0] for file in files]
+    assert torch.equal(pixels, torch.cat(alone))
+
+
+def test_places_and_positions_of_each_sequence(model):
+    """The rotary positions of arXiv:2409.12191, 2.1: text counts on, an image has one time, its rows and its columns, and what
+    follows goes on behind the largest of them."""
+    pad = model.config.image_token_id
+    grids = torch.tensor([[1, 4, 6]])  # 2 x 3 tokens
+    first, second = [5, pad, pad, pad, pad, pad, pad, 6, pad], [7, pad, 8]
+    packed = PackedSequences.from_offsets(np.array([0, 9, 12]), torch.device("cpu"))
+    places, positions = place_images(model, torch.tensor([*first, *second]), packed, [1, 0], grids)
+    assert places.nonzero()[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert positions[:, 0].tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 0, 1, 2],
+        [0, 1, 1, 1, 2, 2, 2, 4, 5, 0, 1, 2],
+        [0, 1, 2, 3, 1, 2, 3, 4, 5, 0, 1, 2],
+    ]
+    with pytest.raises(ContractError, match="expected 6"):
+        place_images(model, torch.tensor([*first, *second]), packed, [0, 1], grids)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_vision_tower_gets_gradients_where_it_trains(frozen, model, spec):
+    if frozen:
+        freeze_vision(model)
+    patch_any_decoder(model, spec)
+    packed = PackedSequences.from_offsets(np.array([0, 4]), torch.device("cpu"))
+    logprobs, _ = packed_logprobs(model, torch.tensor([5, 6, 7, 8]), packed, temperature=1.0)
+    logprobs.sum().backward()  # no image: zeros, which ranks that have some can be added to
+    found = {name: p.grad for name, p in model.named_parameters() if "visual" in name}
+    assert len(found) > 10
+    if frozen:
+        assert set(found.values()) == {None}
+    else:
+        assert all(not gradient.any() for gradient in found.values())
