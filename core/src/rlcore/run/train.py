@@ -168,8 +168,12 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             residency.to_training()  # what is loaded has to be somewhere
         position = restore(saver, algorithm, checkpoint, initial_state=run.initial_state, allow_changes=run.allow_changes)
         directory.begin(prepared, position.step)
-    with open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store:
-        source = inputs.source(prepared, generator, run.clock, progress, run.replayed)
+    with (
+        open_reference_store(prepared, directory.path, saver.reference or saver.model, progress.note) as reference_store,
+        Reference.opened(backends, prepared.reference_keeps) as reference,
+    ):
+        on_tokens = None if reference.ahead is None else reference.ahead.add
+        source = inputs.source(prepared, generator, run.clock, progress, run.replayed, on_tokens)
         source.begin(position.step, read_rollouts(checkpoint) if resume and checkpoint is not None else None)
         loop = Loop(
             recipe=recipe,
@@ -189,7 +193,7 @@ def _run_once(run: _Run, backends: Backends, resume: bool, checkpoint: Path | No
             held_out=None
             if inputs.held_out is None
             else HeldOutExamples.of(inputs.held_out, inputs.measured, algorithm, backends, inputs.measured_sets),
-            reference=Reference.of(backends),
+            reference=reference,
             reference_store=reference_store,
         )
         run.clock.totals.setdefault("setup", time.perf_counter() - run.start)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -36,7 +36,7 @@ from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource, Source
 from rlcore.spi import DataError, Row
-from rlcore.spi.arrays import Int64Array
+from rlcore.spi.arrays import Int32Array, Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -89,8 +89,10 @@ class Inputs:
         clock: PhaseClock,
         progress: Progress,
         replayed: RecordedSchedule | None = None,
+        on_tokens: Callable[[Int32Array], None] | None = None,
     ) -> Source:
-        """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts."""
+        """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts.
+        `on_tokens` is called with the tokens of each sample as soon as they are all there, in any thread."""
         recipe = plan.recipe
         if self.examples is not None:
             return ExampleSource(examples=self.examples, stream=self.stream)
@@ -106,6 +108,7 @@ class Inputs:
             clock,
             progress,
             sampling_mask=replays_sampling_mask(recipe, plan.algorithm.needs),
+            on_tokens=on_tokens,
         )
         weight = recipe.data.zero_variance_weight
         return RolloutSource(

@@ -18,6 +18,7 @@ from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
 from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.run.plan.truncation import replays_sampling_mask
 
 
 @frozen(kw_only=True, eq=False)
@@ -94,6 +95,15 @@ class RunPlan:
         """Whether the reference has devices of its own."""
         cluster = self.recipe.cluster
         return self.algorithm.needs.reference_logprobs and cluster is not None and cluster.reference_gpus_per_node > 0
+
+    @property
+    def reference_keeps(self) -> int | None:
+        """How many batches a sequence stays known for where the reference is asked while samples come in; None where it is
+        asked once they are there: by the trainer's own ranks, or with what the samples were chosen among."""
+        needs = self.algorithm.needs
+        if not self.reference_is_apart or needs.source != "rollouts" or replays_sampling_mask(self.recipe, needs):
+            return None
+        return self.recipe.async_.max_staleness + 1
 
     @property
     def critic(self) -> spi.ModelSpec | None:

@@ -1,5 +1,6 @@
 """What a recipe's sections come to: what samples the prompts of a data set, and the rules of the schedule."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rlcore.chat.tool_calls import ToolParser
@@ -17,6 +18,7 @@ from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_collector import StepCollector
 from rlcore.spi import SamplingParams
+from rlcore.spi.arrays import Int32Array
 
 
 def collector_of(
@@ -30,9 +32,11 @@ def collector_of(
     progress: Progress,
     *,
     sampling_mask: bool = False,
+    on_tokens: Callable[[Int32Array], None] | None = None,
 ) -> StepCollector[Any]:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
-    `sampling_mask` the batch says what the generator chose each token among."""
+    `sampling_mask` the batch says what the generator chose each token among. `on_tokens` is called with the tokens of each
+    sample that no agent made, as soon as they are all there."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids
@@ -88,6 +92,7 @@ def collector_of(
         is_mixed=data.mix is not None,
         routed_experts=rollout.replay_routing and trains,
         sampling_mask=sampling_mask,
+        on_tokens=on_tokens,
         clock=clock,
         progress=progress,
     )

@@ -28,6 +28,7 @@ from rlcore.run.rollout.polling_feed import PollingFeed
 from rlcore.run.rollout.request_feed import Sampled, Wanted
 from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
+from rlcore.spi.arrays import Int32Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,6 +47,9 @@ class TurnOptions:
     """Whether the generator is to say which experts it sent each token to."""
     sampling_mask: bool = False
     """Whether it is to say what each token was chosen among."""
+    on_tokens: Callable[[Int32Array], None] | None = None
+    """Called on the event loop with the tokens of each episode, int32 [length], as soon as none can follow: of a single turn
+    before its environment has answered."""
 
 
 class Turns:
@@ -162,6 +166,8 @@ class Turns:
     def _end(self, episode: Episode) -> None:
         episode.ended = True
         self._open.pop(episode.number, None)
+        if self._options.on_tokens is not None and self._options.max_turns > 1:
+            self._options.on_tokens(episode.context())
         self._on_ended(episode)
 
     def _lose(self, episode: Episode, reason: str) -> None:
@@ -178,6 +184,8 @@ class Turns:
             last = int(sampled.tokens[-1]) if len(sampled.tokens) else None
             self.conversations.add_turn(episode.number, text, last)
         self.lanes.add(self._answer, episode, episode.number)
+        if self._options.on_tokens is not None and self._options.max_turns == 1:
+            self._options.on_tokens(episode.context())
 
     def _calls_in(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[str, Sequence[ToolCall]]:
         """The text of a turn without its calls of tools, and these. Some forms have special tokens in them."""

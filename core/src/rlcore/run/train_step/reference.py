@@ -1,9 +1,14 @@
 """The frozen model that an algorithm compares the policy with, wherever it is."""
 
-from attrs import frozen
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.run.protocols import Backends, TrainerGroup
+from rlcore.run.train_step.reference_ahead import ReferenceAhead
 from rlcore.spi.arrays import Float32Array, Int64Array
 
 
@@ -15,13 +20,32 @@ class Reference:
     group: TrainerGroup
     is_apart: bool
     """Whether it has devices of its own: its version is then 0 for ever."""
+    ahead: ReferenceAhead | None = None
+    """What asks it while samples come in; None where it is asked when the trainer would be."""
 
     @classmethod
     def of(cls, backends: Backends) -> "Reference":
         """The reference of a run's backends."""
         return cls(group=backends.reference or backends.trainer, is_apart=backends.reference is not None)
 
+    @classmethod
+    @contextmanager
+    def opened(cls, backends: Backends, keeps: int | None) -> Iterator["Reference"]:
+        """The reference of a run's backends, which is asked ahead unless `keeps`, as of ReferenceAhead, is None."""
+        reference = cls.of(backends)
+        if keeps is None:
+            yield reference
+            return
+
+        def compute(batch: spi.TokenBatch) -> Float32Array:
+            return reference.logprobs(batch, np.arange(batch.num_sequences), 0)
+
+        with closing(ReferenceAhead(compute, keeps=keeps)) as ahead:
+            yield evolve(reference, ahead=ahead)
+
     def logprobs(self, batch: spi.TokenBatch, sequences: Int64Array, weight_version: int) -> Float32Array:
         """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. `weight_version` is
         the policy's."""
+        if self.ahead is not None:
+            return self.ahead.logprobs(batch, sequences)
         return self.group.logprobs(batch, sequences, "reference", 0 if self.is_apart else weight_version)
