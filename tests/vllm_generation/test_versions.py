@@ -1,5 +1,6 @@
 """What differs between versions of vLLM: each branch that can run without a GPU."""
 
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -224,3 +225,24 @@ def test_experts_are_reported_with_and_without_a_part_of_their_name():
         "layers.0.experts.routed_experts.w2_weight"
     }
     assert versions.without_weights(parameters, parameters - {"norm.weight"}) == {"norm.weight"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "given", "expected"), [(90, None, "0"), (90, "1", "1"), (100, None, None), (89, None, None)]
+)
+def test_scales_of_blocks_are_exact_where_products_take_any(capability, given, expected, monkeypatch):
+    from vllm import envs, platforms
+    from vllm.platforms.interface import DeviceCapability, Platform
+
+    class Gpu(Platform):
+        @classmethod
+        def get_device_capability(cls, device_id=0):
+            return DeviceCapability(*divmod(capability, 10))
+
+    monkeypatch.setattr(platforms, "_current_platform", Gpu())
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM_E8M0", given or "")
+    if given is None:
+        monkeypatch.delenv("VLLM_USE_DEEP_GEMM_E8M0")
+    versions.keep_scales_exact()
+    assert os.environ.get("VLLM_USE_DEEP_GEMM_E8M0") == expected
+    assert envs.VLLM_USE_DEEP_GEMM_E8M0 is (expected != "0")

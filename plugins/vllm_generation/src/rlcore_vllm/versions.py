@@ -216,6 +216,15 @@ def keeps_checkpoint_form(quant_method: Any) -> bool:
     return type(quant_method) in {UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
 
 
+def keep_scales_exact() -> None:
+    """On Hopper, whose products with DeepGEMM take scales of any size, vLLM rounds those of blocks up to powers of two and the
+    weights a second time, unless it is told otherwise."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_device_capability_family(90):
+        os.environ.setdefault("VLLM_USE_DEEP_GEMM_E8M0", "0")
+
+
 def put_to_sleep(executor: Any, tags: set[str], discard_weights: bool) -> None:
     """Free at least the memory of these tags ("weights", "kv_cache"); weights are copied to the host unless discarded.
 

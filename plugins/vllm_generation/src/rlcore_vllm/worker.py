@@ -18,6 +18,7 @@ from rlcore_vllm.weight_transfer import RlcoreWeightTransferEngine, register
 register()
 if current_platform.is_cpu():
     versions.wait_without_spinning()
+versions.keep_scales_exact()
 # Multicast over NVLink is left off: where fabric and driver disagree about it, communicators hang.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
