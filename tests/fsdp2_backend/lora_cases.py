@@ -56,12 +56,18 @@ def prepare(root: Path) -> None:
     """Models, adapters to begin with, and what plain transformers makes of these."""
     for name in ARCHITECTURES:
         layers = 4 if name == "qwen2" else 2
-        model = make_model(root / "models" / name, name, tied=name != "qwen3_moe", num_layers=layers, alphabet=ALPHABET)
-        reference = LoraReference(model, write_adapter(root / f"{name}-adapter", model))
-        for batch in BATCHES:
-            reference.step(batch)
-        save_file({key: tensor.contiguous() for key, tensor in reference.adapters().items()}, root / f"{name}.safetensors")
-        save_file({f"{key}.weight": tensor for key, tensor in reference.merged().items()}, root / f"{name}-merged.safetensors")
+        make_model(root / "models" / name, name, tied=name != "qwen3_moe", num_layers=layers, alphabet=ALPHABET)
+        prepare_adapters(root, name)
+
+
+def prepare_adapters(root: Path, name: str) -> None:
+    """Adapters for a model of that name, and what plain transformers makes of them."""
+    model = root / "models" / name
+    reference = LoraReference(model, write_adapter(root / f"{name}-adapter", model))
+    for batch in BATCHES:
+        reference.step(batch)
+    save_file({key: tensor.contiguous() for key, tensor in reference.adapters().items()}, root / f"{name}.safetensors")
+    save_file({f"{key}.weight": tensor for key, tensor in reference.merged().items()}, root / f"{name}-merged.safetensors")
 
 
 def results_of(root: Path, run: Callable[..., None]) -> Callable[[int], list[dict[str, str]]]:

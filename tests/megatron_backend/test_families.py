@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lora_support import linear_names
 from megatron_families import FAMILIES, make_own
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,6 +18,7 @@ from rlcore_megatron.models import architecture_of, dims_of, find_family, load_c
 from rlcore_megatron.stages import layers_of_stages
 from rlcore_megatron.weight_mapping import Names
 from rlcore_torchkit.decoders import described_family
+from rlcore_torchkit.lora_targets import linear_layers
 
 ONE = MegatronConfig(tensor_parallel=1, expert_parallel=1, context_parallel=1, pipeline_parallel=1)
 
@@ -192,8 +194,17 @@ def test_quantised_weights_are_refused(models: Path, tmp_path: Path) -> None:
     assert found(directory) == ["config.json: weights quantised by fp8"]
 
 
-def test_adapters_beside_latent_attention_are_refused(models: Path) -> None:
-    assert found(models / "deepseek_v3", lora=LoraSpec(rank=4)) == ["lora: the section, with model_type deepseek_v3"]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_are_beside_all_linear_layers(models: Path, name: str) -> None:
+    """Those of transformers' model but the head, as PEFT counts them; a target that is none is named."""
+    config = AutoConfig.from_pretrained(models / name)
+    expected = linear_names(models / name)
+    found_layers = linear_layers(architecture_of(config), dims_of(config))
+    assert found_layers == expected
+    assert list(found_layers) == list(expected), "another order"
+    assert found(models / name, lora=LoraSpec(rank=4)) == []
+    (problem,) = found(models / name, lora=LoraSpec(targets=("gate",)))
+    assert problem.startswith('lora.targets: "gate"')
 
 
 def test_sixty_one_layers_are_planned() -> None:

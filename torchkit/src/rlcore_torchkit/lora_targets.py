@@ -8,7 +8,8 @@ from rlcore.spi.context import CheckContext
 from rlcore.spi.errors import Problem
 from rlcore.spi.lora import ALL_LINEAR, LoraSpec
 from rlcore_torchkit.architectures.architecture import Architecture
-from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.architectures.dims import LatentDims, ModelDims
+from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.model_check import config_file, model_config
 from rlcore_torchkit.peft_check import adapter_problems
@@ -22,21 +23,44 @@ Shape = tuple[int, int]
 
 def linear_layers(family: Architecture, dims: ModelDims) -> dict[str, Shape]:
     """Hugging Face name to shape of every linear layer in the decoder's layers, in their order."""
-    names, hidden = family.modules, dims.hidden_size
-    heads, key_heads = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
-    attention = {
+    names = family.modules
+    attention = _attention(names, dims) if dims.latent is None else _latent_attention(names, dims, dims.latent)
+    mlp = _gated(names, names.mlp, (dims.intermediate_size, dims.hidden_size))
+    shared = _gated(names, names.shared_expert, (dims.shared_intermediate_size, dims.hidden_size))
+    of_all_tokens = shared if dims.shared_intermediate_size else {}
+    return {
+        f"{names.layers}.{layer}.{name}": shape
+        for layer, has_experts in enumerate(dims.has_experts)
+        for name, shape in (attention | (of_all_tokens if has_experts else mlp)).items()
+    }
+
+
+def _attention(names: ModuleNames, dims: ModelDims) -> dict[str, Shape]:
+    heads, key_heads, hidden = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim, dims.hidden_size
+    return {
         names.query: (heads, hidden),
         names.key: (key_heads, hidden),
         names.value: (key_heads, hidden),
         names.output: (hidden, heads),
     }
-    wide = (dims.intermediate_size, hidden)
-    mlp = {f"{names.mlp}.{names.gate}": wide, f"{names.mlp}.{names.up}": wide, f"{names.mlp}.{names.down}": wide[::-1]}
-    return {
-        f"{names.layers}.{layer}.{name}": shape
-        for layer, has_experts in enumerate(dims.has_experts)
-        for name, shape in (attention if has_experts else attention | mlp).items()
+
+
+def _latent_attention(names: ModuleNames, dims: ModelDims, latent: LatentDims) -> dict[str, Shape]:
+    heads, hidden = dims.num_heads, dims.hidden_size
+    if latent.query_rank is None:
+        queries = {names.query: (heads * latent.key_width, hidden)}
+    else:
+        rank = latent.query_rank
+        queries = {names.query_down: (rank, hidden), names.query_up: (heads * latent.key_width, rank)}
+    return queries | {
+        names.key_value_down: (latent.key_rank + latent.rotary_width, hidden),
+        names.key_value_up: (heads * (latent.plain_width + latent.value_width), latent.key_rank),
+        names.output: (hidden, heads * latent.value_width),
     }
+
+
+def _gated(names: ModuleNames, name: str, shape: Shape) -> dict[str, Shape]:
+    return {f"{name}.{names.gate}": shape, f"{name}.{names.up}": shape, f"{name}.{names.down}": shape[::-1]}
 
 
 def is_target(name: str, target: str) -> bool:

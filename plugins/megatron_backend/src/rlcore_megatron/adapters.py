@@ -76,7 +76,7 @@ class Adapters(nn.Module):
         return merged(share.reshape(-1, share.shape[-1]), a, b, self.spec.scale).view(share.shape)
 
     def forward_hook(self, source: Source, size: int, layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:
-        """The layer's output [T, 1, O] with the adapters' added, and its bias."""
+        """The layer's output [T, 1, O] or [T, O] with the adapters' added, and its bias."""
         if not self.on:
             return output
         states, (result, bias) = inputs[0], output
@@ -106,7 +106,9 @@ class Adapters(nn.Module):
             if factors is not None
         ]
         low = torch.cat(products, -1)
-        if self._sequence_parallel:
+        if source.tensors[0].tp_dim is None:
+            pass  # each rank has all outputs, of its own tokens
+        elif self._sequence_parallel:
             low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self._group)
         elif self._group.size() > 1:
             low = copy_to_tensor_model_parallel_region(low, group=self._group)
@@ -118,11 +120,11 @@ class Adapters(nn.Module):
         return torch.cat(parts, -1).flatten(-2)
 
     def _dropped(self, weight: HfTensor, states: Tensor, first_column: int | None = None) -> Tensor:
-        """The layer's inputs [T, 1, I'] with those that are dropped set to zero. Where they are not divided by columns, from
-        `first_column` on, sequence parallelism divides them by tokens."""
+        """The layer's inputs [T, 1, I'] or [T, I'] with those that are dropped set to zero. Where they are not divided by
+        columns, from `first_column` on, sequence parallelism divides them by tokens."""
         if self.dropout is None:
             return states
-        rows, by_tokens = states.squeeze(1), self._sequence_parallel and first_column is None
+        rows, by_tokens = states.flatten(0, -2), self._sequence_parallel and first_column is None
         kept = self.dropout.kept(
             weight.name.removesuffix(".weight"),
             rows,
@@ -131,7 +133,7 @@ class Adapters(nn.Module):
             first_row=len(rows) * self._group.rank() if by_tokens else 0,
             first_column=first_column or 0,
         )
-        return states * kept[:, None]
+        return states * kept.view_as(states)
 
     def sharded_state_dict(
         self,
@@ -157,7 +159,7 @@ def attach(
     begins with some, these whole and on the host. ConfigError where the model has no layer that is a target."""
     assert context.lora is not None
     family, dims, names = architecture_of(hf), dims_of(hf), Names.of(hf)
-    problems = list(family.adapter_problems()) or list(target_problems(linear_layers(family, dims), context.lora))
+    problems = list(target_problems(linear_layers(family, dims), context.lora))
     if problems:
         raise ConfigError(problems)
     layers = adapted_layers(family, dims, context.lora)

@@ -13,7 +13,6 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
@@ -41,7 +40,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
-    lora = list(_lora_problems(context, config, model))
+    lora = list(_lora_problems(context, config))
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     if context.lora is not None and not config.transformer_engine:
         config = evolve(config, transformer_engine=False)
@@ -74,10 +73,8 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
         yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
-def _lora_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    family = None if model is None or context.lora is None else find_family(model, str(config_file(context)))
-    refused = list(family.adapter_problems()) if isinstance(family, MegatronFamily) else []
-    yield from refused or lora_problems(context)
+def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    yield from lora_problems(context)
     if context.lora is not None and config.fp8:
         yield option_problem("fp8", "true, with [lora]", "false", "Adapters are not computed in float8")
     if context.lora is not None and context.lora.dropout and config.recompute != "none" and config.pipeline_parallel != 1:

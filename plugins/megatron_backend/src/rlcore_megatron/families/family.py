@@ -32,8 +32,6 @@ class MegatronFamily(Architecture):
     required: Mapping[str, tuple[Any, str]] = field(factory=lambda: {**NO_BIASES, **SILU})
     """Keys of config.json of which Megatron computes one value alone: that value, and what it is about. A config.json without
     such a key means that value."""
-    has_adapters: bool = True
-    """Whether adapters can be computed beside its linear layers."""
     is_own: bool = True
     """Whether it is no family that is described for all trainers."""
 
@@ -63,16 +61,6 @@ class MegatronFamily(Architecture):
             if found not in (None, value):
                 expected = f"{json.dumps(value)}: {reason}"
                 yield Problem(path=path, found=f"{key} = {json.dumps(found)}", expected=expected, remedy=REMEDY)
-
-    def adapter_problems(self) -> Iterator[Problem]:
-        """Why no adapters can train in place of its weights."""
-        if not self.has_adapters:
-            yield Problem(
-                path="lora",
-                found=f"the section, with model_type {self.model_type}",
-                expected="no such section: Megatron's layers of multi-latent attention have no adapters",
-                remedy="Leave it out, or take the trainer fsdp2",
-            )
 
     def head_problems(self, path: str, head: Head) -> Iterator[Problem]:
         """Why Megatron cannot train the model at `path` with this head."""
