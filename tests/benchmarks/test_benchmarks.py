@@ -20,6 +20,7 @@ TRIED = {
     "generation.py",
     "grpo_step.py",
     "headline.py",
+    "large_plans.py",
     "loading.py",
     "logprobs_memory.py",
     "lora_step.py",
@@ -220,3 +221,20 @@ def test_memory_by_phase_needs_the_drivers_tool_on_a_gpu(script: Script, monkeyp
         script("phase_memory.py", "memory.json", "train", "recipe.toml")
     with pytest.raises(SystemExit, match="FILE and a command"):
         script("phase_memory.py")
+
+
+def test_large_plans_are_those_of_the_document(script: Script) -> None:
+    """Tensor ranks stay within a machine, experts are divided before stages are made, and more GPUs fit what fewer do."""
+    lines = script("large_plans.py").splitlines()
+    assert "\n".join(lines) in (BENCHMARKS.parent / "docs" / "megatron.md").read_text()
+    fits: dict[tuple[str, str, int], bool] = {}
+    for line in lines[2:]:
+        name, _, length, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        for column, cell in enumerate(cells):
+            sizes = {key: int(size) for key, size in re.findall(r"([A-Z]P)(\d+)", cell)}
+            assert sizes.get("TP", 1) <= 8
+            assert name.startswith("Llama") or "EP" in sizes or cell == "does not fit"
+            key = name, length, column
+            assert bool(sizes) >= fits.get(key, False), line
+            fits[key] = bool(sizes)
+    assert sum(fits.values()) == len(fits) == 12

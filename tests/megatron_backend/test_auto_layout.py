@@ -179,12 +179,12 @@ def test_sizes_that_nothing_goes_with_are_named() -> None:
 
 
 def test_a_reference_of_another_size_is_divided_too() -> None:
-    """Its two heads go on two ranks at most, whatever the policy's would allow; and its weights need room."""
-    load = Workload(world_size=16, model=MIDDLE, device="cuda", max_sequence_length=8192, memory_bytes=32 * GIB)
-    alone, both = attempt(AUTO, load), attempt(AUTO, evolve(load, reference=SMALL | {"num_attention_heads": 2}))
+    """Its twelve heads go on four ranks at most, whatever the policy's would allow; and its weights need room."""
+    load = Workload(world_size=16, model=MIDDLE, device="cuda", max_sequence_length=8192, memory_bytes=28 * GIB)
+    alone, both = attempt(AUTO, load), attempt(AUTO, evolve(load, reference=SMALL))
     assert alone is not None
     assert both is not None
-    assert int(alone.tensor_parallel) > 2 >= int(both.tensor_parallel)
+    assert int(alone.tensor_parallel) > 4 >= int(both.tensor_parallel)
     assert num_shared(both) >= num_shared(alone)
 
 
