@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fsdp2_backend"))
 sys.path.insert(0, str(ROOT / "tests" / "vllm_generation"))
 sys.path.insert(0, str(ROOT / "tests" / "megatron_backend"))
 
-from decoder_families import BASE, DESCRIBED, REFUSED, TRAINED
+from decoder_families import BASE, DESCRIBED, DIVIDED, REFUSED, TRAINED
 from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
@@ -20,6 +20,7 @@ from rlcore_megatron.families.registry import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.models import any_decoder_problems, architecture_problems
 
+PLAN_ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w*) ?\|$", re.MULTILINE)
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", re.MULTILINE)
 OPTIONS = {**DESCRIBED, **TRAINED, **{name: options for name, (options, _) in REFUSED.items()}}
 
@@ -49,3 +50,15 @@ def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
 def test_the_rows_are_those_of_the_tests(table):
     assert table.keys() == OPTIONS.keys()
     assert set(installed_model_types()) == DESCRIBED.keys()
+
+
+def test_tensor_parallelism_is_what_tests_show_and_plans_divide():
+    from transformers import AutoConfig
+
+    rows = {name: columns for name, *columns in PLAN_ROW.findall((ROOT / "docs/models.md").read_text()) if name != "model_type"}
+    assert rows.keys() == TRAINED.keys()
+    for name, (found, attention) in rows.items():
+        plan = AutoConfig.for_model(name).base_model_tp_plan or {}
+        divided = any("self_attn" in module and style == "colwise" for module, style in plan.items())
+        expected = ("tested", "divided" if divided else "whole") if name in DIVIDED else ("refused", "")
+        assert (found, attention) == expected, name

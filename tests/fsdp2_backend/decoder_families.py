@@ -89,6 +89,9 @@ TRAINED: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {},
 }
 """Those that train by their own class, in the same form."""
+UNDIVIDED = ("gpt_oss", "nemotron_h", "gpt2")
+"""Those of them that tensor ranks do not divide, since transformers has no plan for it."""
+DIVIDED = tuple(name for name in TRAINED if name not in UNDIVIDED)
 
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "bloom": ({"n_layer": 2, "n_head": 4}, "log-probabilities"),

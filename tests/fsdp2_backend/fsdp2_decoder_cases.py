@@ -2,6 +2,8 @@
 
 import json
 import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,23 @@ import torch
 from fsdp2_support import Reference, assert_stepped_alike, exported, make_backend, make_batch, split, step_request
 
 from rlcore.spi import CloseRequest, LoadStateRequest, ModelError, SaveStateRequest
+from rlcore_fsdp2.config import Fsdp2Config
 
 WORLD_SIZE = 2
 SHARES = ([[0], [1, 2]], [[3, 4], [5]])
 """Microbatches of each rank."""
 
 
-def train(rank: int, directory: Path, scratch: Path) -> None:
+def train(rank: int, directory: Path, scratch: Path, config: Fsdp2Config | None = None) -> None:
     """Two steps with a checkpoint and another trainer between them."""
     name = directory.name
-    place: dict[str, Any] = {"rank": rank, "world_size": WORLD_SIZE, "local_rank": rank}
+    place: dict[str, Any] = {"rank": rank, "world_size": WORLD_SIZE, "local_rank": rank, "config": config}
     place["rendezvous"] = f"file://{scratch / name}-rendezvous"
+    share = SHARES[rank] if config is None or config.tensor_parallel == 1 else [*SHARES[0], *SHARES[1]]
     trainer, reference, batch = make_backend(directory, **place), Reference(directory), make_batch()
     saved = scratch / f"{name}-saved"
     for version in range(2):
-        result = trainer.train_step(step_request(split(batch, SHARES[rank]), batch.counts(), version))
+        result = trainer.train_step(step_request(split(batch, share), batch.counts(), version))
         loss, norm = reference.step(batch)
         assert result.loss == pytest.approx(loss, abs=1e-4)
         assert result.grad_norm == pytest.approx(norm, rel=1e-3)
@@ -51,13 +55,19 @@ def refuse(rank: int, directory: Path, scratch: Path) -> None:
 
 def run_all(rank: int, models: Path, broken: Path, scratch: Path) -> None:
     """Write what went wrong, or an empty string, by the model's name."""
+    cases = {directory.name: partial(train, rank, directory, scratch) for directory in sorted(models.iterdir())}
+    run_cases(rank, scratch, cases | {broken.name: partial(refuse, rank, broken, scratch)})
+
+
+def run_cases(rank: int, scratch: Path, cases: Mapping[str, Callable[[], None]]) -> None:
+    """Write what went wrong in each, or an empty string, up to the first that fails."""
     torch.set_num_threads(1)
     results = {}
-    for directory in (*sorted(models.iterdir()), broken):
+    for name, run in cases.items():
         try:
-            (refuse if directory == broken else train)(rank, directory, scratch)
-            results[directory.name] = ""
+            run()
+            results[name] = ""
         except Exception:
-            results[directory.name] = traceback.format_exc()
+            results[name] = traceback.format_exc()
             break  # the ranks are out of step
     (scratch / f"results-{rank}.json").write_text(json.dumps(results))

@@ -62,9 +62,14 @@ def configured(context, tmp_path, **content):
 def test_a_model_that_no_family_describes_has_no_layout_and_no_replay(context, tmp_path):
     gemma = configured(context, tmp_path, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text")
     assert list(check(gemma, Fsdp2Config(activation_checkpointing=True, reduce_every_microbatch=True))) == []
-    options = {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 2, "fp8": True, "compile_layers": True}
+    options = {"context_parallel": 2, "expert_parallel": 2, "fp8": True, "compile_layers": True}
     found = {problem.path for problem in check(evolve(gemma, world_size=4), Fsdp2Config(**options)) if "gemma" in problem.found}
     assert found == {f"trainer.fsdp2.{option}" for option in options}
+    assert list(check(evolve(gemma, world_size=2), Fsdp2Config(tensor_parallel=2))) == []
+    gpt2 = configured(context, tmp_path / "other", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    (problem,) = check(evolve(gpt2, world_size=2), Fsdp2Config(tensor_parallel=2))
+    assert problem.path == "trainer.fsdp2.tensor_parallel"
+    assert "base_model_tp_plan" in problem.remedy
     replayed = check(evolve(gemma, replays_routing=True), Fsdp2Config())
     assert [(problem.path, problem.expected) for problem in replayed] == [("rollout.replay_routing", "false")]
 

@@ -22,6 +22,15 @@ IMAGE_MODELS = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
 """Models of text and images by their model_type: their language model gets images as embeddings in place of tokens."""
+EXPERT_STYLES = {"moe_tp_experts"}
+LAYOUT_STYLES = EXPERT_STYLES | {
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "replicated_with_grad_allreduce",
+}
+"""What plans of transformers may say of a layer's modules, in its words."""
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -135,6 +144,24 @@ def layer_windows(config: Any) -> int | None:
     """How many layers see a window alone; None where config.json lists no kinds of layers."""
     kinds = getattr(config.get_text_config(), "layer_types", None)
     return None if kinds is None else sum(kind in ("sliding_attention", "hybrid_sliding") for kind in kinds)
+
+
+def layout_plan(config: Any) -> Mapping[str, str] | None:
+    """How tensor ranks divide the layers of the model with this transformers config, or class of configs, by its decoder's
+    names, as its class says; None where it says nothing, or what is not known of here."""
+    plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    experts = tuple(f"{name}." for name, style in plan.items() if style in EXPERT_STYLES)
+    known = {name: style for name, style in plan.items() if name.startswith("layers.") and not name.startswith(experts)}
+    return known if known and set(known.values()) <= LAYOUT_STYLES else None
+
+
+def has_layout_plan(config: Mapping[str, Any]) -> bool:
+    """Whether `layout_plan` has one for the model with this config.json; True where its class comes with it."""
+    import_transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    model_type = str(config.get("model_type"))
+    return model_type not in CONFIG_MAPPING_NAMES or layout_plan(CONFIG_MAPPING[model_type]) is not None
 
 
 def is_described(model: Any) -> bool:

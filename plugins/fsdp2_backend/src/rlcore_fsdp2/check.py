@@ -10,7 +10,7 @@ from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Problem
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems, undescribed_problems
-from rlcore_torchkit.decoders import described_family, is_image_model, length_problems
+from rlcore_torchkit.decoders import described_family, has_layout_plan, is_image_model, length_problems
 from rlcore_torchkit.lora_targets import lora_problems
 from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
 
@@ -50,7 +50,8 @@ def _undescribed_model_problems(context: CheckContext, config: Fsdp2Config) -> I
     content = read_object(file)
     if isinstance(content, Problem) or described_family(content, str(file)) is not None:
         return
-    yield from undescribed_problems(config, f"model_type {content.get('model_type')}")
+    has_plan = config.tensor_parallel == 1 or has_layout_plan(content)
+    yield from undescribed_problems(config, f"model_type {content.get('model_type')}", has_plan=has_plan)
     yield from length_problems(content, str(file), context.max_sequence_length)
     if context.replays_routing:
         found = f"true, for model_type {content.get('model_type')}"

@@ -13,7 +13,6 @@ from rlcore_torchkit.architectures.dims import ModelDims
 SECTION = "trainer.fsdp2"
 SIZES = ("replicate", "context_parallel", "tensor_parallel", "expert_parallel")
 UNDESCRIBED = {
-    "tensor_parallel": "how its layers divide",
     "context_parallel": "that all of its layers but attention treat tokens alone",
     "expert_parallel": "what its experts compute",
     "fp8": "which of its layers bear float8",
@@ -47,8 +46,12 @@ def reference_layout_problems(
     yield from layout_problems(config, world_size, device, model)
 
 
-def undescribed_problems(config: Fsdp2Config, class_name: str = "the model") -> Iterator[Problem]:
-    """Options that need what a family's description says, for a model that trains by its own class."""
+def undescribed_problems(config: Fsdp2Config, class_name: str = "the model", *, has_plan: bool = True) -> Iterator[Problem]:
+    """Options that need what a family's description says, for a model that trains by its own class, and tensor parallelism
+    where transformers has no plan of its layers that can be followed."""
+    if config.tensor_parallel > 1 and not has_plan:
+        remedy = "transformers has no plan (base_model_tp_plan) of how its layers divide"
+        yield option_problem("tensor_parallel", f"{config.tensor_parallel} for {class_name}", "1", remedy)
     for option, what in UNDESCRIBED.items():
         default = getattr(Fsdp2Config(), option)
         if getattr(config, option) != default:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from rlcore.spi import Head, ModelSpec, TrainerContext
+from rlcore.spi import ConfigError, Head, ModelSpec, TrainerContext
 from rlcore_fsdp2.adapters import Adapters
 from rlcore_fsdp2.config import Fsdp2Config
 from rlcore_fsdp2.context_parallel import patch_context, patch_context_values
@@ -14,6 +14,7 @@ from rlcore_fsdp2.float8 import use_float8
 from rlcore_fsdp2.layout import Meshes
 from rlcore_fsdp2.load import load_parts
 from rlcore_fsdp2.load_from_first import load_from_first
+from rlcore_fsdp2.plan_parallel import parallelize_by_plan, plan_problems
 from rlcore_fsdp2.sharding import reshard, shard
 from rlcore_fsdp2.tensor_parallel import parallelize
 from rlcore_fsdp2.working_copy import WorkingCopy
@@ -32,6 +33,7 @@ def make_policy(
 ) -> tuple[Any, Exporter]:
     """The model to train, with float32 master weights, and what exports it."""
     model = _load_unplaced(spec, torch.float32, meshes, head)
+    _check_plan(model, meshes)
     exporter = Exporter(model)
     _freeze(model, config)
     _checkpoint(model, config)
@@ -45,6 +47,7 @@ def make_adapted_policy(
 ) -> tuple[Any, Exporter, Adapters]:
     """The model frozen in the compute dtype beside float32 adapters, what exports the two as one, and the adapters."""
     model = _load_unplaced(context.model, getattr(torch, context.model.dtype), meshes, context.head)
+    _check_plan(model, meshes)
     exporter = Exporter(model, context.lora)
     _checkpoint(model, config)
     adapters = Adapters.attach(model, context, None if meshes is None else meshes.layout)
@@ -77,6 +80,15 @@ def make_reference(spec: ModelSpec, config: Fsdp2Config, meshes: Meshes | None, 
 def _load_unplaced(spec: ModelSpec, dtype: torch.dtype, meshes: Meshes | None, head: Head) -> Any:
     """Load the model; if it will be sharded, create it on the meta device."""
     return load_model(spec, dtype=dtype, device="cpu" if meshes is None else "meta", any_decoder=True, head=head)
+
+
+def _check_plan(model: Any, meshes: Meshes | None) -> None:
+    """ConfigError where tensor ranks cannot divide the policy. A reference that they cannot is whole on each of them."""
+    if meshes is None or meshes.layout.tensor == 1 or is_described(model):
+        return
+    problems = plan_problems(model, meshes.layout.tensor)
+    if problems:
+        raise ConfigError(problems)
 
 
 def _probe(model: Any, spec: ModelSpec, meshes: Meshes | None, device: torch.device) -> None:
@@ -125,6 +137,9 @@ def _place_on_device(model: Any, spec: ModelSpec, config: Fsdp2Config, meshes: M
 def _divide(model: Any, spec: ModelSpec, meshes: Meshes | None) -> None:
     """Give this rank its part of every layer and of the tokens, and the model a head that knows of it."""
     if not is_described(model):
+        size = 1 if meshes is None else meshes.layout.tensor
+        if meshes is not None and size > 1 and not plan_problems(model, size):
+            parallelize_by_plan(model, meshes.tensor)
         patch_any_decoder(model, spec)
         return
     if meshes is None:

@@ -1,0 +1,66 @@
+"""Tensor ranks of families that no description is for, against one process; what each does is in fsdp2_plan_cases."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from decoder_families import DIVIDED, TRAINED, UNDIVIDED, make_family
+from fsdp2_decoder_cases import WORLD_SIZE
+from fsdp2_plan_cases import ADAPTED, cases, run_all, with_adapters
+from rank_launch import launch
+
+from rlcore.spi import ModelSpec
+from rlcore_fsdp2.plan_parallel import plan_problems
+from rlcore_torchkit.models import load_model
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two ranks left their results; they are launched once."""
+    root = tmp_path_factory.mktemp("plans")
+    for family in DIVIDED:
+        make_family(root / "models" / family, family, TRAINED[family])
+    (root / "scratch").mkdir()
+    for family in ADAPTED:
+        torch.save(with_adapters(root / "models" / family), root / "scratch" / f"{family}-adapters.pt")
+    launch(run_all, (root / "models", root / "scratch"), WORLD_SIZE)
+    return root / "scratch"
+
+
+@pytest.mark.parametrize("name", cases(0, Path(), Path()))
+def test_two_ranks(name, scratch):
+    for rank in range(WORLD_SIZE):
+        result = json.loads((scratch / f"results-{rank}.json").read_text()).get(name, "not run, since a case before it failed")
+        assert result == "", f"rank {rank}:\n{result}"
+
+
+def problems_of(directory: Path, size: int) -> list[str]:
+    model = load_model(ModelSpec(path=str(directory)), dtype=torch.float32, device="meta", any_decoder=True)
+    return [str(problem) for problem in plan_problems(model, size)]
+
+
+@pytest.mark.parametrize("family", UNDIVIDED)
+def test_families_without_a_plan_are_refused(family, tmp_path):
+    (text,) = problems_of(make_family(tmp_path, family, TRAINED[family]), 2)
+    assert "base_model_tp_plan" in text
+
+
+def test_what_does_not_divide_is_refused_at_once(tmp_path):
+    texts = problems_of(make_family(tmp_path / "smollm3", "smollm3", TRAINED["smollm3"]), 3)
+    assert len(texts) == 9
+    for what in ("num_attention_heads = 4", "num_key_value_heads = 2", "64 out_features of model.layers.*.mlp.gate_proj"):
+        assert any(f"tensor_parallel: found 3 for {what}; expected a divisor" in text for text in texts), what
+    texts = problems_of(make_family(tmp_path / "glm4_moe", "glm4_moe", TRAINED["glm4_moe"]), 8)
+    assert any("4 num_experts of model.layers.*.mlp.experts" in text for text in texts)
+
+
+def test_parameters_that_a_plan_leaves_out_are_refused(tmp_path):
+    """Norms over all heads together, of which a rank has some."""
+    directory = make_family(tmp_path, "cohere", {"use_qk_norm": True})
+    texts = problems_of(directory, 2)
+    assert [text.partition("; ")[0] for text in texts] == [
+        f"trainer.fsdp2.tensor_parallel: found 2 for model.layers.*.self_attn.{name}, "
+        "which the plan of CohereForCausalLM leaves out"
+        for name in ("q_norm", "k_norm")
+    ]
