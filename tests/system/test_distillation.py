@@ -99,14 +99,14 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
     assert divergence(run / "model", school / "teacher") < 0.01 < 0.5 < before
 
 
-APART = ("cluster.gpus_per_node=2", "cluster.reference_gpus_per_node=1")
+APART = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=2", "reference.trainer={tensor_parallel=2}")
 
 
 @pytest.mark.parametrize("place", [(), APART], ids=["inside", "apart"])
 @pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
 def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str, place: tuple[str, ...]) -> None:
     """The loss and the norm of its gradient are those that transformers' models have in float64, with the teacher beside the
-    student or in processes of its own."""
+    student or in processes of its own, which divide it."""
     name = f"run.name={trainer}-{len(place)}"
     with contextlib.chdir(school):
         run = Workplace(school).train("distill.toml", *ONE_STEP, name, f"trainer.name={trainer}", *place)

@@ -62,3 +62,6 @@ class ReferenceConfig:
     """A local Hugging Face directory, or a name on the Hub. It computes in model.dtype."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
+    trainer: Mapping[str, str | bool | int | float] = field(factory=dict)
+    """With cluster.reference_gpus_per_node, options of the trainer's plugin for this model in place of those in its section of
+    [trainer], such as tensor_parallel for a teacher that one device cannot hold."""

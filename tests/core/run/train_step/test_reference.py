@@ -70,3 +70,18 @@ def test_what_no_pool_can_be_is_refused(prepared: Prepare, overrides: tuple[str,
     (problem,) = raised.value.problems
     assert problem.path == "cluster.reference_gpus_per_node"
     assert found in problem.found
+
+
+def test_the_pool_has_the_trainers_options_but_for_its_own(prepared: Prepare) -> None:
+    named = (COMPARES, "reference.path=teacher", "trainer.fake.initial_scale=0.5", "trainer.fake.vocab_size=90")
+    plan = prepared(*named, *APART, "reference.trainer={initial_scale=0.25}")
+    config = plan.reference_config
+    assert (config.initial_scale, config.vocab_size, plan.config("trainer").initial_scale) == (0.25, 90, 0.5)
+    for options, key in (({"scale": 1}, "reference.trainer.scale"), ({"vocab_size": "many"}, "reference.trainer.vocab_size")):
+        told = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        with pytest.raises(ConfigError) as raised:
+            prepared(*named, *APART, f"reference.trainer={{{told}}}")
+        assert [problem.path for problem in raised.value.problems] == [key]
+    with pytest.raises(ConfigError) as raised:
+        prepared(*named, "reference.trainer={initial_scale=0.25}")
+    assert [problem.path for problem in raised.value.problems] == ["reference.trainer"]

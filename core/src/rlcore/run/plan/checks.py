@@ -60,7 +60,7 @@ def check_plan(plan: RunPlan) -> None:
             of_critic = evolve(context, model=plan.critic, needs_reference=False, lora=None, reference=None, head="value")
             found += run_check(entry, of_critic, plugin_config(recipe, entry))
         if entry.role == "trainer" and plan.reference_is_apart:
-            found += run_check(entry, _of_reference(plan, context), plugin_config(recipe, entry))
+            found += run_check(entry, _of_reference(plan, context), plan.reference_config)
         problems += [problem for problem in found if problem not in problems]
     raise_problems(problems, model)
 
@@ -183,6 +183,13 @@ def _reference_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Probl
         )
     cluster, lora = recipe.cluster, recipe.lora
     if cluster is None or not cluster.reference_gpus_per_node:
+        if recipe.reference is not None and recipe.reference.trainer:
+            yield Problem(
+                path="reference.trainer",
+                found=f"{', '.join(recipe.reference.trainer)}, without cluster.reference_gpus_per_node",
+                expected="no such keys: the trainer's ranks hold the reference, in the policy's layout",
+                remedy="Leave them out, or give the reference devices of its own.",
+            )
         return
     path, found = "cluster.reference_gpus_per_node", str(cluster.reference_gpus_per_node)
     if not needs.reference_logprobs:

@@ -17,7 +17,7 @@ from rlcore.registry.discovery import Entry, ObserverEntry, Registry
 from rlcore.registry.selection import AUTO_ROLES
 from rlcore.run.data.datasets import Split
 from rlcore.run.plan.generator_placement import generator_devices, separate
-from rlcore.run.plan.sections import observer_options, plugin_config
+from rlcore.run.plan.sections import observer_options, plugin_config, reference_config
 from rlcore.run.plan.truncation import replays_sampling_mask
 
 
@@ -95,6 +95,12 @@ class RunPlan:
         """Whether the reference has devices of its own."""
         cluster = self.recipe.cluster
         return self.algorithm.needs.reference_logprobs and cluster is not None and cluster.reference_gpus_per_node > 0
+
+    @property
+    def reference_config(self) -> Any:
+        """The options of the trainer's plugin for whatever holds the reference."""
+        entry = self.chosen["trainer"]
+        return reference_config(self.recipe, entry) if self.reference_is_apart else self.config("trainer")
 
     @property
     def reference_keeps(self) -> int | None:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.config.convert import OBSERVERS, SINKS, convert, selected_options
 from rlcore.config.load import RawRecipe
 from rlcore.config.recipe import Recipe
 from rlcore.registry.discovery import Entry, ObserverEntry, Registry, discover
+from rlcore.schema import describe
+from rlcore.schema.structure import structure
 from rlcore.spi import ROLES, ConfigError, Problem, Role
 
 
@@ -55,6 +57,21 @@ def plugin_config(recipe: Recipe, entry: Entry) -> Any:
     assert entry.provider is not None
     section = _section(entry.role)
     return selected_options(getattr(recipe, section), section, entry.name, entry.provider.config)
+
+
+def reference_config(recipe: Recipe, entry: Entry) -> Any:
+    """The options of the trainer's plugin for a reference on devices of its own: those of the trainer, but for what
+    `reference.trainer` says. ConfigError with all that is wrong in there."""
+    config = plugin_config(recipe, entry)
+    cls: Any = type(config)
+    given = {} if recipe.reference is None else dict(recipe.reference.trainer)
+    if not given:
+        return config
+    found, problems = structure(given, cls, "reference.trainer")
+    if problems:
+        raise ConfigError(problems)
+    names = {key: attribute.name for key, attribute in describe.fields(cls).items()}
+    return evolve(config, **{names[key]: getattr(found, names[key]) for key in given})
 
 
 def _section(role: Role) -> str:

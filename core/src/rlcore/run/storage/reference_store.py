@@ -45,7 +45,7 @@ def reference_identity(plan: RunPlan, model_digest: str) -> str:
         plan.model.dtype,
         plan.recipe.rollout.temperature,
         plan.chosen["trainer"].name,
-        plan.config("trainer"),
+        plan.reference_config,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

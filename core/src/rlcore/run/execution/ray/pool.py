@@ -209,7 +209,7 @@ def _build_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
 def _reference_order(prepared: RunPlan, rank_info: RankInfo) -> BuildCommand:
     return BuildCommand(
         trainer=prepared.reference_context(rank_info),
-        trainer_config=prepared.config("trainer"),
+        trainer_config=prepared.reference_config,
         room_for_generator=None,
         critic=None,
         room_beside_critic=None,
