@@ -9,8 +9,9 @@ from rlcore.spi import (
     ModelSpec,
     RankInfo,
 )
+from rlcore.testing.image_models import make_image_model
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, replica_devices
+from rlcore_vllm.settings import capture_sizes, engine_settings, engines_per_device, image_arguments, replica_devices
 
 
 def settings_of(device, length=100, channel="in_process", **options):
@@ -98,3 +99,11 @@ def test_weights_in_8_bits_are_all_but_the_routers(quantization, name):
     for other in ("gate_up_proj", "experts", "down_proj", "gate_proj"):
         assert not should_ignore_layer(f"{layer}{other}", ignored)
     assert not {"quantization", "quantization_config", "kv_cache_dtype"} & arguments_of("cuda").keys()
+
+
+def test_a_model_of_images_reads_them_and_keeps_what_it_computes_for_them(tmp_path):
+    directory = make_image_model(tmp_path / "model")
+    found = image_arguments(ModelSpec(path=str(directory)))
+    assert (found["skip_tokenizer_init"], found["load_format"], found["mm_processor_cache_gb"]) == (False, "auto", 0)
+    (directory / "config.json").write_text("{}")
+    assert image_arguments(ModelSpec(path=str(directory))) == {}

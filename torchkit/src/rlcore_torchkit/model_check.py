@@ -30,7 +30,7 @@ def trained_model_problems(
     if problems or config is None or isinstance(config, Problem):
         return
     key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
-    limit = config.get(key)
+    limit = (config.get("text_config") or config).get(key)
     if isinstance(limit, int) and limit < context.max_sequence_length:
         yield too_few_positions(config_file(context), f"{key} = {limit}", context.max_sequence_length)
 

@@ -57,7 +57,12 @@ def make_image_model(
         "head_dim": HEAD_DIM,
         "max_position_embeddings": max_length,
         "initializer_range": initializer_range,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [8, 4, 4],
+            "mrope_interleaved": architecture == "qwen3_vl",
+        },
         "tie_word_embeddings": tied,
         "eos_token_id": 0,
         "bos_token_id": None,

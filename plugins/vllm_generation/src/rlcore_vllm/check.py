@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from attrs import evolve
 
+from rlcore.installed import is_installed
 from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, LoraSpec, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
-from rlcore_torchkit.decoders import described_family
+from rlcore_torchkit.decoders import described_family, is_image_model
 from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memories, gib
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
 from rlcore_torchkit.models import any_decoder_problems
@@ -69,7 +70,13 @@ def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckC
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
     if malformed:
         return
-    yield from length_problems(content, file.parent, context.max_sequence_length)
+    text = content.get("text_config") or content
+    yield from length_problems(text, file.parent, context.max_sequence_length)
+    if is_image_model(content) and not is_installed("torchvision"):
+        remedy = "Install the torchvision that belongs to your torch"
+        yield Problem(
+            path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
+        )
     if context.generator_lora is not None:
         found = f"adapters apart from a model of model_type {content.get('model_type')}"
         remedy = "No description of its family says which of vLLM's layers they are for"
@@ -77,8 +84,8 @@ def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckC
     if context.replays_routing:
         expected, found = "false", f"true, for model_type {content.get('model_type')}"
         yield Problem(path="rollout.replay_routing", found=found, expected=expected, remedy="No trainer replays its routing")
-    if context.device == "cpu" and isinstance(content.get("head_dim"), int):
-        yield from head_size_problems(content["head_dim"], file)
+    if context.device == "cpu" and isinstance(text.get("head_dim"), int):
+        yield from head_size_problems(text["head_dim"], file)
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:

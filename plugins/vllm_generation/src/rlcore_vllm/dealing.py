@@ -66,4 +66,5 @@ def _select(request: GenerateRequest, limits: Int64Array, parts: list[Int64Array
         sampling=request.sampling,
         routed_experts=request.routed_experts,
         sampling_mask=request.sampling_mask,
+        images=None if request.images is None else tuple(request.images[prompt] for prompt in prompts.tolist()),
     )

@@ -18,6 +18,7 @@ from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm import residency, versions
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
+from rlcore_vllm.image_features import image_features
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
 from rlcore_vllm.routing import reported_experts
 from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
@@ -236,12 +237,23 @@ class Engine:
     def _add(self, samples: Samples, job: _Job) -> None:
         prompts = [samples.prompts.sequence(index).tolist() for index in range(samples.prompts.num_sequences)]
         seeds = engine_seeds(samples.seeds)
+        images = samples.images or ((),) * len(prompts)
         try:
+            features = [
+                image_features(self._llm, f"{self._num_requests}-{index}", prompt, files) if files else None
+                for index, (prompt, files) in enumerate(zip(prompts, images, strict=True))
+            ]
             for index, number in enumerate(samples.numbers.tolist()):
                 limit = int(samples.limits[index])
                 prompt = prompts[samples.prompt_of[index]]
                 params = engine_sampling(samples.sampling, seeds[index], limit, logprobs=self._recorder is None)
-                request = versions.make_request(str(self._num_requests), prompt, params, adapters=self._settings.adapters)
+                request = versions.make_request(
+                    str(self._num_requests),
+                    prompt,
+                    params,
+                    adapters=self._settings.adapters,
+                    features=features[samples.prompt_of[index]],
+                )
                 self._num_requests += 1
                 sample = _Sample(job, number, len(prompt), limit, self._weight_version)
                 if samples.sampling.stop_strings:

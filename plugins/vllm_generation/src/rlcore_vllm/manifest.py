@@ -10,6 +10,7 @@ from attrs import frozen
 from rlcore.schema.listing import listed
 from rlcore.spi import DtypeName, LoraSpec, RefitError, TensorSpec, WeightExport
 from rlcore.transformers_import import import_transformers
+from rlcore_torchkit.decoders import is_image_model
 from rlcore_torchkit.lora import linear_layers_of
 from rlcore_torchkit.lora_targets import adapter_shapes, is_adapter, targeted
 from rlcore_torchkit.models import checkpoint_shapes
@@ -94,7 +95,8 @@ def _empty_model(hf_config: Any, trust_remote_code: bool) -> Any:
     import torch
 
     import_transformers()
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    kind: Any = AutoModelForImageTextToText if is_image_model(hf_config.to_dict()) else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)
+        return kind.from_config(copy.deepcopy(hf_config), trust_remote_code=trust_remote_code)

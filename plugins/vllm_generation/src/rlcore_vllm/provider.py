@@ -50,6 +50,7 @@ PROVIDER = Provider(
         capabilities.CONTINUOUS,
         capabilities.IN_FLIGHT_REFIT,
         capabilities.SAMPLING_MASK,
+        capabilities.IMAGES,
         capabilities.OWN_WEIGHTS,
         capabilities.ADAPTER_REFIT,
         *ROUTED_EXPERTS,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, RaggedTokens, RlcoreError, SamplingParams
+from rlcore.spi import FinishReason, GenerateRequest, GenerateResult, Images, RaggedTokens, RlcoreError, SamplingParams
 from rlcore.spi.arrays import Int64Array
 from rlcore_torchkit.generation import FinishedSample, join_samples, splitmix64
 
@@ -33,6 +33,8 @@ class Samples:
     """Whether to report the experts of each token."""
     sampling_mask: bool = False
     """Whether to report what each token was sampled among."""
+    images: Images | None = None
+    """The images that each of the P prompts reads; None where there are none."""
 
 
 @frozen(kw_only=True, eq=False)

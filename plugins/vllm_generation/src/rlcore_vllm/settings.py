@@ -1,10 +1,13 @@
 """What one engine is started with: vLLM's arguments and where it runs. Picklable, for engines in processes of their own."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from attrs import evolve, frozen
 
+from rlcore.images import reads_images
+from rlcore.model_files import read_object
 from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
@@ -83,6 +86,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "load_format": "auto" if reads_weights else "dummy",
         "worker_extension_cls": "rlcore_vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rlcore"},
+        **image_arguments(context.model),
     }
     if context.routed_experts:
         arguments["enable_return_routed_experts"] = True
@@ -114,6 +118,26 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
         adapters=context.lora is not None,
     )
+
+
+def image_arguments(model: ModelSpec) -> dict[str, Any]:
+    """What vLLM needs for a model that reads images, by its config.json here or, of a model on the Hub, where the driver has
+    fetched it; nothing for any other model."""
+    from transformers.utils import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(model.path, "config.json", revision=model.revision, local_files_only=True, **quiet)
+    content = None if file is None else read_object(Path(file))
+    if not isinstance(content, dict) or not reads_images(content):
+        return {}
+    return {
+        # It reads images beside a prompt by its tokenizer; and what it keeps of them would outlive a refit.
+        "skip_tokenizer_init": False,
+        "mm_processor_cache_gb": 0,
+        "limit_mm_per_prompt": {"video": 0},
+        # Dummy weights would overwrite the processor's mean and deviation, which are no weights that a trainer sends.
+        "load_format": "auto",
+    }
 
 
 def adapter_arguments(model: ModelSpec, spec: LoraSpec) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -29,9 +30,11 @@ ADAPTERS_ID = 1
 """vLLM's number of the adapters that all requests of an engine have."""
 
 
-def make_request(request_id: str, prompt: list[int], params: Any, *, adapters: bool = False) -> Any:
+def make_request(
+    request_id: str, prompt: list[int], params: Any, *, adapters: bool = False, features: Sequence[Any] | None = None
+) -> Any:
     """An EngineCoreRequest, of an engine whose requests have adapters or not; later versions have more fields, all with
-    defaults."""
+    defaults. `features` are those of the prompt's images."""
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine import EngineCoreRequest
 
@@ -41,7 +44,7 @@ def make_request(request_id: str, prompt: list[int], params: Any, *, adapters: b
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        mm_features=None,
+        mm_features=None if features is None else [copy(feature) for feature in features],
         sampling_params=params,
         pooling_params=None,
         arrival_time=time.time(),
@@ -49,6 +52,15 @@ def make_request(request_id: str, prompt: list[int], params: Any, *, adapters: b
         cache_salt=None,
         data_parallel_rank=None,
     )
+
+
+def process_images(llm: Any, request_id: str, prompt: list[int], images: Sequence[Any]) -> tuple[list[int], Sequence[Any]]:
+    """A prompt with one placeholder for each of its Pillow images as vLLM expands it, and the features of the images."""
+    from vllm import SamplingParams
+
+    given = {"prompt_token_ids": prompt, "multi_modal_data": {"image": list(images)}}
+    request = llm.input_processor.process_inputs(request_id, given, SamplingParams(), llm.get_supported_tasks())
+    return request.prompt_token_ids, request.mm_features
 
 
 def make_detokenizer(tokenizer: Any, params: Any) -> Any:
