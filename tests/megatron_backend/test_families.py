@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from lora_support import linear_names
 from megatron_families import FAMILIES, make_own
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,7 +80,14 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
     """But for norms and biases."""
     model = AutoModelForCausalLM.from_pretrained(models / name)
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
-    assert Parameters.of(dims_of(model.config), ONE).total == expected
+    dims = dims_of(model.config)
+    assert Parameters.of(dims, ONE).total == expected
+    # Two ranks that divide everything hold routers and narrow projections twice.
+    twice = [
+        tensor for key, tensor in model.named_parameters() if key.endswith(("gate.weight", "q_a_proj.weight", "mqa.weight"))
+    ]
+    halves = Parameters.of(dims, evolve(ONE, tensor_parallel=2, expert_parallel=2)).total
+    assert 2 * halves == expected + sum(tensor.numel() for tensor in twice)
 
 
 @pytest.mark.parametrize(

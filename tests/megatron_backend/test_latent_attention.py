@@ -21,7 +21,8 @@ from megatron_support import (
     step_request,
 )
 
-from rlcore.spi import CloseRequest, LogprobsRequest, LossSpec, NonFiniteError, SaveStateRequest
+from rlcore.spi import ROUTED_EXPERTS, CloseRequest, LogprobsRequest, LossSpec, NonFiniteError, SaveStateRequest
+from rlcore_megatron.config import MegatronConfig
 
 VARIANTS = {
     "queries from hidden states": {"q_lora_rank": None, "rope_parameters": None},
@@ -65,3 +66,41 @@ def test_a_loss_that_is_nan_is_told_where_routers_have_biases_that_do_not_train(
     with pytest.raises(NonFiniteError, match="loss is nan"):
         backend.train_step(step_request((batch,), batch.counts(), 0, loss))
     backend.close(CloseRequest())
+
+
+def test_wide_projections_can_be_computed_again(tmp_path: Path) -> None:
+    """Instead of being kept, the step has the same gradients."""
+    directory, batch = make_own(tmp_path / "model", "deepseek_v3", num_hidden_layers=2), make_batch(seed=1)
+    found = []
+    for options in ({}, {"recompute": "selective", "transformer": {"recompute_modules": ["mla_up_proj"]}}):
+        backend = make_backend(directory, config=MegatronConfig(**options))
+        seen = GradientsSeen(backend)
+        backend.train_step(step_request((batch,), batch.counts(), 0, WEIGHTED))
+        found.append(seen.tensors)
+        backend.close(CloseRequest())
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=0.0, rtol=0.0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_replayed_routing_is_weighed_by_scores_alone(tmp_path: Path) -> None:
+    """Tokens go where they are told, across groups too, and an expert's share is its score's among the chosen ones, scaled."""
+    directory, batch = make_own(tmp_path / "model", "deepseek_v3", num_hidden_layers=2), make_batch(seed=1)
+    random = np.random.default_rng(0)
+    experts = random.random((batch.num_tokens, 2, 8)).argsort(-1)[..., :4].astype(np.int16)
+    experts[:, 0] = -1  # an MLP
+    backend = make_backend(directory)
+    routed = batch.with_token_column(ROUTED_EXPERTS, experts)
+    request = LogprobsRequest(microbatches=(routed,), model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0)
+    (found,) = backend.get_logprobs(request).logprobs
+    backend.close(CloseRequest())
+    reference, places = Reference(directory, OPTIMIZER), iter(np.split(experts[:, 1], batch.offsets[1:-1]))
+
+    def replace(_: object, __: object, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        chosen = torch.from_numpy(next(places)).long()
+        scores = output[0].sigmoid().gather(1, chosen)
+        return output[0], 2.5 * scores / scores.sum(1, keepdim=True), chosen
+
+    reference.model.model.layers[1].mlp.gate.register_forward_hook(replace)
+    with torch.no_grad():
+        expected, _ = reference.logprobs(batch)
+    np.testing.assert_allclose(found, expected.numpy(), atol=BOUND)
