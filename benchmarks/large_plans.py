@@ -43,8 +43,26 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "vocab_size": 151936,
     },
+    "DeepSeek-V3": {
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "shared_expert_intermediate_size": 2048,
+        "mlp_only_layers": [0, 1, 2],
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+    },
 }
-"""What their config.json say."""
+"""What their config.json say, under the keys of Llama and Qwen."""
 SIZES = {"TP": "tensor_parallel", "EP": "expert_parallel", "CP": "context_parallel", "PP": "pipeline_parallel"}
 
 

@@ -237,4 +237,19 @@ def test_large_plans_are_those_of_the_document(script: Script) -> None:
             key = name, length, column
             assert bool(sizes) >= fits.get(key, False), line
             fits[key] = bool(sizes)
-    assert sum(fits.values()) == len(fits) == 12
+    assert sum(fits.values()) == len(fits) == 18
+
+
+def test_large_plans_are_of_models_as_large_as_they_say(script: Script) -> None:
+    """Counted in their papers, in billions."""
+    import large_plans  # type: ignore[import-not-found]
+
+    from rlcore_megatron.config import MegatronConfig
+    from rlcore_megatron.memory import Parameters
+    from rlcore_torchkit.architectures.dims import ModelDims
+
+    one = MegatronConfig(tensor_parallel=1, pipeline_parallel=1, context_parallel=1, expert_parallel=1)
+    for name, billions in {"Llama-3.1-405B": 405.9, "Qwen3-235B-A22B": 235.1, "DeepSeek-V3": 671.0}.items():
+        dims = ModelDims.of(large_plans.MODELS[name])
+        assert dims is not None
+        assert Parameters.of(dims, one).total == pytest.approx(billions * 1e9, rel=1e-3)

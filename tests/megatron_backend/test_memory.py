@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from megatron_shapes import GIB, LARGE, MIDDLE, ONE, SMALL, load_of
+from megatron_shapes import EXPERTS, GIB, LARGE, MIDDLE, ONE, SMALL, load_of
 
 from rlcore.spi import LoraSpec
 from rlcore.testing.models import make_model
@@ -134,3 +134,12 @@ def test_of_adapters_alone_are_gradients_and_optimizer_state() -> None:
     whole = estimate(dims, ONE, load_of(SMALL, 1))
     assert (one.activations, one.logits) == (whole.activations, whole.logits)
     assert one.total < whole.total / 2
+
+
+def test_the_fullest_stage_is_that_with_most_experts() -> None:
+    """Of a model whose first layers have none, the last stage, though both have as many layers."""
+    model = EXPERTS | {"mlp_only_layers": list(range(EXPERTS["num_hidden_layers"] // 2))}
+    dims, config = ModelDims.of(model), evolve(ONE, pipeline_parallel=2)
+    assert dims is not None
+    experts = 3 * dims.hidden_size * dims.moe_intermediate_size * dims.num_experts * dims.num_layers / 2
+    assert Parameters.of(dims, config).expert == experts

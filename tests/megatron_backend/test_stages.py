@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.stages import layers_of_parts, layers_of_stages
+from rlcore_megatron.stages import layer_numbers_of_stages, layers_of_parts, layers_of_stages
 
 
 @given(stages=st.integers(1, 8), virtual=st.integers(1, 4), extra=st.integers(0, 60))
@@ -18,6 +18,11 @@ def test_every_layer_has_its_part_and_the_ends_have_fewest(stages: int, virtual:
     assert parts[0] == min(parts) or min(parts[1:-1], default=max(parts)) == max(parts)
     of_stages = layers_of_stages(config, num_layers)
     assert (len(of_stages), sum(of_stages)) == (stages, num_layers)
+    numbers = layer_numbers_of_stages(config, num_layers)
+    assert tuple(map(len, numbers)) == of_stages
+    assert sorted(layer for stage in numbers for layer in stage) == list(range(num_layers))
+    assert 0 in numbers[0]
+    assert num_layers - 1 in numbers[-1]
 
 
 def test_models_of_any_depth() -> None:
@@ -26,6 +31,7 @@ def test_models_of_any_depth() -> None:
     assert layers_of_parts(MegatronConfig(pipeline_parallel=8), 94) == (11, 12, 12, 12, 12, 12, 12, 11)
     interleaved = MegatronConfig(pipeline_parallel=2, virtual_pipeline_parallel=2)
     assert (layers_of_parts(interleaved, 5), layers_of_stages(interleaved, 5)) == ((1, 2, 1, 1), (2, 3))
+    assert layer_numbers_of_stages(interleaved, 5) == ((0, 3), (1, 2, 4))
 
 
 def test_a_list_is_of_the_policys_layers() -> None:

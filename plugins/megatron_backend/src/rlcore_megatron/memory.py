@@ -14,7 +14,7 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.models import find_family
 from rlcore_megatron.requirements import uses_transformer_engine
-from rlcore_megatron.stages import layers_of_stages
+from rlcore_megatron.stages import layer_numbers_of_stages, layers_of_stages
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import gib
 from rlcore_torchkit.lora_targets import adapted_layers
@@ -111,19 +111,22 @@ class Parameters:
     @classmethod
     def of(cls, dims: ModelDims, config: MegatronConfig) -> "Parameters":
         """The parameters of a rank of the fullest stage; the sizes in `config` are all numbers."""
-        tensor, stages = int(config.tensor_parallel), int(config.pipeline_parallel)
-        share = max(layers_of_stages(config, dims.num_layers)) / dims.num_layers
+        stages = layer_numbers_of_stages(config, dims.num_layers)
+        tables = (2 if len(stages) == 1 and not dims.tied else 1) * dims.vocab_size * dims.hidden_size
+        counts = [(sum(dims.has_experts[layer] for layer in layers), len(layers)) for layers in stages]
+        return max((cls._of_layers(dims, config, *count, tables) for count in counts), key=lambda stage: stage.total)
+
+    @classmethod
+    def _of_layers(cls, dims: ModelDims, config: MegatronConfig, num_moe: int, num_layers: int, tables: int) -> "Parameters":
+        """The parameters of a stage with so many layers, `num_moe` of them with experts, and elements of embedding and head."""
         attention, narrow = _attention_parameters(dims)
-        mlps = dims.num_dense_layers * 3 * dims.hidden_size * dims.intermediate_size
-        table = dims.vocab_size * dims.hidden_size
-        tables = 2 if stages == 1 and not dims.tied else 1
-        shared = dims.num_moe_layers * 3 * dims.hidden_size * dims.shared_intermediate_size
-        routers = dims.num_moe_layers * dims.hidden_size * dims.num_experts
-        experts = dims.num_moe_layers * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
+        mlps = (num_layers - num_moe) * 3 * dims.hidden_size * dims.intermediate_size
+        shared = num_moe * 3 * dims.hidden_size * dims.shared_intermediate_size
+        experts = num_moe * dims.num_experts * 3 * dims.hidden_size * dims.moe_intermediate_size
+        divided = num_layers * attention + mlps + shared + tables
         return cls(
-            dense=((dims.num_layers * attention + mlps + shared) * share + tables * table) / tensor
-            + (routers + dims.num_layers * narrow) * share,
-            expert=experts * share / (int(config.expert_parallel) * config.expert_tensor_parallel),
+            dense=divided / int(config.tensor_parallel) + num_moe * dims.hidden_size * dims.num_experts + num_layers * narrow,
+            expert=experts / (int(config.expert_parallel) * config.expert_tensor_parallel),
         )
 
 

@@ -18,6 +18,13 @@ def layers_of_parts(config: MegatronConfig, num_layers: int) -> tuple[int, ...]:
     return tuple(each + (part in favoured) for part in range(num_parts))
 
 
+def layer_numbers_of_stages(config: MegatronConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
+    """Which layers all parts of each stage have, counted from 0."""
+    parts, stages = layers_of_parts(config, num_layers), int(config.pipeline_parallel)
+    runs = [range(sum(parts[:number]), sum(parts[: number + 1])) for number in range(len(parts))]
+    return tuple(tuple(layer for run in runs[stage::stages] for layer in run) for stage in range(stages))
+
+
 def layers_of_stages(config: MegatronConfig, num_layers: int) -> tuple[int, ...]:
     """Layers of all parts of each stage, as `layers_of_parts` divides them."""
     parts, stages = layers_of_parts(config, num_layers), int(config.pipeline_parallel)
