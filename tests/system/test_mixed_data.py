@@ -102,7 +102,14 @@ def test_demonstrations_are_mixed(mixed: Workplace) -> None:
     )
     (mixed.folder / "pairs.csv").write_text("prompt,completion\n12=,12\n34=,34\n")
     run = mixed.train("sft.toml", *sets, "run.num_steps=2")
-    assert read_metrics(run)[-1]["loss"] > 0
+    first, last = read_metrics(run)
+    assert first["data/sums/samples"] + first["data/texts/samples"] > 0
+    for record in (first, last):
+        tokens = {"sums": 2 * record["data/sums/samples"], "texts": 3 * record["data/texts/samples"]}  # with the end
+        losses = {name: record[f"data/{name}/loss"] for name, number in tokens.items() if number}
+        mean = sum(tokens[name] * loss for name, loss in losses.items()) / sum(tokens.values())
+        assert record["loss"] == pytest.approx(mean, rel=1e-5)
+        assert len({*losses.values()}) == len(losses)
 
 
 def test_rows_of_one_set_that_name_another_by_a_field_of_theirs_are_refused(mixed: Workplace) -> None:

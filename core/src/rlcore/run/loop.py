@@ -28,6 +28,7 @@ from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
 from rlcore.run.storage.reference_store import ReferenceStore
 from rlcore.run.storage.saver import RunSaver
+from rlcore.run.train_step.figures_of_sets import FiguresOfSets
 from rlcore.run.train_step.held_out import HeldOutExamples
 from rlcore.run.train_step.metrics import training_metrics
 from rlcore.run.train_step.mismatch import mismatch_metrics
@@ -159,7 +160,8 @@ class Loop:
             samples = evolve(samples, batch=self.critic.with_values(samples.batch, self.position))
         training = self.algorithm.build_batch(samples)
         self._to_training()
-        results, of_critic = self._train(training, step)
+        of_sets = self._figures_of_sets(samples, step)
+        results, of_critic = self._train(training, step, of_sets)
         collected = samples if isinstance(samples, CollectedRollouts) else None
         if collected is not None:
             self._refit()
@@ -167,6 +169,7 @@ class Loop:
         times |= idle_seconds(times, self.source.generating_s())
         metrics = {} if collected is None else rollout_metrics(collected)
         metrics |= {**training.metrics, **training_metrics(results), **of_critic}
+        metrics |= {} if of_sets is None else of_sets.metrics()
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
         metrics |= throughput_metrics(samples, times["time/total_s"])
         metrics |= {} if self.residency is None else self.residency.metrics
@@ -175,7 +178,18 @@ class Loop:
             self.saver.save_rollouts(step, collected, training.batch)
         return metrics | times
 
-    def _train(self, training: spi.TrainingBatch, step: int) -> tuple[list[spi.TrainStepResult], Mapping[str, float]]:
+    def _figures_of_sets(self, samples: spi.RolloutBatch, step: int) -> FiguresOfSets | None:
+        """What gathers the figures of each of several data sets; None where there is one, or where these need more than the
+        log-probabilities that an update can return."""
+        needs, sets = self.algorithm.needs, self.source.sets_of_examples(step)
+        can_return = self.trainer.has(spi.capabilities.STEP_LOGPROBS) and needs.head == "tokens"
+        if not sets or not self.algorithm.measures or not can_return or needs.reference_logprobs:
+            return None
+        return FiguresOfSets(algorithm=self.algorithm, samples=samples, sets=sets)
+
+    def _train(
+        self, training: spi.TrainingBatch, step: int, of_sets: FiguresOfSets | None
+    ) -> tuple[list[spi.TrainStepResult], Mapping[str, float]]:
         """Make all updates of a step; none where there is nothing to learn from. The results of the policy's, and figures of
         the critic's. Those come last: what refuses the policy's first update then leaves the step as it was."""
         reason, minibatches = training.no_signal, list[Minibatch]()
@@ -188,12 +202,14 @@ class Loop:
             self._without_signal(reason, step)
             return [], {}
         warms_up = self.recipe.critic is not None and step <= self.recipe.critic.warmup_steps
-        results = [] if warms_up else self._train_policy(minibatches, training.loss, step)
+        results = [] if warms_up else self._train_policy(minibatches, training.loss, step, of_sets)
         if self.critic is None or training.critic_loss is None:
             return results, {}
         return results, self.critic.train(minibatches, training.critic_loss, self.position)
 
-    def _train_policy(self, minibatches: Sequence[Minibatch], spec: spi.LossSpec, step: int) -> list[spi.TrainStepResult]:
+    def _train_policy(
+        self, minibatches: Sequence[Minibatch], spec: spi.LossSpec, step: int, of_sets: FiguresOfSets | None
+    ) -> list[spi.TrainStepResult]:
         """An update on each minibatch."""
         (first, loss), *later = self._with_logprobs(minibatches, spec)
         compared: Minibatch | None = None
@@ -201,17 +217,22 @@ class Loop:
         if self.algorithm.needs.source == "rollouts" and is_one_distribution:
             # The first update sees the weights that generated.
             compared = self.mismatch_monitor.comparable(first, self.position.weight_version)
-        results = [self._train_step(step, first, loss, compared)]
-        return results + [self._train_step(step, minibatch, loss, None) for minibatch, loss in later]
+        results = [self._train_step(step, first, loss, compared, of_sets)]
+        return results + [self._train_step(step, minibatch, loss, None, of_sets) for minibatch, loss in later]
 
     def _train_step(
-        self, step: int, minibatch: Minibatch, loss: spi.LossSpec, compared: Minibatch | None
+        self,
+        step: int,
+        minibatch: Minibatch,
+        loss: spi.LossSpec,
+        compared: Minibatch | None,
+        of_sets: FiguresOfSets | None,
     ) -> spi.TrainStepResult:
         """One update. RefitError where generator and trainer turn out to be too far apart on `compared`: the minibatch itself,
         or one with some of its loss tokens alone."""
         version, monitor = self.position.weight_version, self.mismatch_monitor
         bounds: Mapping[str, float] = {}
-        wants_logprobs = compared is not None
+        wants_logprobs = compared is not None or of_sets is not None
         if compared is minibatch:
             columns = tuple(dict.fromkeys([*loss.token_columns, spi.GENERATION_LOGPROBS]))
             loss = evolve(loss, token_columns=columns, generation_mismatch=True)
@@ -223,6 +244,8 @@ class Loop:
             monitor.judge_refusal(step, minibatch, version, error)
             raise
         self.position.weight_version = result.weight_version
+        if of_sets is not None and logprobs is not None:
+            of_sets.add(minibatch.sequences, logprobs)
         if compared is not None:
             if compared is not minibatch and logprobs is not None:
                 found = mismatch_metrics(compared.batch, compared.sequences, logprobs)

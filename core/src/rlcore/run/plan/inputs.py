@@ -95,7 +95,9 @@ class Inputs:
         `on_tokens` is called with the tokens of each sample as soon as they are all there, in any thread."""
         recipe = plan.recipe
         if self.examples is not None:
-            return ExampleSource(examples=self.examples, stream=self.stream)
+            rows = self.train_rows
+            names_of = rows.names_of if isinstance(rows, MixedRows) else None
+            return ExampleSource(examples=self.examples, stream=self.stream, names_of=names_of)
         assert generator is not None
         assert self.episodes is not None
         collector = collector_of(

@@ -65,6 +65,10 @@ class Source(ABC):
         """What a replay has to know of the last samples; None where they follow from the step alone."""
         return None
 
+    def sets_of_examples(self, step: int) -> Sequence[str]:  # noqa: ARG002 - samples tell of theirs themselves
+        """[G]: the data set of each group of a step's examples, where there are several; none otherwise."""
+        return ()
+
     def state(self) -> bytes | None:
         """What a checkpoint has to keep of it, while it is paused; None where all follows from the step."""
         return None
@@ -290,6 +294,12 @@ class ExampleSource(Source):
 
     examples: Examples
     stream: PromptOrder
+    names_of: Callable[[Int64Array], Sequence[str]] | None = None
+    """The data sets of rows, by their numbers; None where there is only one."""
+
+    def sets_of_examples(self, step: int) -> Sequence[str]:
+        """See Source."""
+        return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])
 
     def sample(
         self,
