@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from decoder_families import LATENT, SHARED, YARN, make_family
+from decoder_families import EXPERTS, LATENT, SHARED, WINDOW, YARN, make_family
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {
@@ -29,6 +29,15 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "n_shared_experts": 2,
         "num_hidden_layers": 4,
+        "tie_word_embeddings": False,
+    },
+    "gpt_oss": {
+        **EXPERTS,
+        **WINDOW,
+        "rope_parameters": YARN,
+        "swiglu_limit": 0.2,
+        "num_hidden_layers": 4,
+        "layer_types": None,
         "tie_word_embeddings": False,
     },
 }

@@ -63,6 +63,8 @@ class Case:
 
 
 MOE = ("qwen3_moe", *FAMILIES)
+DIVIDED = tuple(name for name in MOE if name != "gpt_oss")
+"""Whose experts several ranks may share."""
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
@@ -71,18 +73,18 @@ CASES: Mapping[int, tuple[Case, ...]] = {
         Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
         Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
         Case(name="ep2", sizes={"expert": 2}, models=MOE),
-        Case(name="etp2", sizes={"expert_tensor": 2}, models=MOE),
+        Case(name="etp2", sizes={"expert_tensor": 2}, models=DIVIDED),
         Case(name="tp2xep2", sizes={"tensor": 2, "expert": 2}, models=MOE),
-        Case(name="tp2xetp2", sizes={"tensor": 2, "expert_tensor": 2}, models=MOE),
+        Case(name="tp2xetp2", sizes={"tensor": 2, "expert_tensor": 2}, models=DIVIDED),
     ),
     4: (
         Case(name="tp2xpp2", sizes={"tensor": 2, "pipeline": 2}),
         Case(name="ep2xdp2", sizes={"expert": 2}, models=MOE),
         Case(name="pp2xvpp2xep2", sizes={"pipeline": 2, "virtual_pipeline": 2, "expert": 2}, models=MOE),
-        Case(name="tp2xep2xetp2", sizes={"tensor": 2, "expert": 2, "expert_tensor": 2}, models=MOE),
+        Case(name="tp2xep2xetp2", sizes={"tensor": 2, "expert": 2, "expert_tensor": 2}, models=DIVIDED),
         Case(name="tp2xpp2xep2", sizes={"tensor": 2, "pipeline": 2, "expert": 2}, models=MOE),
         Case(name="tp4", sizes={"tensor": 4}, models=("qwen2", "qwen3", "qwen3_moe", *ONE_KEY_HEAD)),
-        Case(name="pp2xetp2", sizes={"pipeline": 2, "expert_tensor": 2}, models=MOE),
+        Case(name="pp2xetp2", sizes={"pipeline": 2, "expert_tensor": 2}, models=DIVIDED),
     ),
 }
 

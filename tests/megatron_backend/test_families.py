@@ -79,13 +79,13 @@ def test_missing_keys_mean_what_transformers_takes_for_them(name: str) -> None:
 def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
     """But for norms and biases."""
     model = AutoModelForCausalLM.from_pretrained(models / name)
-    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    matrices = [value for name, value in model.named_parameters() if value.ndim > 1 and not name.endswith("bias")]
+    expected = sum(value.numel() for value in matrices)
     dims = dims_of(model.config)
     assert Parameters.of(dims, ONE).total == expected
     # Two ranks that divide everything hold routers and narrow projections twice.
-    twice = [
-        tensor for key, tensor in model.named_parameters() if key.endswith(("gate.weight", "q_a_proj.weight", "mqa.weight"))
-    ]
+    kinds = ("gate.weight", "router.weight", "q_a_proj.weight", "mqa.weight")
+    twice = [tensor for key, tensor in model.named_parameters() if key.endswith(kinds)]
     halves = Parameters.of(dims, evolve(ONE, tensor_parallel=2, expert_parallel=2)).total
     assert 2 * halves == expected + sum(tensor.numel() for tensor in twice)
 
@@ -105,6 +105,7 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
         ("deepseek_v3", "moe_layer_freq", 2),
         ("deepseek_v3", "attention_bias", True),
         ("deepseek_v3", "hidden_act", "gelu"),
+        ("gpt_oss", "attention_bias", False),
     ],
 )
 def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -123,6 +124,9 @@ def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, nam
         ("deepseek_v3", "q_lora_rank", "wide"),
         ("deepseek_v3", "v_head_dim", 1.5),
         ("deepseek_v3", "n_group", -1),
+        ("gpt_oss", "sliding_window", "wide"),
+        ("gpt_oss", "swiglu_limit", [7]),
+        ("gpt_oss", "layer_types", 3),
     ],
 )
 def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -133,6 +137,19 @@ def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key
 def test_kinds_of_rotary_embeddings_that_scale_scores_are_refused(models: Path, tmp_path: Path) -> None:
     directory = changed(models, tmp_path, "glm4_moe", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
     assert found(directory) == ['config.json: rope_type = "yarn"']
+
+
+def test_layers_of_another_kind_and_fewer_than_there_are_layers_are_named(models: Path, tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention", "chunked_attention", "full_attention"]
+    assert found(changed(models, tmp_path, "gpt_oss", layer_types=kinds)) == ["config.json: layers of chunked_attention"]
+    (problem,) = found(changed(models, tmp_path, "gpt_oss", layer_types=kinds[:2]))
+    assert problem == "config.json: layer_types of 2 layers"
+
+
+def test_experts_with_biases_are_on_one_rank_each(models: Path) -> None:
+    config = MegatronConfig(tensor_parallel=2, expert_tensor_parallel=2)
+    path = "trainer.megatron.expert_tensor_parallel"
+    assert f"{path}: 2, with model_type gpt_oss" in found(models / "gpt_oss", config, world_size=2)
 
 
 def test_a_model_of_values_is_refused(models: Path) -> None:

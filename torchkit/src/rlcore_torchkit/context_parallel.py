@@ -75,6 +75,10 @@ class ContextPart:
         parts[self.rank] = values
         return torch.cat(parts, -1)
 
+    def own_heads(self, values: Tensor) -> Tensor:
+        """[H/C], of the heads whose attention this rank computes, from one value for each head [H]."""
+        return values.chunk(self.num_ranks)[dist.get_rank(self.group)] if self.num_ranks > 1 else values
+
     def to_heads(self, states: Tensor) -> Tensor:
         """[T, ...], all tokens of this rank's heads, from all ranks' heads of this rank's tokens [S, C, ...]."""
         sent = states.transpose(0, 1).contiguous()

@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from rlcore.spi import ContractError
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.packing import PackedBatch
-from rlcore_torchkit.attention import PackedSequences, packed_attention
-from rlcore_torchkit.context_parallel import exchanged_attention
+from rlcore_torchkit.attention import packed_attention
+from rlcore_torchkit.context_parallel import ContextPart, exchanged_attention
+from rlcore_torchkit.general_attention import general_attention
 
 
 class CoreAttention(nn.Module, ABC):
@@ -51,22 +55,58 @@ class CoreAttention(nn.Module, ABC):
         assert isinstance(packed_seq_params, PackedBatch)
         part = packed_seq_params.part
         assert part is not None
-        attend = partial(self._attend, part.packed)
+        attend = partial(self._attend, part)
         states = (heads.squeeze(1) if heads.ndim == 4 else heads for heads in (query, key, value))
         return exchanged_attention(*states, part, attend).flatten(1)[:, None]
 
     @abstractmethod
-    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[T, heads, V] from query and key [T, heads, D] and value [T, heads, V], of all tokens."""
 
 
 class PackedAttention(CoreAttention):
     """Attention over packed sequences with torch's kernels."""
 
-    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads = (states.transpose(0, 1)[None] for states in (query, key, value))
-        output, _ = packed_attention(self, *heads, None, packed=packed, scaling=self._scale)
+        output, _ = packed_attention(self, *heads, None, packed=part.packed, scaling=self._scale)
         return output[0]
+
+
+class GeneralAttention(CoreAttention):
+    """Attention with windows and sinks, by torch: flash attention on CUDA where there are no sinks; with them all scores of a
+    bucket of sequences are in memory."""
+
+    def __init__(
+        self, config: TransformerConfig, *arguments: Any, family: MegatronFamily, scale: float, **options: Any
+    ) -> None:
+        super().__init__(config, *arguments, **options)
+        self._scale = scale
+        self._window = family.windows[self._layer_number - 1] if family.windows else None
+        self.softmax_offset: nn.Parameter | None = None
+        if family.has_sinks:
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            zeros = torch.zeros(heads, dtype=config.params_dtype, device=torch.cuda.current_device())
+            self.softmax_offset = nn.Parameter(zeros)
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
+
+    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = (states.transpose(0, 1)[None] for states in (query, key, value))
+        sinks = None if self.softmax_offset is None else part.own_heads(self.softmax_offset)
+        options: dict[str, Any] = {"scaling": self._scale, "sliding_window": self._window, "s_aux": sinks}
+        output, _ = general_attention(self, *heads, None, packed=part.packed, **options)
+        return output[0]
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: Any = (),
+        metadata: Any = None,  # noqa: ARG002 - as Megatron calls it
+    ) -> dict[str, Any]:
+        """The sinks, which tensor ranks divide, as Megatron's distributed checkpoints have them."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
+        return found
 
 
 class FusedAttention(CoreAttention):
@@ -76,7 +116,8 @@ class FusedAttention(CoreAttention):
         super().__init__(*arguments, **options)
         self._kernels: dict[tuple[int, ...], Any] = {}
 
-    def _attend(self, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        packed = part.packed
         output: Tensor = self._kernel(*query.shape[1:], *value.shape[1:])(
             query.contiguous(),
             key.contiguous(),

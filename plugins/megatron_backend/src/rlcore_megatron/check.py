@@ -31,8 +31,6 @@ from rlcore_torchkit.model_check import config_file, routing_problems
 
 FORMAT = "torch_dist"
 METADATA = "metadata.json"
-ROTARY = ("default", "linear", "llama3")
-"""Kinds of rotary embedding whose angles alone carry the scaling, which Megatron takes as they are."""
 
 
 def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
@@ -47,7 +45,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
     problems = [
         *lora,
         *(unfit if unfit or model is None else _family_problems(context, config, model)),
-        *_rotary_problems(context, model),
+        *([] if model is None else _rotary_problems(context, model)),
         *own_layout_problems(config, context.world_size, context.device, model),
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_engine_problems(context, config),
@@ -67,6 +65,9 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
+    if family.has_all_biases and config.expert_tensor_parallel > 1:
+        found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
+        yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
     if family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
         found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
         remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
@@ -83,15 +84,13 @@ def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Pr
         yield Problem(path="lora.dropout", found=found, expected=expected, remedy='Or set recompute to "none"')
 
 
-def _rotary_problems(context: CheckContext, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    scaling = (model or {}).get("rope_parameters") or (model or {}).get("rope_scaling") or {}
-    kind, kinds = scaling.get("rope_type") or scaling.get("type") or "default", ROTARY
-    if model is not None and model.get("kv_lora_rank"):
-        kinds = (*ROTARY, "yarn")  # multi-latent attention scales its angles' cosines too
-    if kind not in kinds:
+def _rotary_problems(context: CheckContext, model: Mapping[str, Any]) -> Iterator[Problem]:
+    scaling, path = model.get("rope_parameters") or model.get("rope_scaling") or {}, str(config_file(context))
+    kind, family = scaling.get("rope_type") or scaling.get("type") or "default", find_family(model, path)
+    if not isinstance(family, Problem) and kind not in family.rotary:
         remedy = "Take another trainer for this model"
-        expected = f"one of {', '.join(kinds)}"
-        yield Problem(path=str(config_file(context)), found=f'rope_type = "{kind}"', expected=expected, remedy=remedy)
+        expected = f"one of {', '.join(family.rotary)}"
+        yield Problem(path=path, found=f'rope_type = "{kind}"', expected=expected, remedy=remedy)
 
 
 def _engine_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:

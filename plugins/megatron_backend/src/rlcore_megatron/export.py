@@ -76,12 +76,12 @@ class Exporter:
             weight_version=request.weight_version,
             specs=tuple(
                 TensorSpec(
-                    name=item.tensor.name,
-                    shape=item.tensor.shape,
-                    dtype=item.tensor.dtype or request.dtype,
-                    keeps_dtype=item.tensor.dtype is not None,
+                    name=name,
+                    shape=first.tensor.shape if first.tensor.stack is None else first.tensor.stack.shape,
+                    dtype=first.tensor.dtype or request.dtype,
+                    keeps_dtype=first.tensor.dtype is not None,
                 )
-                for item in self._items
+                for name, (first, *_) in _by_tensor(self._items)
             ),
             buckets=self._buckets(getattr(torch, request.dtype), request.max_bucket_bytes),
             persistent=False,  # the rows of queries, keys and values have to be put in order
@@ -135,7 +135,7 @@ class Exporter:
         collectives = []
         for (stage, expert_rank, own), segment in groupby(items, key=lambda item: item.sender):
             collectives.append(self._collect(list(segment), getattr(torch, own) if own else dtype, (stage, expert_rank)))
-        return _Fetch([item.tensor.name for item in items], collectives, self.stream)
+        return _Fetch([item.tensor for item in items], collectives, self.stream)
 
     def _collect(self, items: list[_Item], dtype: torch.dtype, sender: tuple[int, int | None]) -> Collective:
         """The full tensors of items that one pipeline and expert rank sends, or as many as there are tensor ranks."""
@@ -185,9 +185,11 @@ def one_after_the_other(first: WeightExport, second: WeightExport) -> WeightExpo
 class _Fetch:
     """A bucket's tensors on their way."""
 
-    def __init__(self, names: Sequence[str], collectives: Sequence[Collective], stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self, tensors: Sequence[HfTensor], collectives: Sequence[Collective], stream: torch.cuda.Stream | None
+    ) -> None:
         """Queue everything on `stream` of a GPU, without waiting; elsewhere start the first collectives."""
-        self._names, self._running, self._done = names, [_Running(collective) for collective in collectives], None
+        self._tensors, self._running, self._done = tensors, [_Running(collective) for collective in collectives], None
         if stream is None:
             for running in self._running:
                 running.advance()
@@ -203,9 +205,23 @@ class _Fetch:
         """One, or for a tensor that is larger that alone."""
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)
-        tensors = [tensor for running in self._running for tensor in running.finish()]
+        values = [value for running in self._running for value in running.finish()]
         self._running.clear()
-        yield from make_buckets(zip(self._names, tensors, strict=True), max_bytes)
+        yield from make_buckets(_stacked(list(zip(self._tensors, values, strict=True))), max_bytes)
+
+
+def _stacked(found: Sequence[tuple[HfTensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of each tensor, those of all experts made of their parts."""
+    for name, pairs in groupby(found, key=lambda pair: pair[0].file_name):
+        whole = None
+        for tensor, value in pairs:
+            if tensor.stack is None:
+                whole = value
+                continue
+            whole = value.new_empty(tensor.stack.shape) if whole is None else whole
+            tensor.stack.taken(whole[tensor.stack.expert]).copy_(value)
+        assert whole is not None
+        yield name, whole
 
 
 class _Running:
@@ -240,14 +256,20 @@ def _cut(items: Sequence[_Item], item_bytes: int, max_bytes: int) -> Iterator[li
     """Runs of tensors of at most so many bytes; a tensor that is larger comes alone."""
     run: list[_Item] = []
     num_bytes = 0
-    for item in items:
-        size = prod(item.tensor.shape) * item_bytes
+    for _, parts in _by_tensor(items):
+        size = sum(prod(item.tensor.shape) for item in parts) * item_bytes
         if run and num_bytes + size > max_bytes:
             yield run
             run, num_bytes = [], 0
-        run.append(item)
+        run += parts
         num_bytes += size
     yield run
+
+
+def _by_tensor(items: Sequence[_Item]) -> Iterator[tuple[str, list[_Item]]]:
+    """The items of each tensor of the files, by its name."""
+    for name, parts in groupby(items, key=lambda item: item.tensor.file_name):
+        yield name, list(parts)
 
 
 def _unflattened(flat: Tensor, items: Sequence[_Item], size: int) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import may_lack_value_head
 from rlcore_megatron.parameter_rows import row_ranges, rows_of, source_shape, tensor_rank_and_size
 from rlcore_megatron.weight_mapping import Names
-from rlcore_megatron.weight_source import HfTensor, Source
+from rlcore_megatron.weight_source import HfTensor, Source, Stack
 from rlcore_torchkit.safetensors_files import TensorFiles, open_tensors
 
 
@@ -52,7 +52,9 @@ def _fill(parameter: Tensor, source: Source, files: TensorFiles, layout: Paralle
 
 def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Problem]:
     for tensor in expected:
-        if tensor.name in files:
+        if tensor.stack is not None:
+            yield from _stack_problems(tensor.stack, files)
+        elif tensor.name in files:
             found = files.shape(tensor.name)
             if found != tensor.shape:
                 yield files.problem(f"{tensor.name} of shape {list(found)}", f"{list(tensor.shape)}, as config.json says")
@@ -67,12 +69,25 @@ def _problems(expected: Sequence[HfTensor], files: TensorFiles) -> Iterator[Prob
                 )
 
 
+def _stack_problems(stack: Stack, files: TensorFiles) -> Iterator[Problem]:
+    """Once for all tensors in it."""
+    if stack.expert == stack.part == 0 and stack.name not in files:
+        yield files.problem(f"no {stack.name} in the weights", f"a tensor of shape {list(stack.shape)}")
+    elif stack.expert == stack.part == 0 and files.shape(stack.name) != stack.shape:
+        found = f"{stack.name} of shape {list(files.shape(stack.name))}"
+        yield files.problem(found, f"{list(stack.shape)}, as config.json says")
+
+
 def _part(files: TensorFiles, tensor: HfTensor, rows: slice, rank: int, size: int) -> Tensor:
     """These rows of the tensor, and of their columns what rank `rank` of `size` has; only that is read."""
     columns = [
         slice(rank * (length // size), (rank + 1) * (length // size)) if tensor.tp_dim == 1 else slice(0, length)
         for length in tensor.shape[1:]
     ]
+    if tensor.stack is not None:
+        stack = tensor.stack
+        bounds = [slice(stack.expert, stack.expert + 1), *columns, stack.rows(rows)]
+        return stack.taken(files.read(stack.name, bounds)[0])
     bounds = [rows, *columns]
     if tensor.name in files:
         return files.read(tensor.name, bounds)

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from rlcore.spi import Head
 from rlcore_megatron import latent_attention
-from rlcore_megatron.attention import FusedAttention, PackedAttention, PackedRotary
+from rlcore_megatron.attention import FusedAttention, GeneralAttention, PackedAttention, PackedRotary
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.corrected_router import CorrectedRouter
-from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import rotary_frequencies, scaled_frequencies
+from rlcore_megatron.model_config import rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.packing import PackedBatch
 from rlcore_megatron.rms_norm import PlainRMSNorm
@@ -132,12 +131,27 @@ def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head
         stage = index if layout.virtual_pipeline > 1 else None
         fused = config.transformer_impl == "transformer_engine"
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
-        _adapt(spec, architecture_of(hf), fused)
+        _adapt(spec, hf, fused)
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, head, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
     _mark_experts(model_chunks, layout)
+    _mend_biases_of_experts(model_chunks)
     return model_chunks
+
+
+def _mend_biases_of_experts(model_chunks: Sequence[PolicyModel]) -> None:
+    """Megatron adds those of single experts in place, to what autograd knows as a view of something else; and with sequence
+    parallelism it adds up their gradients over tensor ranks once more than over the ranks that hold the same experts. Tensor
+    ranks divide the optimizer's state of experts as data ranks do: each has its own share of a norm."""
+    for model_chunk in model_chunks:
+        for name, parameter in model_chunk.named_parameters():
+            if ".experts." in name:
+                parameter.sequence_parallel = False  # type: ignore[attr-defined]
+                parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+        for name, module in model_chunk.named_modules():
+            if ".local_experts." in name and name.endswith(".linear_fc2") and module.bias is not None:
+                module.register_forward_hook(lambda _, __, output: (output[0].clone(), output[1]))
 
 
 def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -> None:
@@ -154,15 +168,18 @@ def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def _adapt(spec: TransformerBlockSubmodules, family: MegatronFamily, fused: bool) -> None:
+def _adapt(spec: TransformerBlockSubmodules, hf: Any, fused: bool) -> None:
     """Put our attention, routers, and without TransformerEngine our norms, in place of Megatron's."""
+    family, core = architecture_of(hf), FusedAttention if fused else PackedAttention
+    if family.needs_general_attention:
+        core = partial(GeneralAttention, family=family, scale=score_scale(hf))
     for layer in spec.layer_specs:
         if hasattr(layer.submodules.mlp.submodules, "router"):
             layer.submodules.mlp.submodules.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
         if not fused and layer.submodules.self_attention.module is MLASelfAttention:
             layer.submodules.self_attention.module = latent_attention.LatentAttention
         attention = layer.submodules.self_attention.submodules
-        attention.core_attention = FusedAttention if fused else PackedAttention
+        attention.core_attention = core
         if not fused:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = PlainRMSNorm
             for name in ("q_layernorm", "k_layernorm"):

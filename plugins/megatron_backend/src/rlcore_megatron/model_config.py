@@ -1,6 +1,7 @@
 """Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
 
-from typing import Any, Literal, NoReturn
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from attrs import evolve
@@ -9,12 +10,12 @@ from torch.nn import functional as F
 
 from rlcore.spi import ModelError, Problem
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.forwarded import converted
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.requirements import uses_transformer_engine
 from rlcore_megatron.stages import layers_of_parts
-from rlcore_torchkit.architectures.architecture import Architecture
 from rlcore_torchkit.architectures.dims import ModelDims
 
 
@@ -56,7 +57,7 @@ def transformer_config(
         # Without biases and dropout there is one addition, which is one kernel without a compiled function's calls too.
         "bias_dropout_fusion": False,
         "apply_rope_fusion": fused and dims.latent is None,  # its kernel knows positions of one sequence only
-        "bias_activation_fusion": fused,
+        "bias_activation_fusion": fused and family.swish_beta == 1.0,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
         "fp8": "hybrid" if config.fp8 else None,
@@ -81,7 +82,12 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def _shape(family: Architecture, dims: ModelDims, epsilon: float) -> dict[str, Any]:
+def swish(states: torch.Tensor, beta: float) -> torch.Tensor:
+    """x · sigmoid(beta · x) (arXiv:1710.05941)."""
+    return states * torch.sigmoid(beta * states)
+
+
+def _shape(family: MegatronFamily, dims: ModelDims, epsilon: float) -> dict[str, Any]:
     return {
         "num_layers": dims.num_layers,
         "hidden_size": dims.hidden_size,
@@ -93,8 +99,8 @@ def _shape(family: Architecture, dims: ModelDims, epsilon: float) -> dict[str, A
         "layernorm_epsilon": epsilon,
         "qk_layernorm": family.has_qk_norms,
         "gated_linear_unit": True,
-        "activation_func": F.silu,
-        "add_bias_linear": False,
+        "activation_func": F.silu if family.swish_beta == 1.0 else partial(swish, beta=family.swish_beta),
+        "add_bias_linear": family.has_all_biases,
         "add_qkv_bias": family.has_qkv_biases,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -128,35 +134,34 @@ def _recompute(config: MegatronConfig) -> dict[str, Any]:
 
 
 def rotary_frequencies(hf: Any) -> torch.Tensor:
-    """float32 [D/2] for a transformers config, scaled for long contexts where the model says so. ModelError where angles alone
-    do not carry the scaling."""
-    frequencies, scale = scaled_frequencies(hf)
-    if scale != 1.0:
-        _raise_kind(hf)
-    return frequencies
+    """float32 [D/2] for a transformers config, scaled for long contexts where the model says so."""
+    return scaled_frequencies(hf)[0]
+
+
+def score_scale(hf: Any) -> float:
+    """What products of queries and keys are multiplied by. YaRN lengthens rotated queries and keys (arXiv:2309.00071, section
+    3.4): here their product is, which is the same where whole heads are rotated."""
+    return float(dims_of(hf).head_dim ** -0.5 * scaled_frequencies(hf)[1] ** 2)
 
 
 def scaled_frequencies(hf: Any) -> tuple[torch.Tensor, float]:
-    """float32 [D/2] for a transformers config, and what cosines and sines are multiplied by."""
+    """float32 [D/2] for a transformers config, and what cosines and sines are multiplied by. ModelError for a kind that the
+    family's layers do not compute."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = standard_config(hf)["rope_parameters"]
+    parameters, family = standard_config(hf)["rope_parameters"], architecture_of(hf)
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         width = int(dims_of(hf).head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
-    if kind in ("dynamic", "longrope"):  # whose angles change with the longest sequence
-        _raise_kind(hf)
+    if kind not in family.rotary:
+        problem = Problem(
+            path=str(hf.name_or_path),
+            found=f'rope_type = "{kind}"',
+            expected=f"one of {', '.join(family.rotary)}",
+            remedy="Take another trainer for this model",
+        )
+        raise ModelError([problem])
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
     return frequencies, float(scale)
-
-
-def _raise_kind(hf: Any) -> NoReturn:
-    problem = Problem(
-        path=str(hf.name_or_path),
-        found=f'rope_type = "{standard_config(hf)["rope_parameters"]["rope_type"]}"',
-        expected="default, linear or llama3",
-        remedy="Take another trainer for this model",
-    )
-    raise ModelError([problem])

@@ -21,8 +21,8 @@ from rlcore_megatron.weight_table import expert_name
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
-_SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
+_GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d+)")
+_SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
 _FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
@@ -79,9 +79,9 @@ class Names:
             return name
         within = _FUSED_NORMS.get(match[2], match[2])
         if grouped := _GROUPED_EXPERT.fullmatch(within):
-            within = expert_name(first_expert + int(grouped[2]), grouped[1])
+            within = expert_name(first_expert + int(grouped[3]), grouped[1], grouped[2])
         elif single := _SINGLE_EXPERT.fullmatch(within):
-            within = expert_name(first_expert + int(single[1]), single[2])
+            within = expert_name(first_expert + int(single[1]), single[2], single[3])
         return f"decoder.layers.{layers[int(match[1])]}.{within}"
 
 

@@ -1,13 +1,36 @@
 """What one of Megatron's parameters is made of: tensors of Hugging Face's files, and the order of its rows."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 from rlcore.spi.weights import DtypeName
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
+
+
+@frozen(kw_only=True)
+class Stack:
+    """A place in a tensor of all of a layer's experts, [experts, ..., rows], whose matrices are transposed."""
+
+    name: str
+    shape: tuple[int, ...]
+    expert: int
+    part: int = 0
+    """Which of `num_parts` rows that take turns."""
+    num_parts: int = 1
+
+    def rows(self, wanted: slice) -> slice:
+        """The rows of the stack among which these rows of the tensor are every `num_parts`-th, from `part` on."""
+        return slice(wanted.start * self.num_parts, wanted.stop * self.num_parts)
+
+    def taken(self, rows: "Tensor") -> "Tensor":
+        """[tensor's rows, ...], a view, from what one expert has in the stack, or some `rows` of it, [..., rows]."""
+        return rows.movedim(-1, 0)[self.part :: self.num_parts]
 
 
 @frozen(kw_only=True)
@@ -22,6 +45,14 @@ class HfTensor:
     """What exports keep it in, whatever the others are cast to; None for one that is cast."""
     fused: tuple[str, int, int] | None = field(default=None, eq=False)
     """Where a file that keeps a layer's experts in one tensor has it: that tensor's name, the expert, and the first row."""
+
+    stack: "Stack | None" = None
+    """Where files, and exports with them, have it: in a tensor of all experts; then `name` is that of no tensor."""
+
+    @property
+    def file_name(self) -> str:
+        """The name of the tensor of the files that it is, or is in."""
+        return self.name if self.stack is None else self.stack.name
 
     def shard_shape(self, size: int) -> tuple[int, ...]:
         """What one of `size` ranks has of it."""

@@ -116,10 +116,16 @@ class WeightTable:
         )
 
     def in_layer(
-        self, layer: int, parameter: str, name: str, shape: tuple[int, ...], tp_dim: Literal[0, 1] | None = None
+        self,
+        layer: int,
+        parameter: str,
+        name: str,
+        shape: tuple[int, ...],
+        tp_dim: Literal[0, 1] | None = None,
+        suffix: str = ".weight",
     ) -> Source:
-        """The weight of a module `name` of the layer alone."""
-        tensor = HfTensor(name=f"{self.family.modules.layers}.{layer}.{name}.weight", shape=shape, tp_dim=tp_dim)
+        """A tensor of a module `name` of the layer alone."""
+        tensor = HfTensor(name=f"{self.family.modules.layers}.{layer}.{name}{suffix}", shape=shape, tp_dim=tp_dim)
         return Source(parameter=f"decoder.layers.{layer}.{parameter}", tensors=(tensor,), layer=layer)
 
 
@@ -127,5 +133,6 @@ def _source(parameter: str, tensor: HfTensor) -> Source:
     return Source(parameter=parameter, tensors=(tensor,))
 
 
-def expert_name(expert: int, linear: str) -> str:
-    return f"mlp.experts.local_experts.{expert}.{linear}.weight"
+def expert_name(expert: int, linear: str, kind: str = "weight") -> str:
+    """Megatron's name of an expert's parameter, in a layer."""
+    return f"mlp.experts.local_experts.{expert}.{linear}.{kind}"

@@ -36,6 +36,8 @@ class Architecture:
     """Whether each head of queries and keys goes through an RMS norm, before it is rotated."""
     has_correction_bias: bool = False
     """Whether routers choose by scores with a bias added, which no gradient trains (arXiv:2408.15664)."""
+    has_windows: bool = False
+    """Whether layers may see windows, as config.json lists them; else a model with one is refused."""
     window_key: str = "use_sliding_window"
     """The key of config.json that is neither false nor null where attention sees a window alone."""
 
@@ -72,6 +74,8 @@ class Architecture:
         found = classes[0] if isinstance(classes, list) else classes
         key, kinds = self.window_key, set(config.get("layer_types") or ()) - {"full_attention"}
         window = self.standard(config).get(key)
+        if self.has_windows:
+            window, kinds = None, kinds - {"sliding_attention"}
         if head == "value" and self.is_classifier(config):
             found = self.class_name
             # transformers takes two labels where the file names none

@@ -62,6 +62,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> MegatronFamily:
             "norm_topk_prob": True,
         },
         has_correction_bias=True,
+        rotary=("default", "linear", "llama3", "yarn"),
         window_key="sliding_window",
         derived={
             **{key: own[key] for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},

@@ -32,6 +32,16 @@ class MegatronFamily(Architecture):
     required: Mapping[str, tuple[Any, str]] = field(factory=lambda: {**NO_BIASES, **SILU})
     """Keys of config.json of which Megatron computes one value alone: that value, and what it is about. A config.json without
     such a key means that value."""
+    windows: tuple[int | None, ...] = ()
+    """How many tokens each layer's queries see, their own and those before it; None for all. Empty where all layers see all."""
+    has_sinks: bool = False
+    """Whether each head has a score of nothing, which takes its share of the softmax (arXiv:2309.17453; gpt-oss)."""
+    has_all_biases: bool = False
+    """Whether all linear layers in the decoder's layers have biases, experts and routers too."""
+    swish_beta: float = 1.0
+    """The gate of MLPs is x · sigmoid(beta · x)."""
+    rotary: tuple[str, ...] = ("default", "linear", "llama3")
+    """Kinds of rotary embedding that it may have; of the defaults the angles alone carry the scaling."""
     is_own: bool = True
     """Whether it is no family that is described for all trainers."""
 
@@ -56,11 +66,19 @@ class MegatronFamily(Architecture):
 
     def layer_problems(self, standard: Mapping[str, Any], path: str) -> Iterator[Problem]:
         """Why Megatron's layers cannot be those of the model whose config.json, at `path`, says this under Llama's keys."""
+        if self.windows and len(self.windows) != standard["num_hidden_layers"]:
+            expected = f"{standard['num_hidden_layers']}, as num_hidden_layers says"
+            yield Problem(path=path, found=f"layer_types of {len(self.windows)} layers", expected=expected)
         for key, (value, reason) in self.required.items():
             found = standard.get(key)
             if found not in (None, value):
                 expected = f"{json.dumps(value)}: {reason}"
                 yield Problem(path=path, found=f"{key} = {json.dumps(found)}", expected=expected, remedy=REMEDY)
+
+    @property
+    def needs_general_attention(self) -> bool:
+        """Whether layers attend otherwise than fused kernels for causal attention do."""
+        return bool(self.windows) or self.has_sinks
 
     def head_problems(self, path: str, head: Head) -> Iterator[Problem]:
         """Why Megatron cannot train the model at `path` with this head."""

@@ -2,7 +2,8 @@
 
 from rlcore_megatron.families.deepseek_v3 import deepseek_v3
 from rlcore_megatron.families.glm4_moe import glm4_moe
+from rlcore_megatron.families.gpt_oss import gpt_oss
 from rlcore_torchkit.architectures.registry import Families
 
-FAMILIES: Families = {"deepseek_v3": deepseek_v3, "glm4_moe": glm4_moe}
+FAMILIES: Families = {"deepseek_v3": deepseek_v3, "glm4_moe": glm4_moe, "gpt_oss": gpt_oss}
 """By model_type: what makes the family from the content of a config.json."""
