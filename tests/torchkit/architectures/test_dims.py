@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from rlcore_torchkit.architectures.dims import ESSENTIAL, ModelDims, expert_layers
+from rlcore_torchkit.architectures.dims import ESSENTIAL, LatentDims, ModelDims, expert_layers
 from rlcore_torchkit.models import architecture_of, dims_of
 
 MODEL = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 128}
@@ -49,3 +50,13 @@ def test_heads_that_are_not_said_are_as_many_as_queries_and_share_the_width() ->
 def test_a_config_json_that_lacks_sizes_has_no_shape(key: str) -> None:
     assert ModelDims.of({name: size for name, size in MODEL.items() if name != key}) is None
     assert ModelDims.of(MODEL | {key: None}) is None
+
+
+def test_sizes_of_multi_latent_attention_are_those_of_its_keys() -> None:
+    latent = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    dims, without_rank = ModelDims.of(MODEL | latent | {"q_lora_rank": 12}), ModelDims.of(MODEL | latent)
+    assert dims is not None
+    assert without_rank is not None
+    assert dims.latent == LatentDims(query_rank=12, key_rank=16, plain_width=8, rotary_width=4, value_width=6)
+    assert dims.latent.key_width == 12
+    assert without_rank.latent == evolve(dims.latent, query_rank=None)
