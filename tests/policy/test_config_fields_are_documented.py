@@ -63,6 +63,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore_reward",
         "rlcore_distill",
         "rlcore_math",
+        "rlcore_shapes",
     } <= modules
 
 

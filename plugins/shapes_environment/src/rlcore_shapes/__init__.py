@@ -1,0 +1,1 @@
+"""An environment for rlcore: drawn circles and squares to be counted."""

@@ -1,0 +1,12 @@
+"""What the entry point names. Nothing heavy is imported here."""
+
+from rlcore.spi import SPI_VERSION, Provider, capabilities
+from rlcore_shapes.config import ShapesConfig
+
+SHAPES = Provider(
+    name="drawn_shapes",
+    spi=SPI_VERSION,
+    config=ShapesConfig,
+    backend="rlcore_shapes.environment:ShapesEnvironment",
+    capabilities={capabilities.CHEAP_RESET},
+)
