@@ -32,6 +32,7 @@ TRIED = {
     "sampling_precision.py",
     "scale_sim.py",
     "slow_tools.py",
+    "speculative.py",
     "train_step.py",
     "trainer_curves.py",
 }
@@ -143,6 +144,12 @@ def test_generation_by_a_stream(script: Script) -> None:
 def test_fp8_rollouts(script: Script) -> None:
     found = rows(script("fp8_rollouts.py", "--quick", "--device", "cpu"), "bfloat16")["bfloat16"]
     assert float(found[3]) == pytest.approx(1.0, abs=1e-3), "the engine has other weights"
+
+
+@pytest.mark.usefixtures("rows_here")
+def test_speculative(script: Script) -> None:
+    found = rows(script("speculative.py", "--quick", "--device", "cpu", "--batches", 2, "--rows", "ngram"), "ngram")["ngram"]
+    assert float(found[-1]) <= 1e-3, "the log-probabilities are not the model's"
 
 
 @pytest.mark.usefixtures("rows_here")

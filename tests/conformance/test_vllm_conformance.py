@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from attrs import evolve
 
 from rlcore.registry.binding import build_generator
 from rlcore.spi import SetResidencyRequest
@@ -11,7 +12,7 @@ from rlcore.testing import GeneratorConformance
 from rlcore.testing.conformance.fixtures import entry_of, tiny_model
 from rlcore.testing.conformance.generator_fixtures import GeneratorUnderTest
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.provider import PROVIDER
+from rlcore_vllm.provider import PROVIDER, disabled_capabilities
 
 
 @pytest.fixture(scope="class")
@@ -99,6 +100,25 @@ class TestVllmReplicas(VllmConformance):
     @pytest.fixture
     def channel(self):
         return "shared_memory"
+
+
+class TestVllmSpeculative(VllmConformance):
+    """Tokens are guessed, and several of a sequence sampled in a step: the same distribution, log-probabilities and refits."""
+
+    # How weights arrive is the same code without guesses, and the first of these starts another engine.
+    test_own_weights_are_those_of_the_model = None
+    test_refit_that_went_wrong_is_an_error = None
+    test_copies_stay_when_the_trainer_moves_on = None
+    test_shared_tensors_are_good_for_the_next_refit = None
+    test_saved_state_holds_no_weights = None
+
+    @pytest.fixture
+    def provider(self, config):
+        return evolve(PROVIDER, capabilities=PROVIDER.capabilities - disabled_capabilities(config))
+
+    @pytest.fixture
+    def config(self):
+        return VllmConfig(cpu_kv_cache_gib=0.1, speculative_ngram=3)
 
 
 @pytest.mark.gpu

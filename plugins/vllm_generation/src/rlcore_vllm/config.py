@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, above, above_at_most
+from rlcore.schema.constraints import Constraint, Count, Positive, Seconds, above, above_at_most, between
 
 
 def _is_address(value: str) -> bool:
@@ -49,6 +49,10 @@ class VllmConfig:
     ("fp8") or for each block of 128 x 128; activations are quantised as they come. Only on GPUs with 8-bit products."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """"fp8" holds keys and values in 8 bits, with scales of 1; only on GPUs with 8-bit products."""
+    speculative_ngram: Annotated[int, between(0, 128)] = 0
+    """Guess so many next tokens by what followed the last ones earlier in the same sequence, and compute them all in one step:
+    what is sampled is of the same distribution. It pays where few sequences leave the device idle and texts repeat; 0 guesses
+    none."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""

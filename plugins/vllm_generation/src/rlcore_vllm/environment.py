@@ -167,6 +167,7 @@ def _build(settings: EngineSettings) -> Any:
         versions.fork_ranks()
     if settings.device == "cpu":
         versions.replace_kernels_once()
+        versions.judge_guesses_on_cpu()
     if settings.eager:
         versions.keep_sampler_eager()
     if settings.in_process and settings.device == "cpu":

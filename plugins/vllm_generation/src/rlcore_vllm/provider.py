@@ -6,6 +6,7 @@ from pathlib import Path
 from rlcore.spi import CHANNELS, Provider, capabilities
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.requirements import meant_for, unavailable
+from rlcore_vllm.speculation import lost_capabilities
 
 TRAINER_DEVICE = 0
 CHANNEL_CAPABILITIES = frozenset(
@@ -35,7 +36,7 @@ def disabled_capabilities(config: VllmConfig) -> frozenset[str]:
         names.add(capabilities.EXACT_LOGPROBS)
     if config.tensor_parallel > 1:
         names.add(capabilities.SAMPLING_MASK)
-    return frozenset(names)
+    return frozenset(names) | lost_capabilities(config)
 
 
 PROVIDER = Provider(

@@ -12,6 +12,7 @@ from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
 from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.speculation import speculative_arguments
 
 GIB = 2**30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -103,10 +104,11 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments |= {
             "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
-            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs),
+            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + config.speculative_ngram),
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
+    arguments |= speculative_arguments(config)
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
@@ -163,13 +165,13 @@ def _overrides(config: VllmConfig) -> dict[str, Any]:
     return dict(table)
 
 
-def capture_sizes(max_num_seqs: int) -> list[int]:
+def capture_sizes(max_num_seqs: int, tokens: int = 1) -> list[int]:
     """Batch sizes that CUDA graphs are captured for, up to the largest: vLLM's default ends at 512, and larger batches then run
-    at half the speed. Four between a power of two and the next, as each takes 0.1 s to capture."""
+    at half the speed. Four between a power of two and the next, as each takes 0.1 s to capture. Counted in tokens."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 1) // 4))
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+    return [tokens * size for size in (*(size for size in sizes if size < max_num_seqs), max_num_seqs)]
 
 
 def engines_per_device(config: VllmConfig) -> int:

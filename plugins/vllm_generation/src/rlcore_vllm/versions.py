@@ -184,6 +184,26 @@ def replace_kernels_once() -> None:
     dispatcher.register_kernels = register
 
 
+def judge_guesses_on_cpu() -> None:
+    """Where guessed tokens are judged on a CPU, 0.32 writes the temperature, top-k and top-p of each of them into a copy, and
+    reads memory that nothing was written to; and it fails in a step that has none."""
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> torch.Tensor:
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        expanded = x.repeat_interleave(counts.long(), output_size=num_tokens)
+        return expanded.masked_fill(expanded == replace_from, replace_to)
+
+    truncate = getattr(rejection_sampler.apply_top_k_top_p, "rlcore_own", rejection_sampler.apply_top_k_top_p)
+
+    def truncated(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> Any:
+        return truncate(logits, k, p) if len(logits) else logits
+
+    truncated.rlcore_own = truncate  # type: ignore[attr-defined]
+    rejection_sampler.expand_batch_to_tokens = expand
+    rejection_sampler.apply_top_k_top_p = truncated
+
+
 def keep_sampler_eager() -> None:
     """Run the one function of the sampler that vLLM compiles whatever enforce_eager says, and that costs 10 s, as it is."""
     from vllm.v1.sample import sampler

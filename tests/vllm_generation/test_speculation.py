@@ -1,0 +1,151 @@
+"""Guessed tokens, with a model that repeats itself, so that guesses are accepted, and whose distribution has a closed form."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve, frozen
+from safetensors.torch import load_file
+
+from rlcore.spi import (
+    CloseRequest,
+    GenerateRequest,
+    GeneratorContext,
+    ModelSpec,
+    RaggedTokens,
+    RankInfo,
+    RefitRequest,
+    SamplingParams,
+    capabilities,
+)
+from rlcore.testing.conformance.tensors import make_export
+from rlcore.testing.models import make_model
+from rlcore_vllm.backend import VllmBackend
+from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.provider import disabled_capabilities
+from rlcore_vllm.settings import engine_settings
+
+EPSILON = 1e-6
+GUESSED = 3
+LENGTH = 32
+
+
+@frozen(kw_only=True, eq=False)
+class Repetitive:
+    """Attention and MLPs add nothing, so that a token depends on the one before it alone."""
+
+    directory: Path
+
+    def weights(self, scale: float) -> dict[str, torch.Tensor]:
+        """The weights, with a last norm that makes a token follow itself, the more often the larger it is."""
+        found = load_file(self.directory / "model.safetensors")
+        for name, value in found.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                value.zero_()
+        found["model.norm.weight"].fill_(scale)
+        return found
+
+    def logprobs(self, scale: float, sampling: SamplingParams) -> Any:
+        """float64 [V, V]: of each token behind each."""
+        embedding = self.weights(scale)["model.embed_tokens.weight"].double().numpy()
+        hidden = scale * embedding / np.sqrt(np.mean(embedding**2, axis=1, keepdims=True) + EPSILON)
+        logits = hidden @ embedding.T / sampling.temperature
+        ranked = np.argsort(-logits, axis=1)
+        probabilities = np.take_along_axis(np.exp(logits - logits.max(axis=1, keepdims=True)), ranked, axis=1)
+        if sampling.top_k:
+            probabilities[:, sampling.top_k :] = 0.0
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        probabilities[np.cumsum(probabilities, axis=1) - probabilities >= sampling.top_p] = 0.0
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        table = np.empty_like(probabilities)
+        np.put_along_axis(table, ranked, probabilities, axis=1)
+        with np.errstate(divide="ignore"):
+            return np.log(table)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Repetitive:
+    directory = tmp_path_factory.mktemp("repetitive") / "model"
+    make_model(directory, "qwen3", hidden_size=64, num_heads=2, tied=True, initializer_range=0.2, max_length=256)
+    return Repetitive(directory=directory)
+
+
+def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
+    spec = ModelSpec(path=str(model.directory))
+    return GeneratorContext(model=spec, rank_info=RankInfo(**options), seed=0, max_sequence_length=96)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Repetitive) -> Iterator[VllmBackend]:
+    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, speculative_ngram=GUESSED))
+    yield backend
+    backend.close(CloseRequest())
+
+
+@pytest.fixture
+def accepted(engine: VllmBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens of each sequence were sampled in each step that judged guesses."""
+    from vllm.v1.sample import rejection_sampler
+
+    judge, found = rejection_sampler.rejection_sample, []
+
+    def judged(*args: Any, **kwargs: Any) -> torch.Tensor:
+        sampled = judge(*args, **kwargs)
+        found.extend((sampled >= 0).sum(dim=1).tolist())
+        return sampled
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", judged)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.5, top_k=3),
+        SamplingParams(temperature=2.0, top_p=0.8),
+    ],
+    ids=["plain", "top_k", "top_p"],
+)
+def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
+    engine: VllmBackend, model: Repetitive, accepted: list[int], sampling: SamplingParams
+) -> None:
+    """Their log-probabilities are the closed form's, and tokens repeat as often as these say; after a refit, too."""
+    for version, scale in enumerate((1.0, 0.6)):
+        weights = make_export(model.weights(scale), version)
+        engine.refit(RefitRequest(weight_version=version, channel="in_process", weights=weights, may_alias=False))
+        request = GenerateRequest(
+            prompts=RaggedTokens.from_lists([[5 + number, 9] for number in range(8)]),
+            num_samples=1,
+            seeds=np.arange(8, dtype=np.int64),
+            max_tokens=np.full(8, LENGTH, np.int32),
+            sampling=sampling,
+            weight_version=version,
+        )
+        result = engine.generate(request)
+        table = model.logprobs(scale, sampling)
+        tokens = result.tokens.reshape(8, LENGTH)
+        before = np.concatenate([np.full((8, 1), 9), tokens[:, :-1]], axis=1)
+        np.testing.assert_allclose(result.logprobs.reshape(8, LENGTH), table[before, tokens], atol=1e-4)
+        repeats = np.exp(table[before, before])
+        surplus = ((tokens == before) - repeats).sum()
+        assert abs(surplus) < 5 * np.sqrt((repeats * (1 - repeats)).sum()) + 1
+    assert max(accepted) == 1 + GUESSED
+    assert sum(accepted) > 1.3 * len(accepted)
+
+
+def test_what_goes_without_it() -> None:
+    lost = disabled_capabilities(VllmConfig(speculative_ngram=1)) - disabled_capabilities(VllmConfig())
+    assert lost >= {capabilities.SAMPLING_MASK, capabilities.PER_SAMPLE_SEEDS, capabilities.ROUTED_EXPERTS}
+    assert capabilities.EXACT_LOGPROBS not in lost
+
+
+def test_graphs_are_captured_for_the_tokens_of_a_step(model: Repetitive) -> None:
+    context = evolve(context_of(model), rank_info=RankInfo(device="cuda"))
+    arguments = engine_settings(context, VllmConfig(max_num_seqs=16, speculative_ngram=4)).arguments
+    assert arguments["cudagraph_capture_sizes"] == [5, 10, 20, 40, 80]
+    assert arguments["speculative_config"]["num_speculative_tokens"] == 4
+    assert "speculative_config" not in engine_settings(context, VllmConfig()).arguments
