@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.spi import ContractError, GlobalCounts, LossInputs
+from rlcore.spi import MARGINS, ContractError, GlobalCounts, LossInputs
 from rlcore.spi.arrays import offsets_of
 from rlcore_reward.config import RewardConfig
 from rlcore_reward.loss import reward_loss
@@ -77,6 +77,22 @@ def test_the_loss_is_trls(case):
     np.testing.assert_allclose(leaf.grad.numpy().reshape(-1, 2).T.reshape(-1), case["gradients"], rtol=0, atol=1e-12)
     assert float(output.sums["rewards/accuracies"]) == pytest.approx(case["accuracy"])
     assert float(output.sums["rewards/margins"]) == pytest.approx(case["margin"])
+
+
+def test_a_margin_is_taken_off_the_difference_and_off_no_figure():
+    """TRL 1.16 and Llama 2: -log σ(r_chosen - r_rejected - m)."""
+    values, lasts = random_values(2), offsets_of(LENGTHS)[1:] - 1
+    margins = np.array([0.0, 1.5, -0.5, 3.0, 0.25])
+    leaf = torch.tensor(values, requires_grad=True)
+    inputs = inputs_of(leaf, LENGTHS, 10)
+    output = reward_loss(evolve(inputs, sequence_columns={MARGINS: torch.tensor(np.repeat(margins, 2))}), RewardConfig())
+    output.loss.backward()
+    pairs = values[lasts].reshape(-1, 2)
+    difference = pairs[:, 0] - pairs[:, 1]
+    assert float(output.loss) == pytest.approx(np.log1p(np.exp(margins - difference)).mean(), rel=1e-12)
+    expected = -1 / (1 + np.exp(difference - margins)) / 5
+    np.testing.assert_allclose(leaf.grad.numpy()[lasts].reshape(-1, 2), np.stack([expected, -expected], 1), atol=1e-12)
+    assert float(output.sums["rewards/margins"]) == pytest.approx(difference.mean())
 
 
 @settings(max_examples=25, deadline=None)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
@@ -148,9 +149,20 @@ def test_rollouts_have_the_rewards_that_the_trained_model_gives(place: Workplace
     assert len({round(sample["reward"], 4) for sample in samples}) > 3
 
 
+def test_the_loss_knows_the_margins_of_rows(place: Workplace) -> None:
+    """Rewards begin at 0, so that the first loss is the mean of log(1 + exp(m)) of the step's three pairs."""
+    write_jsonl(place.folder / "margins.jsonl", [row | {"gap": 2.5} for row in ROWS])
+    options = ("data.train.path=margins.jsonl", "data.train.margin_field=gap", "run.num_steps=1", "checkpoint.export=none")
+    run = place.train("reward.toml", "trainer.name=fsdp2", *options)
+    losses = [record["loss"] for record in read_metrics(run) if record["step"] == 1]
+    assert losses == [pytest.approx(float(np.log1p(np.exp(2.5))), rel=1e-5)]
+
+
 def test_what_does_not_go_with_a_reward_model_is_told(place: Workplace, model: Path) -> None:
     beside = ("environment.name=arithmetic",)
     expect_failure(place.rlcore("check", "reward.toml", *beside), 2, "nothing generates")
     expect_failure(place.rlcore("check", "reward.toml", "lora.rank=2"), 2, "a model of values")
+    margins = ("data.train.margin_field=gap", "algorithm.name=dpo")
+    expect_failure(place.rlcore("check", "reward.toml", *margins), 2, "data.train.margin_field", "reads no margins")
     language = f"environment.reward_model.path={model}"
     expect_failure(place.rlcore("check", "rewarded.toml", language), 5, "architecture Qwen3ForCausalLM")

@@ -37,6 +37,9 @@ class RowsConfig:
     assistant's one behind the prompt's, or the whole conversation: the prompt is then what both answers' begin with."""
     rejected_field: Text = "rejected"
     """Field with the worse answer."""
+    margin_field: Text | None = None
+    """Field with a number, by how much the chosen answer is better; every row has it then. Read by algorithms that ask for
+    it."""
     limit: NumRows | None = None
     """Use only the first so many rows."""
 

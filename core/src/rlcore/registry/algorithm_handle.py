@@ -163,6 +163,7 @@ def _check_needs(needs: AlgorithmNeeds) -> None:
         "reference_logprobs_in_rollouts",
         "entropy",
         "untruncated_sampling",
+        "margins",
         "whole_groups",
         "dynamic_sampling",
         "critic",

@@ -16,6 +16,7 @@ from rlcore.spi.batch import ADVANTAGES as ADVANTAGES
 from rlcore.spi.batch import EPISODE_IDS as EPISODE_IDS
 from rlcore.spi.batch import GENERATION_LOGPROBS as GENERATION_LOGPROBS
 from rlcore.spi.batch import GROUP_IDS as GROUP_IDS
+from rlcore.spi.batch import MARGINS as MARGINS
 from rlcore.spi.batch import PREVIOUS_LOGPROBS as PREVIOUS_LOGPROBS
 from rlcore.spi.batch import REFERENCE_LOGPROBS as REFERENCE_LOGPROBS
 from rlcore.spi.batch import ROUTED_EXPERTS as ROUTED_EXPERTS

@@ -42,6 +42,9 @@ class AlgorithmNeeds:
     corrects_staleness: bool = False
     """The loss weighs or clips each token by the ratio to the probability that it was sampled with, so that samples of older
     weights can be trained on; without it a recipe with async.max_staleness above 0 is refused."""
+    margins: bool = False
+    """The loss reads the sequence column `margins` of preferences, where a recipe names a field of margins
+    (data.*.margin_field); such a recipe with any other algorithm is refused."""
     whole_groups: bool = False
     """The loss compares the sequences of a group: each microbatch holds whole groups, whose sequences are adjacent and in their
     order. A group of more than training.max_tokens_per_microbatch tokens gets a microbatch of its own."""

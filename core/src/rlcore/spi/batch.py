@@ -33,6 +33,8 @@ in layers without experts, and where no generator routed the token: the trainer 
 
 GROUP_IDS = "group_ids"
 """int32 [N], a sequence column: index of the prompt within the step; sequences of one group share a minibatch."""
+MARGINS = "margins"
+"""float32 [N], a sequence column: by how much the chosen answer of a pair is to be better, the same for its two sequences."""
 EPISODE_IDS = "episode_ids"
 """int32 [N], a sequence column: index of the episode within the step, non-decreasing, where one may have several sequences. All
 of them have its reward; an episode counts once in its group's statistics. Without it each sequence is an episode."""

@@ -14,7 +14,7 @@ class RewardAlgorithm:
 
     def __init__(self, context: AlgorithmContext, config: RewardConfig) -> None:
         del context
-        self.needs = AlgorithmNeeds(source="preferences", whole_groups=True, head="value")
+        self.needs = AlgorithmNeeds(source="preferences", margins=True, whole_groups=True, head="value")
         self._loss = LossSpec(path="rlcore_reward.loss:reward_loss", config=config)
 
     def build_batch(self, rollouts: RolloutBatch) -> TrainingBatch:

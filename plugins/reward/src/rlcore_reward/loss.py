@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlcore.spi import ContractError, LossInputs, LossOutput
+from rlcore.spi import MARGINS, ContractError, LossInputs, LossOutput
 from rlcore_reward.config import RewardConfig
 
 
 def reward_loss(inputs: LossInputs, config: RewardConfig) -> LossOutput:
-    """The mean of -log σ(r_chosen - r_rejected) + c (r_chosen + r_rejected)² over the step's pairs, global loss sequences / 2,
-    where r is the value at a sequence's last token and c is `center_rewards_coefficient` (arXiv:2009.01325, section 3.4;
-    arXiv:2312.09244). The two sequences of a pair are adjacent, the chosen answer first.
+    """The mean of -log σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)² over the step's pairs, global loss sequences /
+    2, where r is the value at a sequence's last token, m the pair's margin, 0 where rows tell none (Llama 2, arXiv:2307.09288,
+    equation 2), and c is `center_rewards_coefficient` (arXiv:2009.01325, section 3.4; arXiv:2312.09244). The
+    two sequences of a pair are adjacent, the chosen answer first.
 
     Metrics, means over the pairs: `rewards/chosen` and `rewards/rejected`; `rewards/margins`, their difference;
     `rewards/accuracies`, the share where it is above 0. ContractError where sequences are not in pairs.
@@ -29,7 +30,8 @@ def reward_loss(inputs: LossInputs, config: RewardConfig) -> LossOutput:
     def mean(each: Tensor) -> Tensor:
         return torch.where(counted, each, 0.0).sum() / num_pairs
 
-    loss = mean(-logsigmoid(chosen - rejected))
+    margins = inputs.sequence_columns.get(MARGINS)
+    loss = mean(-logsigmoid(chosen - rejected - (0.0 if margins is None else margins[0::2])))
     if config.center_rewards_coefficient:
         loss = loss + config.center_rewards_coefficient * mean((chosen + rejected) ** 2)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +14,10 @@ from rlcore.config.data import DatasetConfig
 from rlcore.config.model import ModelConfig
 from rlcore.run.data import rendering
 from rlcore.run.data.datasets import load_rows
+from rlcore.run.data.examples import example_batch, joined_examples
 from rlcore.run.data.preferences import render_preferences
 from rlcore.run.data.tokenizer import load_tokenizer
-from rlcore.spi import DataError
+from rlcore.spi import MARGINS, DataError
 
 texts = st.text("0123456789+=", min_size=1, max_size=12)
 QUESTION = {"role": "user", "content": "1+1="}
@@ -195,3 +197,21 @@ def test_the_beginning_of_sequence_stands_before_texts_alone(tokenizer):
     (text, _), *_, (chat, _) = sides(render([PAIR, PAIR | {"prompt": [QUESTION]}], with_prefix), with_prefix)
     assert text == "B1+1="
     assert chat == "user: 1+1=\nassistant: "
+
+
+def test_margins_stay_with_their_pairs(tokenizer):
+    """A row over a limit takes its own along, and a set without margins beside one with them has 0."""
+    rows = [PAIR | {"gap": 1}, PAIR | {"chosen": "4444444", "gap": 2}, PAIR | {"chosen": "4", "gap": -0.5}]
+    config = DatasetConfig(margin_field="gap", on_long_prompt="drop")
+    kept = render(rows, tokenizer, config, response_limit=4)
+    assert example_batch(kept, np.array([1, 0])).batch.sequence_columns[MARGINS].tolist() == [-0.5, -0.5, 1.0, 1.0]
+    plain = render([PAIR], tokenizer)
+    assert MARGINS not in example_batch(plain, np.array([0])).batch.sequence_columns
+    joined = joined_examples([plain, kept], [0, 1])
+    assert joined.margins.tolist() == [0.0, 1.0, -0.5]
+
+
+@pytest.mark.parametrize("row", [{}, {"gap": None}, {"gap": "1"}, {"gap": True}, {"gap": float("nan")}])
+def test_a_margin_that_is_no_number_is_refused(tokenizer, row):
+    with pytest.raises(DataError, match="a finite number"):
+        render([PAIR | row], tokenizer, DatasetConfig(margin_field="gap"))

@@ -7,7 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from rlcore import spi
-from rlcore.spi.arrays import BoolArray, Int64Array, gather_ragged, offsets_of
+from rlcore.spi.arrays import AnyArray, BoolArray, Float32Array, Int64Array, gather_ragged, offsets_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -28,6 +28,8 @@ class Examples:
     """Whether a row's first sequence is the better one of two."""
     images: spi.Images | None = None
     """The images of each of the S sequences; None where there are none."""
+    margins: Float32Array | None = None
+    """float32 [P]: by how much a row's chosen answer is better; None where rows do not say."""
 
     @classmethod
     def behind_prompts(
@@ -67,6 +69,7 @@ def joined_examples(parts: Sequence[Examples], first_rows: Sequence[int]) -> Exa
         num_dropped=sum(part.num_dropped for part in parts),
         chosen_first=parts[0].chosen_first,
         images=_joined_images(parts),
+        margins=_joined_margins(parts),
     )
 
 
@@ -76,16 +79,28 @@ def _joined_images(parts: Sequence[Examples]) -> spi.Images | None:
     return tuple(chain.from_iterable(part.images or ((),) * part.tokens.num_sequences for part in parts))
 
 
+def _joined_margins(parts: Sequence[Examples]) -> Float32Array | None:
+    """float32 [P] of all parts, or None; 0.0 of a part that has none beside others."""
+    if all(part.margins is None for part in parts):
+        return None
+    zeros = [np.zeros(len(part.rows), np.float32) for part in parts]
+    return np.concatenate([zero if part.margins is None else part.margins for part, zero in zip(parts, zeros, strict=True)])
+
+
 def example_batch(examples: Examples, indices: Int64Array) -> spi.RolloutBatch:
     """The examples of the rows `indices` int64 [M] among P, each row a group; loss_mask is True on what is learned. The reward
     is 1.0 for a chosen answer, and 0.0 for any other."""
     sequences, group_offsets = gather_ragged(examples.row_offsets, indices)
     gather, offsets = gather_ragged(examples.tokens.offsets, sequences)
+    counts = np.diff(group_offsets)
+    columns: dict[str, AnyArray] = {spi.GROUP_IDS: np.repeat(np.arange(len(indices), dtype=np.int32), counts)}
+    if examples.margins is not None:
+        columns[spi.MARGINS] = np.repeat(examples.margins[indices], counts)
     batch = spi.TokenBatch(
         tokens=examples.tokens.tokens[gather],
         offsets=offsets,
         loss_mask=examples.learned[gather],
-        sequence_columns={spi.GROUP_IDS: np.repeat(np.arange(len(indices), dtype=np.int32), np.diff(group_offsets))},
+        sequence_columns=columns,
         images=None if examples.images is None else tuple(examples.images[index] for index in sequences.tolist()),
     )
     rewards = np.zeros(len(sequences), np.float32)

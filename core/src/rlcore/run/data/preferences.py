@@ -7,10 +7,12 @@ assistant's, or a prompt of messages with the answers' messages alone.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+import numpy as np
+from attrs import evolve, frozen
 
 from rlcore import spi
 from rlcore.config.data import DatasetConfig
+from rlcore.functions import is_number
 from rlcore.images import image_parts, shown_message
 from rlcore.run.data.examples import Examples
 from rlcore.run.data.rendering import KeptRows, encode_prompt_texts, end_token, ended
@@ -31,13 +33,14 @@ def render_preferences(
 ) -> Examples:
     """Each row's prompt with its chosen answer, and with its rejected one; an answer ends with the token that ends it, which
     counts as part of it. DataError names the rows that are no such pair, and one over a limit where that is an error."""
-    eos = end_token(tokenizer)
+    eos, margins = end_token(tokenizer), dict[int, float]()
     kept = KeptRows(key, config, rows, EXPECTED)
     for start, chunk in kept.chunks():
         pairs: dict[int, _Pair] = {}
         for number, row in enumerate(chunk, start=start):
             try:
                 pairs[number] = _pair_of(row, tokenizer, config)
+                margins[number] = 0.0 if config.margin_field is None else _margin_of(row, config.margin_field)
             except spi.DataError as error:
                 kept.faults.add(number, str(error))
         prompts = encode_prompt_texts(
@@ -50,7 +53,10 @@ def render_preferences(
                 kept.faults.add(number, "both answers are the same tokens; expected two that differ")
             else:
                 kept.keep_answers(number, prompts[index], both, "longer answer", (max_prompt_tokens, max_response_tokens))
-    return kept.examples(answers=2)
+    examples = kept.examples(answers=2)
+    if config.margin_field is None:
+        return examples
+    return evolve(examples, margins=np.array([margins[row] for row in examples.rows.tolist()], np.float32))
 
 
 @frozen(kw_only=True)
@@ -80,6 +86,14 @@ def _pair_of(row: spi.Row, tokenizer: Tokenizer, config: DatasetConfig) -> _Pair
         if isinstance(chosen, str)
         else _chat_pair(prompt, chosen, rejected, tokenizer)
     )
+
+
+def _margin_of(row: spi.Row, name: str) -> float:
+    value: Any = row.get(name)
+    if not is_number(value):
+        found = f"{value!r:.40} as {name!r}" if name in row else f"no field {name!r}"
+        raise spi.DataError(f"found {found}; expected a finite number, by how much the chosen answer is better")
+    return float(value)
 
 
 def _text_pair(prompt: Any, chosen: str, rejected: str, tokenizer: Tokenizer) -> _Pair:

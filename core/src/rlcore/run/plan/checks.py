@@ -127,6 +127,7 @@ def _impossible(recipe: Recipe, needs: AlgorithmNeeds, *, measures: bool) -> Ite
         )
     yield from _reference_problems(recipe, needs)
     yield from _critic_problems(recipe, needs)
+    yield from _margin_problems(recipe, needs)
     if needs.source == "rollouts" and recipe.rollout.samples_per_prompt < needs.min_samples_per_prompt:
         yield Problem(
             path="rollout.samples_per_prompt",
@@ -229,6 +230,16 @@ def _critic_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]
             expected="none: the critic begins with the policy's model, at model.revision",
             remedy="Leave it out, or name the model in critic.path.",
         )
+
+
+def _margin_problems(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
+    """Margins of pairs that no loss reads."""
+    for path, config in (("data.train", recipe.data.train), ("data.evaluation", recipe.data.evaluation)):
+        parts = {} if config is None else {path: config, **{f"{path}.mix.{name}": one for name, one in config.parts().items()}}
+        for key, one in parts.items():
+            if one.margin_field is not None and not needs.margins:
+                found = f'"{one.margin_field}", with algorithm {recipe.algorithm.name!r}, which reads no margins'
+                yield Problem(path=f"{key}.margin_field", found=found, expected="no such key")
 
 
 def _pointless(recipe: Recipe, needs: AlgorithmNeeds) -> Iterator[Problem]:
