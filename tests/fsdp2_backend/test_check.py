@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, LoraSpec, ModelSpec
+from rlcore.testing.image_models import make_image_model
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
 
@@ -51,6 +52,16 @@ def test_model_problems(context, model_directory, tmp_path):
     broken = evolve(context, model=ModelSpec(path=str(tmp_path / "model")))
     problems = [(problem.path, problem.found) for problem in check(broken, Fsdp2Config())]
     assert (str(file), "model_type gpt9") in problems
+
+
+def test_what_a_model_of_images_cannot_have(context, tmp_path):
+    images = evolve(context, model=ModelSpec(path=str(make_image_model(tmp_path / "images"))))
+    assert list(check(images, Fsdp2Config(freeze="vision", activation_checkpointing=True))) == []
+    (divided,) = check(evolve(images, world_size=2), Fsdp2Config(tensor_parallel=2))
+    assert divided.path == "trainer.fsdp2.tensor_parallel"
+    assert "lora" in [problem.path for problem in check(evolve(images, lora=LoraSpec()), Fsdp2Config())]
+    (frozen,) = check(context, Fsdp2Config(freeze="vision"))
+    assert frozen.path == "trainer.fsdp2.freeze"
 
 
 def configured(context, tmp_path, **content):

@@ -10,6 +10,8 @@ from fsdp2_decoder_cases import WORLD_SIZE, run_all
 from rank_launch import launch
 from safetensors.torch import load_file, save_file
 
+from rlcore.testing.image_models import make_image_model
+
 FAMILIES = ("gemma3_text", "glm4_moe", "gpt_oss", "qwen3_next")
 """One that ties its head, one whose checkpoints hold buffers, one with biases beside its experts, and one that keeps states."""
 
@@ -20,6 +22,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("decoders")
     for family in FAMILIES:
         make_family(root / "models" / family, family, TRAINED[family])
+    make_image_model(root / "models" / "qwen3_vl", "qwen3_vl")
     broken = Path(shutil.copytree(root / "models" / "gpt_oss", root / "broken"))
     weights = load_file(broken / "model.safetensors")
     del weights["lm_head.weight"]
@@ -29,7 +32,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "scratch"
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "broken"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_vl", "broken"])
 def test_two_ranks(name, scratch):
     for rank in range(WORLD_SIZE):
         result = json.loads((scratch / f"results-{rank}.json").read_text()).get(name, "not run, since a case before it failed")

@@ -25,7 +25,7 @@ from rlcore_fsdp2.policy import make_adapted_policy, make_policy, make_reference
 from rlcore_fsdp2.routing_replay import attach
 from rlcore_fsdp2.sharding import local
 from rlcore_torchkit import process_group
-from rlcore_torchkit.decoders import described_family, is_described
+from rlcore_torchkit.decoders import described_family, is_described, is_image_model
 from rlcore_torchkit.device import use_device
 from rlcore_torchkit.image_forward import check_images
 from rlcore_torchkit.lora_reference import load_reference, save_reference
@@ -277,6 +277,6 @@ def _check_layout(context: spi.TrainerContext, config: Fsdp2Config) -> None:
     model = None if family is None else family.standard(content)
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
     problems = list(own_layout_problems(config, rank_info.world_size, rank_info.device, model))
-    problems += undescribed_problems(config) if family is None else []
+    problems += undescribed_problems(config, has_plan=not is_image_model(content)) if family is None else []
     if problems:
         raise spi.ConfigError(problems)

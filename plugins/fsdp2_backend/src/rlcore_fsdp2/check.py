@@ -50,7 +50,7 @@ def _undescribed_model_problems(context: CheckContext, config: Fsdp2Config) -> I
     content = read_object(file)
     if isinstance(content, Problem) or described_family(content, str(file)) is not None:
         return
-    has_plan = config.tensor_parallel == 1 or has_layout_plan(content)
+    has_plan = config.tensor_parallel == 1 or (not is_image_model(content) and has_layout_plan(content))
     yield from undescribed_problems(config, f"model_type {content.get('model_type')}", has_plan=has_plan)
     yield from length_problems(content, str(file), context.max_sequence_length)
     if context.replays_routing:

@@ -66,6 +66,13 @@ def test_a_trainer_that_would_ignore_it_is_refused(
         prepared(*overrides, registry=registry)
 
 
+def test_a_model_of_images_needs_backends_that_read_them(prepared: Callable[..., RunPlan], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vision_config": {"depth": 2}, "image_token_id": 5}')
+    with pytest.raises(PluginError, match="'images'") as raised:
+        prepared(f"model.path={tmp_path}")
+    assert {"trainer", "generator"} <= set(str(raised.value).split())
+
+
 class Failing:
     """An algorithm that cannot be built."""
 

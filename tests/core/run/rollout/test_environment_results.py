@@ -91,6 +91,13 @@ def test_a_reset_is_checked_alike(result, message):
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 
 
+def test_images_come_with_the_messages_of_a_reset():
+    shown = Observation(messages=[{"role": "user", "content": [{"type": "image", "image": b"a"}]}])
+    assert check_reset(ResetResult(observation=shown, state=None), None).observation is shown
+    with pytest.raises(ContractError, match="with images"):
+        check_step(StepResult(reward=0.0, done=False, observation=shown), None)
+
+
 def test_tools_come_with_the_messages_of_a_reset():
     reset = ResetResult(observation=Observation(messages=[{"role": "user", "content": "?"}], tools=[TOOL]), state=0)
     assert check_reset(reset, None) is reset

@@ -84,6 +84,16 @@ def test_conversations_go_with_their_samples(feed):
     assert (known.conversations.tolist(), unknown.conversations) == ([7, -1], None)
 
 
+def test_the_images_of_a_prompt_go_with_it(feed):
+    shown = [evolve(one, images=(b"a", b"b")) for one in wanted(FIRST, 1, 2)]
+    feed.ask([*shown, *wanted(SECOND, 3, 4)])
+    feed.begin(0)
+    (request,) = feed.take(wait=False)
+    assert request.images == ((b"a", b"b"), ())
+    feed.ask(wanted(SECOND, 5))
+    assert feed.take(wait=False)[0].images is None
+
+
 def test_what_waits_is_one_request_a_kind_of_sampling(feed):
     feed.ask(wanted(FIRST, 0, 1) + wanted(SECOND, 2, 3) + wanted(FIRST, 4, 5, sampling=COLD) + wanted(SECOND, 6))
     pairs, cold, single = feed.take(wait=True)

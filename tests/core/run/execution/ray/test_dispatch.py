@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,3 +174,23 @@ def test_an_empty_microbatch_is_filled_with_a_whole_group_that_counts_in_no_loss
         assert lengths.all() or not (lengths.any() or microbatch.token_columns["double"].any())
         counted += microbatch.sequence_columns["number"][lengths > 0].tolist()
     assert sorted(counted) == every.tolist()
+
+
+def test_images_go_with_their_sequences_and_prompts():
+    images = tuple((bytes([number]),) * (number % 3) for number in range(7))
+    batch = evolve(batch_of([3, 9, 4, 4, 1, 20, 5]), images=images)
+    dispatch = Dispatch.of(batch, np.array([6, 1, 2, 5, 4]), num_ranks=2, max_tokens=12)
+    parts = [microbatch for part in dispatch.parts(batch) for microbatch in part.microbatches()]
+    found = [own for microbatch in parts for own in microbatch.images]
+    assert found == [images[number] for number in dispatch.sequences.tolist()]
+    assert all(len(microbatch.images) == microbatch.num_sequences for microbatch in parts)
+    request = GenerateRequest(
+        prompts=RaggedTokens.from_lists([[number] for number in range(7)]),
+        num_samples=2,
+        seeds=np.arange(14),
+        max_tokens=np.ones(14, np.int32),
+        sampling=SamplingParams(),
+        weight_version=0,
+        images=images,
+    )
+    assert request_for(request, np.array([5, 1])).images == (images[5], images[1])
