@@ -28,6 +28,8 @@ from rlcore_megatron.optimizer_shards import shards_of
 
 MOE, DENSE = "qwen3_moe", "qwen2"
 """Experts and norms of heads, an output layer of its own; biases, and an output layer that is the embedding."""
+SINKS = "gpt_oss"
+"""Sinks that tensor ranks divide, and experts and routers with biases."""
 LATENT = "deepseek_v3"
 """Narrow projections that each tensor rank holds whole, an MLP before experts, and biases of routers that do not train."""
 SAVE_AFTER, NUM_SEQUENCES = 2, 4
@@ -88,6 +90,7 @@ LAYOUTS = (
         ("dp2", {}, ("pp2xvpp2", "ep2")),
     ),
     *_rows(2, LATENT, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
+    *_rows(2, SINKS, ("tp2", {"tensor": 2}, ("one",)), ("ep2", {"expert": 2}, ("tp2",))),
     *_rows(
         4,
         DENSE,
@@ -124,6 +127,7 @@ ONE = (
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=()),
     Layout(name="one", num_ranks=1, architecture=MOE, sources=()),
     Layout(name="one", num_ranks=1, architecture=LATENT, sources=()),
+    Layout(name="one", num_ranks=1, architecture=SINKS, sources=()),
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=(), dtype="bfloat16"),
 )
 
@@ -178,7 +182,8 @@ def prepare(root: Path) -> None:
     for architecture in (DENSE, MOE):
         tied = architecture == DENSE
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
-    make_own(root / "models" / LATENT, LATENT, num_hidden_layers=5)
+    for family in (LATENT, SINKS):
+        make_own(root / "models" / family, family, num_hidden_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
         for version in range(SAVE_AFTER):
