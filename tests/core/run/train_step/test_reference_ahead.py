@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from rlcore.run.train_step.reference_ahead import ReferenceAhead
-from rlcore.spi import TokenBatch, WorkerError
+from rlcore.spi import Images, TokenBatch, WorkerError
 from rlcore.spi.arrays import Float32Array, offsets_of
 
 WAIT_S = 20.0
@@ -63,6 +65,21 @@ def test_a_batch_gets_what_it_would_have_been_answered(model: Model, ahead: Refe
     assert found.tolist() == [-1, -3, -6, -3, -7, 0, -1, -3, -6, 0, 0]
     assert found.dtype == np.float32
     assert sorted(sequence for asked in model.asked for sequence in asked) == [[1, 2, 3], [3, 4]]
+
+
+def test_sequences_of_the_same_tokens_that_read_different_images_are_not_the_same() -> None:
+    """What the reference is asked for has the images: it would answer something else without them."""
+    asked: list[Images] = []
+
+    def compute(batch: TokenBatch) -> Float32Array:
+        asked.append(batch.images or ())
+        return np.repeat([0.0 if not one else -float(len(one[0])) for one in batch.images or ()], 2).astype(np.float32)
+
+    with closing(ReferenceAhead(compute, keeps=1)) as ahead:
+        ahead.add(tokens(3, 4), (b"a",))
+        batch = evolve(batch_of([3, 4], [3, 4], [3, 4]), images=((b"a",), (b"bb",), ()))
+        assert ahead.logprobs(batch, np.arange(3)).tolist() == [-1, -1, -2, -2, 0, 0]
+    assert sorted(len(images) for images in asked) in ([3], [1, 2])
 
 
 def test_all_that_has_come_meanwhile_is_asked_for_at_once_and_each_only_once(model: Model, ahead: ReferenceAhead) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -35,8 +35,9 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.from_recipe import collector_of, policy_of
 from rlcore.run.rollout.schedule_record import RecordedSchedule
 from rlcore.run.rollout.sources import ExampleSource, HeldOutEvaluator, RolloutSource, Source
+from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import DataError, Row
-from rlcore.spi.arrays import Int32Array, Int64Array
+from rlcore.spi.arrays import Int64Array
 
 
 @frozen(kw_only=True, eq=False)
@@ -89,10 +90,10 @@ class Inputs:
         clock: PhaseClock,
         progress: Progress,
         replayed: RecordedSchedule | None = None,
-        on_tokens: Callable[[Int32Array], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Source:
         """Where the samples of the steps come from; a schedule that is `replayed` is one of this recipe's rollouts.
-        `on_tokens` is called with the tokens of each sample as soon as they are all there, in any thread."""
+        `on_tokens` is called with the tokens and images of each sample as soon as they are all there, in any thread."""
         recipe = plan.recipe
         if self.examples is not None:
             rows = self.train_rows

@@ -21,8 +21,8 @@ from rlcore.run.rollout.replay import ReplayGroups, ReplaySchedule, ReplayTurns
 from rlcore.run.rollout.reward_components import reward_components
 from rlcore.run.rollout.schedule import Schedule
 from rlcore.run.rollout.step_collector import StepCollector
-from rlcore.run.rollout.turns import TurnOptions, Turns
-from rlcore.spi.arrays import AnyArray, Int32Array, Int64Array, offsets_of
+from rlcore.run.rollout.turns import OnTokens, TurnOptions, Turns
+from rlcore.spi.arrays import AnyArray, Int64Array, offsets_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,8 +39,8 @@ class RolloutCollector(StepCollector[EpisodeGroup]):
     """What to do where the chat template would rewrite what it has shown."""
     routed_experts: bool = False
     """Whether the batch is to say which experts the generator sent each token to."""
-    on_tokens: Callable[[Int32Array], None] | None = None
-    """Called with the tokens of each sample, int32 [length], as soon as they are all there."""
+    on_tokens: OnTokens | None = None
+    """Called with the tokens of each sample, int32 [length], and its images, as soon as they are all there."""
 
     def work_of(self, schedule: Schedule, plans: StepPlans, failures: MaskedFailures) -> PromptGroups:
         """See StepCollector."""

@@ -1,6 +1,5 @@
 """What a recipe's sections come to: what samples the prompts of a data set, and the rules of the schedule."""
 
-from collections.abc import Callable
 from typing import Any
 
 from rlcore.chat.tool_calls import ToolParser
@@ -17,8 +16,8 @@ from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import PromptLimit
 from rlcore.run.rollout.schedule import SchedulePolicy
 from rlcore.run.rollout.step_collector import StepCollector
+from rlcore.run.rollout.turns import OnTokens
 from rlcore.spi import SamplingParams
-from rlcore.spi.arrays import Int32Array
 
 
 def collector_of(
@@ -32,11 +31,11 @@ def collector_of(
     progress: Progress,
     *,
     sampling_mask: bool = False,
-    on_tokens: Callable[[Int32Array], None] | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> StepCollector[Any]:
     """What samples the prompts of a data set: as the recipe's `[rollout]` says, or for held-out ones its `[evaluation]`. With
-    `sampling_mask` the batch says what the generator chose each token among. `on_tokens` is called with the tokens of each
-    sample that no agent made, as soon as they are all there."""
+    `sampling_mask` the batch says what the generator chose each token among. `on_tokens` is called with the tokens and
+    images of each sample that no agent made, as soon as they are all there."""
     trains = split == "train"
     rollout, options = recipe.rollout, recipe.rollout if trains else recipe.evaluation
     stops = tokenizer.stop_token_ids if rollout.stop_token_ids is None else rollout.stop_token_ids

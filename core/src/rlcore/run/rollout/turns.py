@@ -9,7 +9,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -30,6 +30,9 @@ from rlcore.run.rollout.sample_count import SampleCount
 from rlcore.spi import DataError, FinishReason, SamplingParams, Tool, ToolCall
 from rlcore.spi.arrays import Int32Array
 
+OnTokens: TypeAlias = Callable[[Int32Array, tuple[bytes, ...]], None]
+"""What is called with the tokens of a sample, int32 [length], and the images that it reads."""
+
 
 @frozen(kw_only=True, eq=False)
 class TurnOptions:
@@ -47,9 +50,9 @@ class TurnOptions:
     """Whether the generator is to say which experts it sent each token to."""
     sampling_mask: bool = False
     """Whether it is to say what each token was chosen among."""
-    on_tokens: Callable[[Int32Array], None] | None = None
-    """Called on the event loop with the tokens of each episode, int32 [length], as soon as none can follow: of a single turn
-    before its environment has answered."""
+    on_tokens: OnTokens | None = None
+    """Called on the event loop with each episode, as soon as no tokens can follow: of a single turn before its environment has
+    answered."""
 
 
 class Turns:
@@ -167,7 +170,7 @@ class Turns:
         episode.ended = True
         self._open.pop(episode.number, None)
         if self._options.on_tokens is not None and self._options.max_turns > 1:
-            self._options.on_tokens(episode.context())
+            self._options.on_tokens(episode.context(), episode.images)
         self._on_ended(episode)
 
     def _lose(self, episode: Episode, reason: str) -> None:
@@ -185,7 +188,7 @@ class Turns:
             self.conversations.add_turn(episode.number, text, last)
         self.lanes.add(self._answer, episode, episode.number)
         if self._options.on_tokens is not None and self._options.max_turns == 1:
-            self._options.on_tokens(episode.context())
+            self._options.on_tokens(episode.context(), episode.images)
 
     def _calls_in(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[str, Sequence[ToolCall]]:
         """The text of a turn without its calls of tools, and these. Some forms have special tokens in them."""

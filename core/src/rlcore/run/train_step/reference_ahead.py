@@ -6,11 +6,13 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define
 
-from rlcore.spi import TokenBatch
+from rlcore.spi import Images, TokenBatch
 from rlcore.spi.arrays import Float32Array, Int32Array, Int64Array, offsets_of
 
 Compute = Callable[[TokenBatch], Float32Array]
 POLL_S = 0.5
+_Key = tuple[bytes, tuple[bytes, ...]]
+"""The tokens of a sequence, and the images that it reads."""
 
 
 @define(kw_only=True)
@@ -30,9 +32,9 @@ class ReferenceAhead:
         """`compute` returns float32 [T] of a batch, and is called in the thread alone; a sequence is known for `keeps` batches
         after that which was next when it came."""
         self._compute, self._keeps = compute, keeps
-        self._waiting: dict[bytes, Int32Array] = {}
-        self._under_way: dict[bytes, Int32Array] = {}
-        self._known: dict[bytes, _Known] = {}
+        self._waiting: dict[_Key, Int32Array] = {}
+        self._under_way: dict[_Key, Int32Array] = {}
+        self._known: dict[_Key, _Known] = {}
         self._asked = 0
         self._error: BaseException | None = None
         self._is_closed = False
@@ -40,10 +42,10 @@ class ReferenceAhead:
         self._thread = threading.Thread(target=self._work, name="reference", daemon=True)
         self._thread.start()
 
-    def add(self, tokens: Int32Array) -> None:
-        """A sequence that a batch will ask for, or may. From any thread."""
+    def add(self, tokens: Int32Array, images: tuple[bytes, ...] = ()) -> None:
+        """A sequence that a batch will ask for, or may, and the images that it reads. From any thread."""
         with self._changed:
-            if (key := tokens.tobytes()) not in self._known and key not in self._under_way:
+            if (key := (tokens.tobytes(), images)) not in self._known and key not in self._under_way:
                 self._waiting[key] = tokens
                 self._changed.notify_all()
 
@@ -51,9 +53,10 @@ class ReferenceAhead:
         """float32 [T]: of every token of some of the batch's sequences, int64 [M], and 0.0 in the others. Raises what the
         reference raised."""
         parts = {int(n): batch.tokens[batch.offsets[n] : batch.offsets[n + 1]] for n in sequences}
-        keys = {number: tokens.tobytes() for number, tokens in parts.items()}
-        for tokens in parts.values():
-            self.add(tokens)
+        images = {number: () if batch.images is None else batch.images[number] for number in parts}
+        keys = {number: (tokens.tobytes(), images[number]) for number, tokens in parts.items()}
+        for number, tokens in parts.items():
+            self.add(tokens, images[number])
         result = np.zeros(batch.num_tokens, np.float32)
         with self._changed:
             while self._error is None and not all(key in self._known for key in keys.values()):
@@ -83,7 +86,7 @@ class ReferenceAhead:
                 taken = self._under_way = self._waiting
                 self._waiting = {}
             try:
-                found = self._compute(_batch_of([*taken.values()]))
+                found = self._compute(_batch_of([*taken.values()], tuple(images for _, images in taken)))
             except BaseException as error:  # raised again where a batch asks
                 with self._changed:
                     self._error = error
@@ -97,7 +100,8 @@ class ReferenceAhead:
                 self._changed.notify_all()
 
 
-def _batch_of(sequences: list[Int32Array]) -> TokenBatch:
+def _batch_of(sequences: list[Int32Array], images: Images) -> TokenBatch:
     tokens = np.concatenate(sequences)
     offsets = offsets_of([len(one) for one in sequences])
-    return TokenBatch(tokens=tokens, offsets=offsets, loss_mask=np.zeros(len(tokens), np.bool_))
+    shown = images if any(images) else None
+    return TokenBatch(tokens=tokens, offsets=offsets, loss_mask=np.zeros(len(tokens), np.bool_), images=shown)
