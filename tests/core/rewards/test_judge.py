@@ -121,6 +121,12 @@ def test_the_judge_is_asked_and_its_score_is_the_reward(endpoint: Endpoint, monk
         ("Score: 3, on score 0-10", 3.0),
         ("Score (7/10)", 7.0),
         ("Score: 2, no: Score: 10.", 10.0),
+        ("Score: [7]\n\n1. The sum is right.", 7.0),
+        ("Score: [[7/10]]. 2 steps are missing.", 7.0),
+        ("Score: 8\n\n- 2 steps are missing", 8.0),
+        ("Score: 8 - 2 steps are missing", 8.0),
+        ("Score: 6, on score 0 to 10", 6.0),
+        ("Score: 6, on score 0 - 10.", 6.0),
     ],
 )
 def test_the_score_is_read_with_its_sign_and_point(answer: str, score: float) -> None:

@@ -24,7 +24,10 @@ class JudgeConfig(PromptConfig):
     """What the judge is asked, with {completion}, {prompt} and {row[FIELD]} in it."""
     prompt_file: str | None = None
     """A file with that text, beside the recipe; one of the two."""
-    score_pattern: str = r"(?i)score\W*?(?:[(\[][^)\]]*[)\]]\W*?)?(-?\d*\.?\d+)(?!\d|\.\d|\s*(?:-|–|to)\s*\d)"
+    score_pattern: str = (
+        r"(?i)score\W*?(?:(?:\(|\[)(?![\s(\[]*-?[\d.]+(?:\s*/\s*\d+)?\s*[)\]])[^)\]]*[)\]]\W*?)?(-?\d*\.?\d+)"
+        r"(?!\d|\.\d|[-–]\d| ?to \d| [-–] \d+\s*(?:[:.)\]]|$))"
+    )
     """A regular expression with one group, the score; of several matches in the judge's answer the last one counts. The default
     takes the range in "score (0-10): 7" for no score."""
     score_field: str | None = None
