@@ -32,7 +32,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"), max_length=2048)
+    return make_model(tmp_path_factory.mktemp("model"), max_length=2048, head_dim=64)
 
 
 def whole_recipes():
