@@ -150,8 +150,9 @@ class Reference:
     def __init__(self, directory: Path, spec: OptimizerSpec = OPTIMIZER) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
         self.spec = spec
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        named = list(self.model.named_parameters())
+        matrices = [p for name, p in named if p.ndim > 1 and not name.endswith("bias")]
+        vectors = [p for name, p in named if p.ndim <= 1 or name.endswith("bias")]
         groups = [{"params": matrices, "weight_decay": spec.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=spec.learning_rate, fused=False, foreach=False)
 

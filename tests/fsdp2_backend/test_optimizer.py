@@ -47,6 +47,17 @@ def test_steps_are_those_of_the_formula_and_vectors_do_not_decay():
         np.testing.assert_allclose(parameter.detach().numpy(), right, rtol=1e-5, atol=1e-7)
 
 
+def test_biases_of_all_experts_in_one_matrix_do_not_decay():
+    """Without a gradient, decay alone moves a weight."""
+    model = nn.Module()
+    for name in ("gate_up_proj", "gate_up_proj_bias"):
+        model.register_parameter(name, nn.Parameter(torch.ones(2, 4)))
+        model.get_parameter(name).grad = torch.zeros(2, 4)
+    make_optimizer(model, SPEC).step()
+    assert torch.equal(model.gate_up_proj_bias, torch.ones(2, 4))
+    torch.testing.assert_close(model.gate_up_proj, torch.full((2, 4), 1 - SPEC.learning_rate * SPEC.weight_decay))
+
+
 def test_the_norm_is_that_of_all_gradients_together():
     gradients = gradients_of((3, 4), (5,), (2, 2, 2))
     norms = [np.linalg.norm(gradient.double().numpy()) for gradient in gradients]

@@ -243,3 +243,43 @@ def test_sixty_one_layers_are_planned() -> None:
         chosen = choose(MegatronConfig(transformer_engine=True, pipeline_parallel=stages), load).config
         assert sum(layers_of_stages(chosen, dims.num_layers)) == 61
         assert estimate(dims, chosen, load).total <= load.usable_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "options", "expected"),
+    [
+        ("glm4_moe", {"norm_topk_prob": False}, {}, "config.json: norm_topk_prob = false"),
+        ("deepseek_v3", {"n_group": 3}, {}, "config.json: n_group = 3 and topk_group = 2, with n_routed_experts = 8"),
+        ("glm4_moe", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, {}, 'config.json: rope_type = "yarn"'),
+        ("gpt_oss", {}, {"expert_tensor_parallel": 2}, "trainer.megatron.expert_tensor_parallel: 2, with model_type gpt_oss"),
+    ],
+    ids=str,
+)
+def test_a_reference_is_held_against_its_own_family(
+    models: Path, tmp_path: Path, name: str, values: dict[str, object], options: dict[str, int], expected: str
+) -> None:
+    reference = ModelSpec(path=str(changed(models, tmp_path, name, **values)))
+    config, place = evolve(ONE, **options), {"world_size": 2, "needs_reference": True}
+    of_policy = found(models / "deepseek_v3", config, **place)
+    assert set(found(models / "deepseek_v3", config, reference=reference, **place)) - set(of_policy) == {expected}
+
+
+def test_a_table_that_megatron_takes_for_the_policy_alone_is_refused(models: Path) -> None:
+    config = evolve(ONE, recompute="selective", transformer={"recompute_modules": ["mla_up_proj"]})
+    reference = ModelSpec(path=str(models / "glm4_moe"))
+    (problem,) = found(models / "deepseek_v3", config, reference=reference, needs_reference=True)
+    assert problem.startswith("trainer.megatron.transformer: recompute_modules, refused with: mla_up_proj")
+    assert found(models / "deepseek_v3", config) == []
+
+
+def test_a_frozen_model_by_itself_has_no_losses_of_routers(models: Path) -> None:
+    config = evolve(ONE, transformer={"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1})
+    assert found(models / "glm4_moe", config, needs_policy=False, needs_reference=True) == []
+
+
+def test_adapters_of_a_shared_expert_whose_tokens_megatron_gathers_are_refused(models: Path) -> None:
+    table = {"moe_shared_expert_overlap": True}
+    options = {"world_size": 2, "lora": LoraSpec(rank=4)}
+    (problem,) = found(models / "glm4_moe", evolve(ONE, tensor_parallel=2, transformer=table), **options)
+    assert problem.startswith("trainer.megatron.transformer.moe_shared_expert_overlap: true")
+    assert found(models / "glm4_moe", evolve(ONE, transformer=table), **options) == []

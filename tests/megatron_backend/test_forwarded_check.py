@@ -478,3 +478,13 @@ def test_data_parallelism_that_is_right() -> None:
     table = {"grad_reduce_in_fp32": False, "average_in_collective": False, "data_parallel_sharding_strategy": "no_shard"}
     assert texts("cuda", ddp=table | {"overlap_param_gather": True}) == []
     assert texts("cpu", ddp=table | {"overlap_param_gather": True, "overlap_grad_reduce": True}) == []
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_fused_rotation_of_multi_latent_attention_is_refused() -> None:
+    """Megatron asks its own embedding for the angles then, of one sequence."""
+    sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    table = {"apply_rope_fusion": True}
+    (problem,) = texts("cuda", ModelDims.of(MODEL | {"num_experts": 8} | sizes), transformer=table)
+    assert problem.startswith("trainer.megatron.transformer.apply_rope_fusion: found True; expected false")
+    assert texts("cuda", EXPERTS, transformer=table) == []

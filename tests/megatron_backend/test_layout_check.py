@@ -288,3 +288,10 @@ def test_float8_needs_the_engine_and_sides_that_are_multiples(monkeypatch: pytes
         "intermediate_size / tensor_parallel = 24; expected a multiple of 16. Set it to false",
     ]
     assert any("transformer_engine = false" in text for text in texts(1, "cuda", fp8=True, transformer_engine=False))
+
+
+def test_float8_sides_of_the_expert_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_check, "transformer_engine_version", lambda: "2.12.0")
+    model = EXPERTS | {"head_dim": 64, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 72}
+    (problem,) = texts(2, "cuda", model, fp8=True)
+    assert "the shared expert's columns / tensor_parallel = 72" in problem

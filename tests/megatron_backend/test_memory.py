@@ -143,3 +143,20 @@ def test_the_fullest_stage_is_that_with_most_experts() -> None:
     assert dims is not None
     experts = 3 * dims.hidden_size * dims.moe_intermediate_size * dims.num_experts * dims.num_layers / 2
     assert Parameters.of(dims, config).expert == experts
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("bfloat16", 6), ("float32", 4)])
+def test_layers_with_sinks_keep_their_scores(dtype: str, num_bytes: int) -> None:
+    """In float32, and weights rounded from them: of each head and layer a square of the longest sequence's length, twice of the
+    layer that is computed backwards; of this one alone where they are computed again."""
+    model = {"model_type": "gpt_oss"} | EXPERTS | {"moe_intermediate_size": EXPERTS["intermediate_size"]}
+    dims = ModelDims.of(model)
+    with_sinks, without = load_of(model, 4, dtype=dtype), load_of(EXPERTS, 4, dtype=dtype)
+    scores = EXPERTS["num_attention_heads"] * with_sinks.max_sequence_length**2 * num_bytes
+    all_layers, other = EXPERTS["num_hidden_layers"] + 1, {"transformer": {"recompute_modules": ["moe"]}}
+    ways = ({}, all_layers), ({"recompute": "selective"}, 1), ({"recompute": "selective", **other}, all_layers)
+    for way, num_layers in (*ways, ({"recompute": "full"}, 1)):
+        for sizes, share in (({}, 1), ({"tensor_parallel": 2}, 2), ({"context_parallel": 4}, 4)):
+            config = evolve(ONE, **way, **sizes)
+            more = estimate(dims, config, with_sinks).activations - estimate(dims, config, without).activations
+            assert more == pytest.approx(num_layers * scores / share)

@@ -437,7 +437,7 @@ FAULTS = (
     Fault(
         "vectors decay too",
         "rlcore_fsdp2.optimizer",
-        '{"params": members, "weight_decay": spec.weight_decay if members[0].ndim > 1 else 0.0}',
+        '{"params": members, "weight_decay": spec.weight_decay if decays else 0.0}',
         '{"params": members, "weight_decay": spec.weight_decay}',
         WITH_KL,
     ),

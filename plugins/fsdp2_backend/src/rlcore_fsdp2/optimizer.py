@@ -1,6 +1,6 @@
 """AdamW, and the gradient's global norm."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,24 @@ from rlcore_fsdp2.sharding import local, num_copies
 
 
 def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
-    """AdamW over the float32 parameters of `model` that train: matrices with weight decay, vectors without."""
+    """AdamW over the float32 parameters of `model` that train: matrices with weight decay, biases and vectors without."""
     groups = [
-        {"params": members, "weight_decay": spec.weight_decay if members[0].ndim > 1 else 0.0}
-        for members in _groups(trained(model).values())
+        {"params": members, "weight_decay": spec.weight_decay if decays else 0.0}
+        for (_, decays), members in _groups(trained(model)).items()
     ]
     # The fused kernel serves CPU too, where it takes a quarter of the time of the plain one.
     return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=True)
 
 
-def _groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Matrices and vectors apart, and those of each mesh, since one fused operation takes the tensors of one mesh."""
+def _groups(parameters: Mapping[str, nn.Parameter]) -> dict[tuple[object, bool], list[nn.Parameter]]:
+    """Those of each mesh, since one fused operation takes the tensors of one mesh; of these what decays, and what does not. The
+    biases of all experts of a layer may be one matrix."""
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
-    for parameter in parameters:
+    for name, parameter in parameters.items():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((mesh, parameter.ndim <= 1), []).append(parameter)
-    return list(groups.values())
+        decays = parameter.ndim > 1 and not name.endswith("bias")
+        groups.setdefault((mesh, decays), []).append(parameter)
+    return groups
 
 
 def local_norms(gradients: Iterable[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.forwarded_check import forwarded_problems
 from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
 from rlcore_megatron.memory import Workload
@@ -46,6 +47,7 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *lora,
         *(unfit if unfit or model is None else _family_problems(context, config, model)),
         *([] if model is None else _rotary_problems(context, model)),
+        *_reference_family_problems(context, config),
         *own_layout_problems(config, context.world_size, context.device, model),
         *reference_problems(context, partial(reference_layout_problems, config, context.world_size, context.device)),
         *_engine_problems(context, config),
@@ -65,17 +67,41 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
-    if family.has_all_biases and config.expert_tensor_parallel > 1:
-        found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
-        yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
-    if family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
+    yield from _divided_bias_problems(family, config)
+    if context.needs_policy and family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
         found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
         remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
         yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
+def _divided_bias_problems(family: MegatronFamily, config: MegatronConfig) -> Iterator[Problem]:
+    """Biases of experts whose columns ranks divide."""
+    if family.has_all_biases and config.expert_tensor_parallel > 1:
+        found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
+        yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
+
+
+def _reference_family_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
+    """What Megatron's layers cannot be of the frozen model that is held beside the policy, where it is another."""
+    if context.reference is None or context.reference == context.model:
+        return
+    other = evolve(context, model=context.reference, reference=None)
+    model, path = model_config(other), str(config_file(other))
+    if model is None or list(trained_model_problems(other)):
+        return  # which `reference_problems` tells
+    family = find_family(model, path)
+    assert not isinstance(family, Problem), "a model of no family is unfit"
+    yield from family.layer_problems(model, path)
+    yield from _divided_bias_problems(family, config)
+    yield from _rotary_problems(other, model)
+
+
 def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
     yield from lora_problems(context)
+    if context.lora is not None and config.transformer.get("moe_shared_expert_overlap") and config.tensor_parallel != 1:
+        found = f"true, with [lora] and tensor_parallel {config.tensor_parallel}"
+        remedy = "Megatron gathers the shared expert's tokens itself then, and its adapters would gather them once more"
+        yield option_problem("transformer.moe_shared_expert_overlap", found, "false, or tensor_parallel = 1", remedy)
     if context.lora is not None and config.fp8:
         yield option_problem("fp8", "true, with [lora]", "false", "Adapters are not computed in float8")
     if context.lora is not None and context.lora.dropout and config.recompute != "none" and config.pipeline_parallel != 1:
@@ -222,7 +248,8 @@ def _reference(context: CheckContext, model: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _transformer_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """What Megatron itself finds wrong with its TransformerConfig for this model, once the recipe's table is in it."""
+    """What Megatron itself finds wrong with its TransformerConfig, once the recipe's table is in it, for this model and for the
+    frozen one of [reference]."""
     if model is None or not config.transformer:
         return
     from rlcore_megatron.layout import ParallelLayout
@@ -230,8 +257,12 @@ def _transformer_problems(context: CheckContext, config: MegatronConfig, model: 
 
     sizes = evolve(config, **{name: 1 for name in AUTO_SIZES if getattr(config, name) == "auto"})
     layout = ParallelLayout.of(sizes, 0, context.world_size, model, context.device, context.max_sequence_length)
-    try:
-        transformer_config(load_config(context.model, context.head), config, layout, context.model.dtype, context.device)
-    except (AssertionError, ValueError, ImportError) as error:
-        found = f"{', '.join(config.transformer)}, refused with: {str(error).strip() or type(error).__name__}"
-        yield option_problem("transformer", found, "values that Megatron's TransformerConfig takes for this model")
+    models = [(context.model, context.head, "this model")]
+    if context.reference is not None and _reference(context, {}):
+        models.append((context.reference, "tokens", f"{context.reference.path}, the reference"))
+    for spec, head, name in models:
+        try:
+            transformer_config(load_config(spec, head), config, layout, context.model.dtype, context.device)
+        except (AssertionError, ValueError, ImportError) as error:
+            found = f"{', '.join(config.transformer)}, refused with: {str(error).strip() or type(error).__name__}"
+            yield option_problem("transformer", found, f"values that Megatron's TransformerConfig takes for {name}")

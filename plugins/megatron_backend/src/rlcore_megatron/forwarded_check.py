@@ -69,7 +69,7 @@ def _combinations(setting: "_Setting", dims: ModelDims | None) -> Iterator[Probl
     """Values that are right for themselves, and wrong here."""
     config = setting.config
     yield from _exchange_problems(setting, config.transformer)
-    yield from _engine_problems(setting, config.transformer)
+    yield from _engine_problems(setting, config.transformer, dims)
     yield from _recompute_problems(setting, config.transformer)
     yield from _routing_problems(setting, config.transformer, dims)
     yield from _optimizer_problems(setting, config.optimizer)
@@ -125,8 +125,8 @@ def _exchange_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[
         yield wrong("deallocate_pipeline_outputs", "false on cpu", remedy)
 
 
-def _engine_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Problem]:
-    """What layers need to be TransformerEngine's for."""
+def _engine_problems(setting: _Setting, table: Mapping[str, Any], dims: ModelDims | None) -> Iterator[Problem]:
+    """What layers need to be TransformerEngine's for, and what these cannot be either."""
     wrong = partial(_value_problem, "transformer", table)
     if not setting.fused:
         for key in NEEDS_ENGINE:
@@ -134,6 +134,9 @@ def _engine_problems(setting: _Setting, table: Mapping[str, Any]) -> Iterator[Pr
                 yield wrong(key, "layers of TransformerEngine, for this", "Leave it out")
         if table.get("gradient_accumulation_fusion") and find_spec("fused_weight_gradient_mlp_cuda") is None:
             yield wrong("gradient_accumulation_fusion", "false without TransformerEngine and apex, whose kernels it needs")
+    elif table.get("apply_rope_fusion") and dims is not None and dims.latent is not None:
+        remedy = "The kernel for multi-latent attention knows positions of one sequence only"
+        yield wrong("apply_rope_fusion", "false with multi-latent attention", remedy)
     if not setting.config.fp8:
         for key in (key for key in NEEDS_FP8 if key in table):
             yield wrong(key, "no such field without fp8", f"Set {SECTION}.fp8 to true, or leave it out")

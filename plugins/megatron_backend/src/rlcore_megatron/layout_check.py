@@ -202,6 +202,7 @@ def _float8_side_problems(config: MegatronConfig, dims: ModelDims) -> Iterator[P
         sides["intermediate_size / tensor_parallel"] = dims.intermediate_size // tensor
     if dims.num_experts:
         sides["moe_intermediate_size / expert_tensor_parallel"] = dims.moe_intermediate_size // config.expert_tensor_parallel
+        sides["the shared expert's columns / tensor_parallel"] = dims.shared_intermediate_size // tensor
     for name, size in sides.items():
         if size % FLOAT8_MULTIPLE:
             yield option_problem("fp8", f"true with {name} = {size}", f"a multiple of {FLOAT8_MULTIPLE}", "Set it to false")

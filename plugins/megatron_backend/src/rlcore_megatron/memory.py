@@ -1,7 +1,8 @@
 """How much of a GPU a layout takes, worked out from the model's sizes: an estimate to choose layouts by.
 
-Parameters as in Narayanan et al. (arXiv:2104.04473), activations as in Korthikanti et al. (arXiv:2205.05198) but with fused
-attention, which keeps no scores, and gated MLPs. Norms and biases, a thousandth of the whole, are left out.
+Parameters as in Narayanan et al. (arXiv:2104.04473), activations as in Korthikanti et al. (arXiv:2205.05198) but with gated
+MLPs and fused attention, which keeps no scores but where there are sinks. Norms and biases, a thousandth of the whole, are
+left out.
 """
 
 from collections.abc import Mapping
@@ -223,13 +224,26 @@ def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload
     """Kept by the stage with most; the first has as many microbatches in flight as there are stages, and with virtual stages a
     little more, each later one has one fewer; and by one layer while it is computed again or backwards."""
     stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
-    layer = _layer_elements(dims, config)
+    layer, scores = _layer_elements(dims, config), _score_elements(dims, config, load)
     if not uses_transformer_engine(config, load.device, load.dtype):
         layer *= UNFUSED
     in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
     kept = _residual(dims, config) if config.recompute == "full" else layer
+    modules = config.transformer.get("recompute_modules") or ("core_attn",)
+    if config.recompute == "none" or (config.recompute == "selective" and "core_attn" not in modules):
+        kept += scores
     most = max(count * (in_flight - stage) for stage, count in enumerate(layers_of_stages(config, dims.num_layers)))
-    return (kept * most + layer) * load.tokens / int(config.context_parallel)
+    return (kept * most + layer + scores) * load.tokens / int(config.context_parallel)
+
+
+def _score_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
+    """Elements per token of the scores that a layer with sinks keeps, in float32 and once more as the values are weighed; no
+    others keep any."""
+    family, item = find_family(load.model, ""), ITEM_BYTES[load.dtype]
+    if isinstance(family, Problem) or not family.has_sinks:
+        return 0
+    num_bytes = ITEM_BYTES["float32"] + (item if item < ITEM_BYTES["float32"] else 0)
+    return dims.num_heads / int(config.tensor_parallel) * load.max_sequence_length * num_bytes / item
 
 
 def _residual(dims: ModelDims, config: MegatronConfig) -> float:

@@ -82,8 +82,9 @@ def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckC
         remedy = "No description of its family says which of vLLM's layers they are for"
         yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy=remedy)
     if context.replays_routing:
-        expected, found = "false", f"true, for model_type {content.get('model_type')}"
-        yield Problem(path="rollout.replay_routing", found=found, expected=expected, remedy="No trainer replays its routing")
+        found = f"true, for model_type {content.get('model_type')}"
+        remedy = "No description of its family says which of its layers have experts"
+        yield Problem(path="rollout.replay_routing", found=found, expected="false", remedy=remedy)
     if context.device == "cpu" and isinstance(text.get("head_dim"), int):
         yield from head_size_problems(text["head_dim"], file)
 
