@@ -7,9 +7,10 @@ import pytest
 from attrs import evolve
 from lora_support import linear_names
 from megatron_families import FAMILIES, make_own
+from megatron_support import make_backend
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcore.spi import CheckContext, LoraSpec, ModelError, ModelSpec
+from rlcore.spi import CheckContext, ConfigError, LoraSpec, ModelError, ModelSpec
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.check import check
 from rlcore_megatron.config import MegatronConfig
@@ -177,6 +178,14 @@ def test_a_backend_refuses_what_check_does(models: Path) -> None:
         config.update(change)
         with pytest.raises(ModelError):
             Names.of(config, head)
+
+
+def test_a_backend_refuses_options_that_check_could_not_see(models: Path) -> None:
+    """Of a model on the Hub, whose config.json is read by the ranks alone."""
+    table = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
+    for name, config in (("gpt_oss", evolve(ONE, expert_tensor_parallel=2)), ("glm4_moe", evolve(ONE, transformer=table))):
+        with pytest.raises(ConfigError, match=f"with model_type {name}"):
+            make_backend(models / name, config=config, world_size=2)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def make_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
 
 
 def _groups(parameters: Mapping[str, nn.Parameter]) -> dict[tuple[object, bool], list[nn.Parameter]]:
-    """Those of each mesh, since one fused operation takes the tensors of one mesh; of these what decays, and what does not. The
-    biases of all experts of a layer may be one matrix."""
+    """Parameters of each mesh, since one fused operation takes the tensors of one, that decay and that do not. The biases of
+    all experts of a layer may be one matrix."""
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None

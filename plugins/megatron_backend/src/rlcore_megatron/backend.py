@@ -22,10 +22,10 @@ from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.export import Exporter, one_after_the_other
 from rlcore_megatron.initial import load_initial
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.layout_check import layout_problems, reference_layout_problems
+from rlcore_megatron.layout_check import family_option_problems, layout_problems, reference_layout_problems
 from rlcore_megatron.model import PolicyModel, build, release_graphs, unwrapped
 from rlcore_megatron.model_config import transformer_config
-from rlcore_megatron.models import dims_of, load_config, standard_config
+from rlcore_megatron.models import dims_of, find_family, load_config, standard_config
 from rlcore_megatron.optimizer import Rates, clip, distribute, make_optimizer
 from rlcore_megatron.residency import MegatronResidency
 from rlcore_megatron.routing_replay import attach
@@ -289,6 +289,10 @@ def _layout(
     problems = [*reference_layout_problems(config, *where, reference)]
     if context.needs_policy:
         problems = [*layout_problems(config, *where, model), *problems]
+    for content in (model, reference):
+        family = find_family(content, context.model.path)
+        assert not isinstance(family, spi.Problem), "the model was loaded"
+        problems += family_option_problems(family, config, trains=context.needs_policy and content is model)
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)

@@ -13,9 +13,15 @@ from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
 from rlcore_megatron.config import MegatronConfig
-from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.forwarded_check import forwarded_problems
-from rlcore_megatron.layout_check import AUTO_SIZES, SECTION, layout_problems, option_problem, reference_layout_problems
+from rlcore_megatron.layout_check import (
+    AUTO_SIZES,
+    SECTION,
+    family_option_problems,
+    layout_problems,
+    option_problem,
+    reference_layout_problems,
+)
 from rlcore_megatron.memory import Workload
 from rlcore_megatron.models import (
     find_family,
@@ -67,18 +73,7 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
-    yield from _divided_bias_problems(family, config)
-    if context.needs_policy and family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
-        found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
-        remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
-        yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
-
-
-def _divided_bias_problems(family: MegatronFamily, config: MegatronConfig) -> Iterator[Problem]:
-    """Biases of experts whose columns ranks divide."""
-    if family.has_all_biases and config.expert_tensor_parallel > 1:
-        found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
-        yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
+    yield from family_option_problems(family, config, trains=context.needs_policy)
 
 
 def _reference_family_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
@@ -92,7 +87,7 @@ def _reference_family_problems(context: CheckContext, config: MegatronConfig) ->
     family = find_family(model, path)
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
-    yield from _divided_bias_problems(family, config)
+    yield from family_option_problems(family, config, trains=False)
     yield from _rotary_problems(other, model)
 
 

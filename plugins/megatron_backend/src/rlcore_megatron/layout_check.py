@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.requirements import transformer_engine_version
 from rlcore_torchkit.architectures.dims import ModelDims
 
@@ -41,6 +42,17 @@ def reference_layout_problems(
         config = evolve(config, expert_parallel=1, expert_tensor_parallel=1)
     config = evolve(config, pipeline_layers="even")  # the list is of the policy's layers
     return layout_problems(config, world_size, device, model)
+
+
+def family_option_problems(family: MegatronFamily, config: MegatronConfig, *, trains: bool) -> Iterator[Problem]:
+    """Options that a family rules out; `trains` says whether the model is one that does."""
+    if family.has_all_biases and config.expert_tensor_parallel > 1:
+        found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
+        yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")
+    if trains and family.has_correction_bias and "moe_aux_loss_coeff" in config.transformer:
+        found = f"{config.transformer['moe_aux_loss_coeff']}, with model_type {family.model_type}"
+        remedy = "Its routers are balanced by their biases, which stay as they are, and have no softmax to take a loss of"
+        yield option_problem("transformer.moe_aux_loss_coeff", found, "no such key", remedy)
 
 
 def _rank_problems(config: MegatronConfig, world_size: int) -> Iterator[Problem]:
