@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from rlcore.run.plan import channel
+
 
 def test_eval_prints_figures(invoke, calls, tmp_path: Path) -> None:
     result = invoke("eval", "r.toml", "--checkpoint", str(tmp_path))
@@ -23,3 +25,12 @@ def test_eval_of_a_checkpoint_and_a_model_is_refused(invoke, calls) -> None:
     assert result.exit_code == 2
     assert "exclude each other" in result.stderr
     assert not calls.prepared
+
+
+def test_eval_of_a_model_by_a_generator_that_has_another_is_refused(invoke, calls, monkeypatch) -> None:
+    monkeypatch.setattr(channel, "has_other_model", lambda entry: entry.name == "gen")
+    result = invoke("eval", "r.toml", "--model", "a")
+    assert result.exit_code == 2
+    assert "a would not be measured" in " ".join(result.stderr.split())
+    assert not calls.evaluated
+    assert invoke("eval", "r.toml").exit_code == 0

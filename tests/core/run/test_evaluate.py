@@ -46,7 +46,9 @@ def test_a_generator_that_takes_no_weights_measures_its_own_without_a_trainer(
     alone = {role: [provider] for role, provider in FAKES.items() if role != "trainer"}
     alone["generator"] = [evolve(FAKE_GENERATOR, capabilities=without)]
     registry = Registry.from_providers(alone)
-    plan = prepare(tmp_path / "recipe.toml", ["cluster.gpus_per_node=2"], evaluating=True, registry=registry)
+    apart = ["algorithm.fake.kl_coefficient=0.5", "cluster.reference_gpus_per_node=1", "reference.path=none"]
+    apart += ["reference.trainer.expert_parallel=2"]  # of the trainer, which is not even installed
+    plan = prepare(tmp_path / "recipe.toml", ["cluster.gpus_per_node=2", *apart], evaluating=True, registry=registry)
     assert plan.answers_alone
     figures = measured(plan, None)
     assert figures["evaluation/failed"] == 0.0

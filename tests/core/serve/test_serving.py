@@ -243,6 +243,18 @@ def test_a_generator_that_reads_no_weights_serves_nothing(serve: Serve, run: Pat
     assert "with fake" in serve(run, generators=(generator("empty", 9, capabilities=lacking),)).stderr
 
 
+def test_a_generator_of_another_model_serves_nothing(serve: Serve, run: Path) -> None:
+    """Its clients would be answered by a model that the command does not name; nothing is exported for it either."""
+    able = {name for name in FAKE_GENERATOR.capabilities if not name.startswith("refit.")}
+    result = serve(run, "--generator", "remote", generators=(generator("remote", 9, capabilities=able),))
+    assert result.exit_code == 3
+    assert "step-000002" in result.stderr
+    assert not SERVED
+    assert not (run / "exports").exists()
+    reading = generator("local", 9, capabilities=able, reads_model=True)
+    assert serve("some/model", "--generator", "local", generators=(reading,)).exit_code == 0
+
+
 def test_without_a_usable_generator_the_installed_ones_are_listed(serve: Serve, run: Path) -> None:
     broken = generator("broken", 9, unavailable=lambda: "its library is missing: pip install library")
     result = serve(run, "generator.name=broken", generators=(broken,))

@@ -31,12 +31,18 @@ def eval_command(
     """
     from rlcore.cli.display import open_display
     from rlcore.run.evaluate import evaluate
+    from rlcore.run.plan.channel import has_other_model
     from rlcore.run.plan.prepare import prepare, require_device
 
     if checkpoint is not None and model is not None:
         raise click.UsageError("--checkpoint and --model exclude each other: a checkpoint holds the weights already.")
     extra = [] if model is None else [as_override("model.path", str(model))]
     prepared = prepare(recipe, [*overrides, *extra], evaluating=True, continues=checkpoint is not None)
+    if model is not None and (generator := prepared.chosen.get("generator")) is not None and has_other_model(generator):
+        raise click.UsageError(
+            f"--model: generator {generator.name!r} answers with the model that its own section names, and {model} would not "
+            "be measured. Name another generator, or set model.path where that is to be its tokenizer."
+        )
     require_device(prepared)
     with open_display("silent" if as_json else mode, context.find_root().meta) as progress:
         metrics = evaluate(prepared, checkpoint=checkpoint, progress=progress)

@@ -18,6 +18,7 @@ from rlcore.registry.binding import build_trainer
 from rlcore.registry.discovery import Entry, Registry
 from rlcore.registry.selection import select
 from rlcore.run.execution.shutdown import closed_after
+from rlcore.run.plan.channel import has_other_model
 from rlcore.run.plan.run_plan import dtype_of, model_spec
 from rlcore.run.plan.sections import convert_recipe, plugin_config
 from rlcore.run.storage.checkpoint import MANIFEST, list_checkpoints, newest_checkpoint, read_loop_state, require_intact
@@ -80,7 +81,7 @@ def prepare_serving(
     target: Target, overrides: Sequence[str], generator: str | None, *, registry: Registry | None = None
 ) -> Serving:
     """Read the run's recipe, if there is one, and choose the generator that serves: `generator` where it is given, else the
-    recipe's. `registry` stands in for the installed plugins, in tests."""
+    recipe's. `registry` stands in for the installed plugins, in tests. PluginError where it would serve another model."""
     raw = read_raw(target.run / RECIPE, overrides) if target.run is not None else raw_from(_bare(target), overrides)
     recipe, registry = convert_recipe(raw, registry)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
@@ -88,6 +89,12 @@ def prepare_serving(
     entry = select(
         registry, "generator", generator or recipe.generator.name, device=device, needs=needs, dtype=dtype_of(recipe, device)
     )
+    if has_other_model(entry):
+        named = target.checkpoint if target.model is None else target.model
+        raise spi.PluginError(
+            f"{entry.label} answers with the model that its own section names, and would not serve {named}. "
+            "Name another generator by --generator"
+        )
     return Serving(target=target, recipe=recipe, registry=registry, generator=entry, device=device)
 
 

@@ -45,6 +45,12 @@ def choose_channel(recipe: Recipe, chosen: Mapping[Role, Entry], device: Device,
     )
 
 
+def has_other_model(entry: Entry) -> bool:
+    """Whether a generator answers with a model that `model.path` does not name, such as an endpoint's: it neither reads that
+    one nor is brought to its weights."""
+    return not takes_weights(entry) and entry.provider is not None and not entry.provider.reads_model
+
+
 def takes_weights(entry: Entry) -> bool:
     """Whether a generator declares a channel at all, or has none of its own to begin with."""
     declared = frozenset() if entry.provider is None else entry.provider.capabilities

@@ -63,7 +63,9 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
     device = recipe.run.device if recipe.run.device != "auto" else detect_device()
     plan = choose_plugins(recipe, registry, device, measures_own=evaluating and not continues)
     if plan.answers_alone:
-        recipe = evolve(plan.recipe, cluster=None)  # there are no ranks to place
+        named = plan.recipe.reference
+        alone = None if named is None else evolve(named, trainer={})
+        recipe = evolve(plan.recipe, cluster=None, reference=alone)  # there are no ranks to place, nor to lay out
         plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
