@@ -29,6 +29,7 @@ from rlcore.testing.conformance.feeds import ScriptedFeed
 from rlcore.testing.conformance.fixtures import entry_of
 from rlcore_openai import endpoints
 from rlcore_openai.config import OpenAIConfig
+from rlcore_openai.endpoints import Endpoints
 from rlcore_openai.provider import PROVIDER
 
 KEY = "sk-very-secret"
@@ -151,6 +152,12 @@ def test_a_conversation_stays_where_it_began(opened: Open) -> None:
     stubs = Stub(), Stub()
     opened(*stubs).generate(request(6, conversations=np.array([4, 5, 4, 5, 4, 4])))
     assert [sorted(body["seed"] for body in stub.asked[1:]) for stub in stubs] == [[100, 102, 104, 105], [101, 103]]
+
+
+def test_an_address_above_the_api_is_told_where_that_is() -> None:
+    """The commonest slip: the server's own address, without /v1."""
+    with listening(Stub()) as url, pytest.raises(ConfigError, match=url):
+        Endpoints(OpenAIConfig(base_urls=(url.removesuffix("/v1"),)), LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ async def probe(endpoint: Endpoint, model: str | None, max_sequence_length: int)
         await endpoint.complete(Wanted(number=0, prompt=[1], seed=0, max_tokens=1, sampling=sampling), sample)
     except (LostAnswerError, WrongAnswerError) as error:
         expected = "one of vLLM (from 0.10.2 on), of `rlcore serve`, or another that completes prompts of token ids, with seeds"
-        return Probed(problems=[_problem(endpoint, f"an endpoint that gives {error}", expected)])
+        remedy = "" if "/v1" in endpoint.url else f"The API is usually at {endpoint.url}/v1."
+        return Probed(problems=[_problem(endpoint, f"an endpoint that gives {error}", expected, remedy)])
     if len(sample.tokens) != 1 or sample.reason is not FinishReason.LENGTH:
         found = f"{len(sample.tokens)} tokens and the finish_reason {sample.reason.name.lower()}, asked for one token"
         lacking = "" if sample.tokens else ": token ids are what return_token_ids asks for"
