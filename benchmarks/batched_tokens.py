@@ -13,7 +13,6 @@ difference of two measured times, and can be noise where it is small. Each row h
 cached from an earlier generation.
 """
 
-import argparse
 import tempfile
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
-from generator_setup import export_of, finish, make_generator, parse_options, refit, run_row, versions
+from generator_setup import export_of, finish, make_generator, parse_options, refit, row_parser, run_row, versions
 from model_shapes import SHAPES, make_model, prompts, require_device, write_config
 
 from rlcore.registry.generator_handle import GeneratorHandle
@@ -124,15 +123,10 @@ def report(found: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 300.0, settings=True)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="TOKENS")
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--length", type=int, default=1024, help="of the long prompts, in tokens")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of [generator.vllm], in every row")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     require_device(arguments.device)
     distinct = Work(shape=arguments.shape, num_samples=1024, group=1, prompt_length=128, num_tokens=512)
@@ -144,10 +138,7 @@ def main() -> None:
     if arguments.row:
         with tempfile.TemporaryDirectory() as scratch:
             finish(measure(arguments.row, works, arguments.device, Path(scratch), parse_options(arguments.set)))
-    options = ["--device", arguments.device, "--shape", arguments.shape, "--length", str(arguments.length)]
-    options += ["--quick"] if arguments.quick else []
-    options += [argument for setting in arguments.set for argument in ("--set", setting)]
-    found = {row: run_row(__file__, row, options, arguments.limit) for row in arguments.rows}
+    found = {row: run_row(__file__, row, arguments.limit) for row in arguments.rows}
     print(f"{versions(arguments.device)}; {distinct.shape}, {distinct.num_samples} samples of {distinct.num_tokens} tokens")
     report(found)
 

@@ -11,7 +11,6 @@ log-probabilities of 8 samples, where it fits beside the engine: the mean over t
 `token_mult_prob_error`.
 """
 
-import argparse
 import gc
 import tempfile
 import time
@@ -21,7 +20,18 @@ from typing import Any
 
 import numpy as np
 from attrs import frozen
-from generator_setup import GIB, finish, make_generator, parse_options, refit, run_row, synchronize, used_bytes, versions
+from generator_setup import (
+    GIB,
+    finish,
+    make_generator,
+    parse_options,
+    refit,
+    row_parser,
+    run_row,
+    synchronize,
+    used_bytes,
+    versions,
+)
 from model_shapes import config_of, make_model, num_parameters, prompts, require_device, write_config
 
 from rlcore.registry.generator_handle import GeneratorHandle
@@ -180,16 +190,11 @@ def report(found: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 300.0, settings=True)
     parser.add_argument("--rows", nargs="+", choices=ROWS)
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of [generator.vllm], in every row")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shape, num_samples, num_tokens = arguments.shape, arguments.samples, arguments.tokens
     if arguments.quick:
@@ -200,14 +205,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             result = measure(arguments.row, work, Path(scratch), parse_options(arguments.set))
         finish(result)
-    options = ["--device", arguments.device, "--shape", arguments.shape, "--samples", str(num_samples)]
-    options += ["--tokens", str(num_tokens), *(["--quick"] if arguments.quick else [])]
-    options += [argument for setting in arguments.set for argument in ("--set", setting)]
     rows = arguments.rows or (list(ROWS) if arguments.device == "cuda" else ["bfloat16"])
     found: dict[str, dict[str, Any]] = {}
     print(f"{versions(arguments.device)}; {shape}, {num_samples} samples of {num_tokens} tokens after {PROMPT_LENGTH}")
     for row in rows:
-        found[row] = run_row(__file__, row, options, arguments.limit)
+        found[row] = run_row(__file__, row, arguments.limit)
         report({row: found[row]})  # a run that is cut off keeps what it has measured
     report(found)
 

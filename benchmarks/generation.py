@@ -18,7 +18,6 @@ The memory floor of a step is its weights, read once, and the keys and values of
 of a copy on this device.
 """
 
-import argparse
 import os
 import tempfile
 import time
@@ -37,6 +36,7 @@ from generator_setup import (
     parse_options,
     plain_arguments,
     refit,
+    row_parser,
     run_row,
     versions,
 )
@@ -232,15 +232,10 @@ def report(found: dict[str, dict[str, Any]], work: Work) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 300.0, settings=True)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--repeats", type=int, default=1, help="generations that each figure is the median of")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of [generator.vllm], in every row")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sizes = {"num_samples": 1024, "group": 8, "prompt_length": 128, "num_tokens": 512, "shape": arguments.shape}
     if arguments.quick:
@@ -254,10 +249,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             result = measure(arguments.row, work, Path(scratch), parse_options(arguments.set))
         finish(result)
-    options = ["--device", arguments.device, "--repeats", str(arguments.repeats), "--shape", arguments.shape]
-    options += ["--quick"] if arguments.quick else []
-    options += [argument for setting in arguments.set for argument in ("--set", setting)]
-    found = {row: run_row(__file__, row, options, arguments.limit) for row in arguments.rows}
+    found = {row: run_row(__file__, row, arguments.limit) for row in arguments.rows}
     size = (
         f"{work.num_samples} samples of {work.num_tokens} tokens after {work.prompt_length}, {work.group} of a prompt in groups"
     )

@@ -1,5 +1,6 @@
 """What the benchmarks of generators share: one behind its handle, weights for it, and processes of their own for each row."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -150,12 +151,26 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def run_row(script: str, row: str, arguments: list[str], seconds: float) -> dict[str, Any]:
-    """What `script --row ROW …` prints as its last line of JSON, or why there is nothing."""
-    environment = QUICK_ENVIRONMENT if "--quick" in arguments else {}
+def row_parser(description: str | None, seconds: float, *, settings: bool = False) -> argparse.ArgumentParser:
+    """The options of a script that measures each row in a process of its own; with `settings` also `[generator.vllm]`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if settings:
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of [generator.vllm], in every row")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
+    parser.add_argument("--limit", type=float, default=seconds, help="seconds for one row")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    return parser
+
+
+def run_row(script: str, row: str, seconds: float, *arguments: str) -> dict[str, Any]:
+    """What `script --row ROW …` prints as its last line of JSON, or why there is nothing. It has the options that this script
+    was called with, and `arguments` behind them."""
+    options = [*sys.argv[1:], *arguments]
+    environment = QUICK_ENVIRONMENT if "--quick" in options else {}
     log = Path(tempfile.gettempdir()) / f"{Path(script).stem}_{row.replace(',', '').replace(' ', '_')}.log"
     start = time.time()
-    status, output = run_process([sys.executable, script, "--row", row, *arguments], log, environment, seconds)
+    status, output = run_process([sys.executable, script, *options, "--row", row], log, environment, seconds)
     found = [line for line in output.splitlines() if line.startswith("{")]
     if status is None or not found:
         ending = f"over {seconds:.0f} s" if status is None else f"exit code {status}"

@@ -11,7 +11,6 @@ any check of what arrived. Engines start without compiled graphs, which changes 
 each, so that none is the same twice.
 """
 
-import argparse
 import os
 import subprocess
 import tempfile
@@ -31,6 +30,7 @@ from generator_setup import (
     first_and_median,
     make_generator,
     refit,
+    row_parser,
     run_row,
     synchronize,
     versions,
@@ -166,14 +166,10 @@ def default_rows(shape: str, device: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 300.0)
     parser.add_argument("--shapes", nargs="+", default=["1.5b", "8b"])
     parser.add_argument("--rows", nargs="+", help="CHANNEL, CHANNEL-fsdp2, trl, trl-float32, floor")
     parser.add_argument("--repeats", type=int, default=6, help="the first, and those that the median is of")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shapes = ["tiny"] if arguments.quick else arguments.shapes
     require_device(arguments.device)
@@ -188,10 +184,8 @@ def main() -> None:
     heads = "".join(f"{head:>10}" for head in ("first s", "median s", *PARTS[1:]))
     print(f"{'shape':6}{'':22}{heads}{'process s':>12}")
     for shape in shapes:
-        options = ["--device", arguments.device, "--repeats", str(arguments.repeats), "--shapes", shape]
-        options += ["--quick"] if arguments.quick else []
         for row in arguments.rows or default_rows(shape, arguments.device):
-            print_row(shape, row, run_row(__file__, row, options, arguments.limit))
+            print_row(shape, row, run_row(__file__, row, arguments.limit, "--shapes", shape))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ weights and is not refitted. What is left is what this machine's device has in u
 less the benchmark's own weights.
 """
 
-import argparse
 import os
 import tempfile
 import time
@@ -25,6 +24,7 @@ from generator_setup import (
     make_generator,
     plain_arguments,
     refit,
+    row_parser,
     run_row,
     synchronize,
     used_bytes,
@@ -106,15 +106,11 @@ def print_row(row: str, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 250.0)
     parser.add_argument("--rows", nargs="+", choices=ROWS)
     parser.add_argument("--shape", default="1.5b")
     parser.add_argument("--repeats", type=int, default=6, help="the first, and those that the median is of")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--channel", help="how the weights come; cuda_ipc on a GPU, in_process on a CPU")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=250.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shape, device = "tiny" if arguments.quick else arguments.shape, arguments.device
     channel = arguments.channel or ("cuda_ipc" if device == "cuda" else "in_process")
@@ -129,10 +125,8 @@ def main() -> None:
     print(f"{versions(device)}; {shape}, {arguments.repeats} times, weights by {channel}; {os.cpu_count()} cores")
     heads = "".join(f"{f'{part} s':>16}" for part in PARTS)
     print(f"{'first / median':16}{heads}{'awake GiB':>12}{'left GiB':>10}{'it says GiB':>14}")
-    options = ["--device", device, "--repeats", str(arguments.repeats), "--shape", shape, "--channel", channel]
-    options += ["--quick"] if arguments.quick else []
     for row in arguments.rows or [row for row in ROWS if device == "cuda" or not row.startswith("plain")]:
-        print_row(row, run_row(__file__, row, options, arguments.limit))
+        print_row(row, run_row(__file__, row, arguments.limit))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ float32 (`float32 head`) and in bfloat16 (`bfloat16 head`). Rows are the engine'
 `mean` and `max` are of the absolute difference. Engines start without compiled graphs, which do not contain the head.
 """
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from generator_setup import export_of, finish, make_generator, parse_options, refit, run_row, versions
+from generator_setup import export_of, finish, make_generator, parse_options, refit, row_parser, run_row, versions
 from model_shapes import SHAPES, make_model, prompts, require_device, write_config
 
 from rlcore.spi import CloseRequest, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
@@ -114,22 +113,15 @@ def report(found: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = row_parser(__doc__, 200.0, settings=True)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of [generator.vllm], in every row")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to try the script")
-    parser.add_argument("--limit", type=float, default=200.0, help="seconds for one row")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     require_device(arguments.device)
     if arguments.row:
         with tempfile.TemporaryDirectory() as scratch:
             options = parse_options(arguments.set)
             finish({"found": measure(arguments.row, arguments.device, arguments.quick, Path(scratch), options)})
-    options = ["--device", arguments.device, *(["--quick"] if arguments.quick else [])]
-    options += [argument for setting in arguments.set for argument in ("--set", setting)]
-    found = {row: run_row(__file__, row, options, arguments.limit) for row in arguments.rows}
+    found = {row: run_row(__file__, row, arguments.limit) for row in arguments.rows}
     print(versions(arguments.device))
     report(found)
 
