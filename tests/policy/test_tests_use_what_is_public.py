@@ -16,7 +16,6 @@ REACHES = {
     "vllm_generation/test_child.py": {"_connects"},
     "vllm_generation/test_process.py": {"_child", "_collector", "_config", "_end", "_replicas"},
     "vllm_generation/test_recorder.py": {"_remove_request"},
-    "vllm_generation/test_routing.py": {"_Sample"},
     "vllm_generation/test_transfer_gpu.py": {"_child"},
     "vllm_generation/test_transfer_processes.py": {"_child"},
 }

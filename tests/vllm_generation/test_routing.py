@@ -10,8 +10,8 @@ from rlcore_torchkit.generation import join_samples
 from rlcore_vllm.check import check
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.dealing import deal
-from rlcore_vllm.engine import _Sample
 from rlcore_vllm.routing import reported_experts, require_experts
+from rlcore_vllm.unfinished import Sample
 
 NUM_LAYERS, TOP_K, DENSE_LAYER = 3, 2, 1
 
@@ -50,7 +50,7 @@ def test_tokens_that_vllm_has_not_seen_are_unknown():
 
 
 def finished(number, prompt_length, num_tokens, reason=FinishReason.LENGTH):
-    sample = _Sample(None, number, prompt_length, num_tokens, 3)
+    sample = Sample(None, number, prompt_length, num_tokens, 3)
     sample.routed = chunks(prompt_length, num_tokens, seed=number)[1] if num_tokens else []
     sample.tokens, sample.logprobs, sample.reason = [1] * num_tokens, [-1.0] * num_tokens, reason
     return sample.finish()

@@ -1,108 +1,29 @@
 """One vLLM engine in a thread of its own, which alone touches it; other threads hand it commands, carried out between steps."""
 
 import atexit
-import contextlib
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from rlcore.spi import ContractError, FinishReason, RlcoreError, SamplingMask, WorkerError
-from rlcore.spi.arrays import AnyArray
+from rlcore.spi import ContractError, RlcoreError, WorkerError
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm import residency, versions
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.image_features import image_features
 from rlcore_vllm.recorder import LogprobRecorder, Sampled
-from rlcore_vllm.routing import reported_experts
 from rlcore_vllm.sampling import Samples, engine_sampling, engine_seeds, finish_reason
 from rlcore_vllm.sampling_masks import MaskRecorder, truncates
 from rlcore_vllm.settings import EngineSettings
+from rlcore_vllm.unfinished import Deliver, Job, Sample, settle
 
 Result = TypeVar("Result")
 RECORDER_STEPS = 16
 """Samples that ended are handed out at every so many steps where that needs to wait for the device."""
-Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]
-
-
-class _Job:
-    """The samples of one generate call."""
-
-    def __init__(self, deliver: Deliver, num_samples: int) -> None:
-        self.deliver = deliver
-        self.num_left = num_samples
-        self.done: Future[None] = Future()
-
-    def hand_out(self, finished: Sequence[FinishedSample]) -> None:
-        """Deliver the samples that have ended."""
-        self.num_left -= len(finished)
-        self.deliver(finished)
-        if not self.num_left:
-            settle(self.done, None)
-
-
-class _Sample:
-    """A sample in the making."""
-
-    __slots__ = (
-        "detokenizer",
-        "is_masked",
-        "job",
-        "limit",
-        "logprobs",
-        "mask",
-        "number",
-        "prompt_length",
-        "reason",
-        "routed",
-        "spans",
-        "tokens",
-    )
-
-    def __init__(self, job: _Job, number: int, prompt_length: int, limit: int, weight_version: int) -> None:
-        self.job = job
-        self.number = number
-        self.prompt_length = prompt_length
-        self.limit = limit
-        self.tokens: list[int] = []
-        self.logprobs: Any = []
-        self.reason = FinishReason.ABORTED
-        self.spans = [(0, weight_version)]
-        """(first token, version) of each span of equal weight versions."""
-        self.detokenizer: Any = None
-        """Looks for stop strings; None where there are none."""
-        self.routed: list[AnyArray] | None = None
-        """Experts of its tokens, as they come; None where they are not asked for."""
-        self.is_masked = False
-        """Whether what its tokens are sampled among is noted; and that, once it has ended."""
-        self.mask: SamplingMask | None = None
-
-    def change_version(self, weight_version: int) -> None:
-        """Tokens from here on are sampled under another version."""
-        if self.spans[-1][0] == len(self.tokens):
-            self.spans.pop()
-        self.spans.append((len(self.tokens), weight_version))
-
-    def finish(self) -> FinishedSample:
-        """The sample as it is handed out."""
-        ends = [*(start for start, _ in self.spans[1:]), len(self.tokens)]
-        lengths = [end - start for (start, _), end in zip(self.spans, ends, strict=True)]
-        num_tokens = self.prompt_length + len(self.tokens)
-        return FinishedSample(
-            number=self.number,
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            weight_versions=np.repeat(np.array([version for _, version in self.spans], np.int32), lengths),
-            finish_reason=self.reason,
-            routed_experts=None if self.routed is None else reported_experts(self.routed, num_tokens),
-            sampling_mask=self.mask,
-        )
 
 
 class Engine:
@@ -115,9 +36,9 @@ class Engine:
         self._lock = threading.Lock()
         """Held while a command is put in, so that none comes after the last was taken out."""
         self._is_over = False
-        self._samples: dict[str, _Sample] = {}
+        self._samples: dict[str, Sample] = {}
         """Samples in the making, by the name of their request."""
-        self._ended: dict[str, _Sample] = {}
+        self._ended: dict[str, Sample] = {}
         """Samples that have ended and are not handed out yet, by the name of their request."""
         self._recorder: LogprobRecorder | None = None
         self._masks: MaskRecorder | None = None
@@ -144,7 +65,7 @@ class Engine:
 
         Cancelling the future drops the samples that have not ended.
         """
-        job = _Job(deliver, len(samples.numbers))
+        job = Job(deliver, len(samples.numbers))
         if not job.num_left:
             job.done.set_result(None)
             return job.done
@@ -234,7 +155,7 @@ class Engine:
                 self._commands.put((command, future))
         return future
 
-    def _add(self, samples: Samples, job: _Job) -> None:
+    def _add(self, samples: Samples, job: Job) -> None:
         prompts = [samples.prompts.sequence(index).tolist() for index in range(samples.prompts.num_sequences)]
         seeds = engine_seeds(samples.seeds)
         images = samples.images or ((),) * len(prompts)
@@ -255,7 +176,7 @@ class Engine:
                     features=features[samples.prompt_of[index]],
                 )
                 self._num_requests += 1
-                sample = _Sample(job, number, len(prompt), limit, self._weight_version)
+                sample = Sample(job, number, len(prompt), limit, self._weight_version)
                 if samples.sampling.stop_strings:
                     sample.detokenizer = self._detokenizer(params)
                 if samples.routed_experts:
@@ -324,7 +245,7 @@ class Engine:
         for request, sample in self._ended.items():
             if sample.is_masked and self._masks is not None:
                 sample.mask = self._masks.fetch(request, sample.prompt_length, len(sample.tokens))
-        jobs: dict[int, tuple[_Job, list[FinishedSample]]] = {}
+        jobs: dict[int, tuple[Job, list[FinishedSample]]] = {}
         for sample in self._ended.values():
             jobs.setdefault(id(sample.job), (sample.job, []))[1].append(sample.finish())
         # Not before: where the device fails, what has ended fails with the engine instead of never coming.
@@ -370,7 +291,7 @@ class Engine:
             self._hand_out()  # before vLLM forgets the requests, and the recorder with it
         self._llm.engine_core.abort_requests(list(cut))
 
-    def _cancel(self, job: _Job) -> None:
+    def _cancel(self, job: Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
         for recorder in (self._recorder, self._masks):
             if recorder is not None:
@@ -413,12 +334,3 @@ def _completing(detokenizer: Any, tokens: Sequence[int]) -> int | None:
 def _forward_failure(added: Future[None], done: Future[None]) -> None:
     if added.exception() is not None:
         settle(done, added.exception())
-
-
-def settle(future: Future[None], error: BaseException | None) -> None:
-    """End a future that its owner may have cancelled, or that has failed."""
-    with contextlib.suppress(InvalidStateError):
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)

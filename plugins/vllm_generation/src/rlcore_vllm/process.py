@@ -18,10 +18,10 @@ from attrs import field, frozen
 from rlcore.spi import RlcoreError, WorkerError
 from rlcore_vllm.child import Child
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.engine import Deliver, settle
 from rlcore_vllm.explain import is_passing
 from rlcore_vllm.sampling import Samples
 from rlcore_vllm.settings import EngineSettings
+from rlcore_vllm.unfinished import Deliver, settle
 
 logger = logging.getLogger(__name__)
 COLLECT_S = 1.0

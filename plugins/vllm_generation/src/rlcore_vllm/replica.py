@@ -6,10 +6,11 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from rlcore.spi import RlcoreError, WorkerError
-from rlcore_vllm.engine import Deliver, Engine
+from rlcore_vllm.engine import Engine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.sampling import Samples
 from rlcore_vllm.settings import EngineSettings
+from rlcore_vllm.unfinished import Deliver
 
 
 class Replica(Protocol):
