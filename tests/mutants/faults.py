@@ -16,6 +16,9 @@ KL_IN_REWARDS = (
     "tests/system/test_kl_in_rewards.py::test_advantages_are_rewards_less_the_divergence_from_the_initial_model_to_go"
 )
 PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_formulas[fsdp2]"
+MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[{}]"
+MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
+GUESSED = "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[top_k]"
 UPDATES = "tests/core/run/test_loop.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
@@ -560,5 +563,75 @@ FAULTS = (
         "self.adapters.begun = load_reference(request.directory)",
         "pass",
         "tests/system/test_lora.py::test_a_run_begins_with_the_adapters_of_another[fsdp2]",
+    ),
+    Fault(
+        "no pair is told by how much it is better",
+        "rlcore.run.data.examples",
+        "if examples.margins is not None:",
+        "if False:",
+        MARGINS.format("fsdp2-margins"),
+    ),
+    Fault(
+        "margins are those of the data's first rows",
+        "rlcore.run.data.examples",
+        "columns[spi.MARGINS] = np.repeat(examples.margins[indices], counts)",
+        "columns[spi.MARGINS] = np.repeat(examples.margins[: len(indices)], counts)",
+        MARGINS.format("fsdp2-margins"),
+    ),
+    Fault(
+        "ranks get the smallest margins first",
+        "rlcore.run.execution.ray.dispatch",
+        "sequence_columns={name: column[sequences] for name, column in batch.sequence_columns.items()},",
+        "sequence_columns={name: np.sort(column)[sequences] for name, column in batch.sequence_columns.items()},",
+        MARGINS.format("fsdp2-two-margins"),
+    ),
+    Fault(
+        "a step's rows count for the sets of the next step's",
+        "rlcore.run.rollout.sources",
+        "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
+        "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step)])",
+        MIXED_SFT,
+    ),
+    Fault(
+        "rows that are left out move the others into another set",
+        "rlcore.run.rollout.sources",
+        "return () if self.names_of is None else self.names_of(self.examples.rows[self.stream.indices(step - 1)])",
+        "return () if self.names_of is None else self.names_of(self.stream.indices(step - 1))",
+        MIXED_SFT,
+    ),
+    Fault(
+        "demonstrations of a mix are of no set",
+        "rlcore.run.plan.inputs",
+        "names_of = rows.names_of if isinstance(rows, MixedRows) else None",
+        "names_of = None",
+        MIXED_SFT,
+    ),
+    Fault(
+        "vLLM is not told to guess",
+        "rlcore_vllm.settings",
+        "arguments |= speculative_arguments(config)",
+        "pass",
+        GUESSED,
+    ),
+    Fault(
+        "guesses on a CPU are judged by memory that nothing was written to",
+        "rlcore_vllm.environment",
+        "versions.judge_guesses_on_cpu()",
+        "pass",
+        GUESSED,
+    ),
+    Fault(
+        "graphs are captured for one token of each sequence",
+        "rlcore_vllm.settings",
+        "capture_sizes(config.max_num_seqs, 1 + config.speculative_ngram)",
+        "capture_sizes(config.max_num_seqs)",
+        "tests/vllm_generation/test_speculation.py::test_graphs_are_captured_for_the_tokens_of_a_step",
+    ),
+    Fault(
+        "vLLM keeps weights as they are where 8 bits are asked for",
+        "rlcore_vllm.settings",
+        'if config.quantization != "none":',
+        "if False:",
+        "tests/vllm_generation/test_float8_weights.py::test_each_refit_is_quantised_anew",
     ),
 )

@@ -95,12 +95,15 @@ def test_check_says_what_is_mixed(mixed: Workplace) -> None:
 
 
 def test_demonstrations_are_mixed(mixed: Workplace) -> None:
-    write_jsonl(mixed.folder / "answers.jsonl", [{"prompt": "1+1=", "completion": "2"}])
+    """A first row of each set is left out, which moves no other into another set."""
+    long = {"prompt": "1+1=", "completion": "2" * 100}
+    write_jsonl(mixed.folder / "answers.jsonl", [long, {"prompt": "1+1=", "completion": "2"}])
     sets = (
         "data.train.mix.texts={source='csv', path='pairs.csv'}",
         "data.train.mix.sums={source='jsonl', path='answers.jsonl'}",
+        "data.train.on_long_prompt=drop",
     )
-    (mixed.folder / "pairs.csv").write_text("prompt,completion\n12=,12\n34=,34\n")
+    (mixed.folder / "pairs.csv").write_text(f"prompt,completion\n5=,{'5' * 100}\n12=,12\n34=,34\n")
     run = mixed.train("sft.toml", *sets, "run.num_steps=2")
     first, last = read_metrics(run)
     assert first["data/sums/samples"] + first["data/texts/samples"] > 0
