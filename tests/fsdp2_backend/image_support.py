@@ -19,10 +19,10 @@ READS = ((0,), (), (1, 0), (), (1,), ())
 """The images of each of the six sequences of `make_batch`."""
 
 
-def png(number: int) -> bytes:
+def png(number: int, seed: int = 0) -> bytes:
     """An image of noise."""
     width, height = SIZES[number]
-    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+    pixels = np.random.default_rng([number, seed]).integers(0, 256, (height, width, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
     return buffer.getvalue()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from attrs import evolve
 from fsdp2_support import TEMPERATURE, assert_stepped_alike, exported, make_config, split, step_request
-from image_support import ImageReference, image_batch
+from image_support import ImageReference, image_batch, png
 
 from rlcore.spi import ContractError, LogprobsRequest, SaveStateRequest
 from rlcore.testing.image_models import make_image_model
@@ -64,8 +64,11 @@ def test_packed_is_as_alone(family, image_model, backend):
     together = logprobs_of(trainer, [batch])
     alone = logprobs_of(trainer, split(batch, [[n] for n in range(batch.num_sequences)]))
     np.testing.assert_allclose(together, alone, rtol=0.0, atol=1e-5)
-    others = evolve(batch, images=tuple(tuple(reversed(own)) if len(own) > 1 else own for own in batch.images))
-    assert np.abs(logprobs_of(trainer, [others]) - together)[batch.offsets[2] :].max() > 1e-3
+    others = evolve(batch, images=(*batch.images[:2], (batch.images[2][0], png(0, seed=1)), *batch.images[3:]))
+    changes = np.abs(logprobs_of(trainer, [others]) - together)
+    assert [bool(changes[own].max() > 1e-3) for own in map(slice, batch.offsets[:-1], batch.offsets[1:])] == [
+        number == 2 for number in range(6)
+    ]
 
 
 def test_a_placeholder_that_the_policy_said_is_a_token_as_any_other(image_model, backend):
@@ -79,11 +82,23 @@ def test_a_placeholder_that_the_policy_said_is_a_token_as_any_other(image_model,
     assert different.tolist() == [batch.offsets[1] - 1]
 
 
-def test_fewer_placeholders_than_images_are_refused(image_model, backend):
-    batch = image_batch(image_model["qwen3_vl"], 0)
-    images = (*batch.images[:-1], batch.images[0])
+@pytest.mark.parametrize(
+    "reads", [((0,), (), (1, 0), (), (1,), (0,)), ((0,), (), (0, 1), (), (1,), ()), ((1,), (), (1, 0), (), (1,), ())]
+)
+def test_images_of_other_sizes_than_a_sequence_has_placeholders_for_are_refused(reads, image_model, backend):
+    """A text with an image, images in another order, and a smaller image."""
+    batch, files = image_batch(image_model["qwen3_vl"], 0), [png(0), png(1)]
+    images = tuple(tuple(files[number] for number in own) for own in reads)
     with pytest.raises(ContractError, match="placeholders"):
         logprobs_of(backend(image_model["qwen3_vl"]), [evolve(batch, images=images)])
+
+
+def test_a_processor_that_makes_less_of_an_image_is_refused(image_model, tmp_path, backend):
+    """That of a teacher, say, which would take the rest of the placeholders for text."""
+    directory = image_model["qwen3_vl"]
+    smaller = make_image_model(tmp_path / "smaller", "qwen3_vl", max_pixels=16 * 16)
+    with pytest.raises(ContractError, match="preprocessor_config.json"):
+        logprobs_of(backend(smaller), [image_batch(directory, 0)])
 
 
 def test_a_model_of_text_refuses_images(image_model, backend):

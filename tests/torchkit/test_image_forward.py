@@ -60,7 +60,10 @@ def test_places_and_positions_of_each_sequence(model):
         [0, 1, 1, 1, 2, 2, 2, 4, 5, 0, 1, 2],
         [0, 1, 2, 3, 1, 2, 3, 4, 5, 0, 1, 2],
     ]
-    with pytest.raises(ContractError, match="expected 6"):
+    for others in (torch.tensor([[1, 4, 4]]), torch.tensor([[1, 4, 8]])):
+        with pytest.raises(ContractError, match=r"rows of \[6\]"):
+            place_images(model, torch.tensor([*first, *second]), packed, [1, 0], others)
+    with pytest.raises(ContractError, match=r"expected \[6\]"):
         place_images(model, torch.tensor([*first, *second]), packed, [0, 1], grids)
 
 

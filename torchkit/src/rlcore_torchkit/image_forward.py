@@ -6,7 +6,7 @@ Shapes: T tokens of N sequences, I images of P patches together, C numbers of a 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def freeze_vision(model: Any) -> None:
 
 def image_forward(processor: Any, model: Any, tokens: Tensor, packed: PackedSequences, images: Images | None = None) -> Tensor:
     """Hidden states [T, H] after the final norm. `processor` is transformers' image processor of the model; `images` are the
-    files that each sequence reads, whose first placeholders stand for them. ContractError where it has fewer placeholders."""
+    files that each sequence reads, a row of placeholders for each. ContractError where these rows have other lengths."""
     files = [] if images is None else list(chain.from_iterable(images))
     if not files:
         return general_forward(model, tokens, packed) + _nothing(model)
@@ -94,16 +94,25 @@ def place_images(
         if not count:
             positions[:, 0, start:end] = torch.arange(end - start)
             continue
-        found, wanted = (tokens[start:end] == base.config.image_token_id).nonzero()[:, 0], sum(num_tokens[own])
-        if len(found) < wanted:
+        found = (tokens[start:end] == base.config.image_token_id).nonzero()[:, 0]
+        wanted = num_tokens[own]
+        rows = _rows_of(found)[:count]
+        if rows != wanted:
             raise ContractError(
-                f"images: found {len(found)} placeholders in a sequence; expected {wanted} for its {count} images"
+                f"images: found rows of {rows} placeholders in a sequence; expected {wanted} for its {count} images. Give this "
+                "model the preprocessor_config.json of the policy, whose image processor has made the prompts"
             )
-        places[start + found[:wanted]] = True
+        places[start + found[: sum(wanted)]] = True
         kinds = places[start:end].int()[None]
-        rows = tokens[start:end].long()[None]
-        positions[:, :, start:end] = base.get_rope_index(rows, kinds, image_grid_thw=grids[own])[0]
+        row = tokens[start:end].long()[None]
+        positions[:, :, start:end] = base.get_rope_index(row, kinds, image_grid_thw=grids[own])[0]
     return places, positions
+
+
+def _rows_of(found: Tensor) -> list[int]:
+    """How many placeholders stand together, of each row of them; `found` int64 [F] are their places, ascending."""
+    ends = (found.diff() != 1).nonzero()[:, 0].tolist()
+    return [end - begin for begin, end in pairwise([-1, *ends, len(found) - 1])] if len(found) else []
 
 
 @contextmanager
