@@ -16,8 +16,9 @@ from .conftest import request_of
     num_samples=st.integers(0, 9),
     busy=st.lists(st.integers(0, 99), min_size=1, max_size=5),
 )
-def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(lengths, num_samples, busy):
-    request = request_of(lengths, num_samples)
+def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_images_seed_and_limit(lengths, num_samples, busy):
+    images = tuple((bytes([index]),) * (index % 3) for index in range(len(lengths)))
+    request = evolve(request_of(lengths, num_samples), images=images)
     limits = np.arange(1, len(request.seeds) + 1, dtype=np.int32)
     parts = deal(request, limits, busy)
     assert len(parts) == len(busy)
@@ -28,6 +29,7 @@ def test_every_sample_is_dealt_to_one_engine_with_its_own_prompt_seed_and_limit(
         assert part.limits.tolist() == limits[part.numbers].tolist()
         for number, prompt in zip(part.numbers.tolist(), part.prompt_of.tolist(), strict=True):
             assert part.prompts.sequence(prompt).tolist() == request.prompts.sequence(number // num_samples).tolist()
+            assert part.images[prompt] == images[number // num_samples]
         assert (np.diff(part.prompt_of) >= 0).all(), "samples of one prompt are not adjacent"
 
 

@@ -178,9 +178,10 @@ def test_a_chat_is_told_with_its_roles_and_rows_have_what_is_named(endpoint: End
     (tmp_path / "judge.txt").write_text("{prompt} | {completion}")
     backend = JudgeBackend(EnvironmentContext(seed=0), config(endpoint, prompt=None, prompt_file=str(tmp_path / "judge.txt")))
     turn = Turn(text="2", tokens=np.zeros(1, np.int32), finish_reason=FinishReason.STOP)
-    chat = {"prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "1+1="}]}
+    parts = [{"type": "image", "image": b"PNG"}, {"type": "text", "text": "1+1="}]
+    chat = {"prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": parts}]}
     asyncio.run(backend.step(chat, turn))
-    assert endpoint.requests[0]["messages"][0]["content"] == "system: Count.\nuser: 1+1= | 2"
+    assert endpoint.requests[0]["messages"][0]["content"] == "system: Count.\nuser: [image]1+1= | 2"
     with pytest.raises(DataError, match=r"row\[answer\].*'prompt'"):
         asyncio.run(JudgeBackend(EnvironmentContext(seed=0), config(endpoint)).reset({"prompt": "1+1="}, 0))
 

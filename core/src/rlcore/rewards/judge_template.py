@@ -19,10 +19,17 @@ def row_fields(template: str) -> list[str]:
 
 def filled(template: str, prompt: str | Sequence[Message], completion: str, row: Mapping[str, Any]) -> str:
     """The template with what it names; all else in braces stays as it is. Of a chat the messages are shown, each behind its
-    role."""
-    shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {one['content']}" for one in prompt)
+    role, with [image] in place of an image."""
+    shown = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {_text_of(one['content'])}" for one in prompt)
     parts = {"prompt": shown, "completion": completion}
     return FIELD.sub(lambda match: parts[match[1]] if match[1] else str(row[match[2]]), template)
+
+
+def _text_of(content: Any) -> Any:
+    """What a message says, a list of texts and images as one text."""
+    if not isinstance(content, list | tuple):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
 
 
 def score_of(answer: str, config: JudgeConfig) -> float:
