@@ -20,6 +20,10 @@ MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_
 MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
 GUESSED = "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[top_k]"
 UPDATES = "tests/core/run/test_loop.py"
+ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
+TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
+IMAGE_STEPS = "tests/fsdp2_backend/test_backend_images.py::test_three_steps_and_what_they_leave[qwen3_vl-none]"
+IMAGE_ROWS = "tests/core/run/data/test_row_images.py"
 LOOP, TRAINER = "rlcore.run.loop", "rlcore.run.execution.groups"
 
 
@@ -633,5 +637,132 @@ FAULTS = (
         'if config.quantization != "none":',
         "if False:",
         "tests/vllm_generation/test_float8_weights.py::test_each_refit_is_quantised_anew",
+    ),
+    # Images
+    Fault(
+        "a row's images end at the template",
+        "rlcore.run.rollout.group_starts",
+        "images = prompt_images(reset.observation.messages)",
+        "images = prompt_images(None)",
+        ANY_ORDER,
+    ),
+    Fault(
+        "an episode forgets its images",
+        "rlcore.run.rollout.episode",
+        "images=self.images,",
+        "images=(),",
+        ANY_ORDER,
+    ),
+    Fault(
+        "a turn is asked for without its images",
+        "rlcore.run.rollout.turns",
+        "images=episode.images,",
+        "images=(),",
+        ANY_ORDER,
+    ),
+    Fault(
+        "prompts of a request have each other's images",
+        "rlcore.run.rollout.request_feed",
+        "images = tuple(shared[0].images for shared in samples)",
+        "images = tuple(shared[0].images for shared in samples[::-1])",
+        ANY_ORDER,
+    ),
+    Fault(
+        "samples are trained on with each other's images",
+        "rlcore.run.rollout.collector",
+        "images=tuple(one.images for one in episodes)",
+        "images=tuple(one.images for one in episodes[::-1])",
+        ANY_ORDER,
+    ),
+    Fault(
+        "microbatches have the batch's first images",
+        "rlcore.spi.batch",
+        "tuple(self.images[index] for index in indices.tolist())",
+        "self.images[: len(indices)]",
+        IMAGE_STEPS,
+    ),
+    Fault(
+        "a rank's microbatches have its first images",
+        "rlcore.run.execution.ray.dispatch",
+        "images=None if self.images is None else self.images[start:end],",
+        "images=None if self.images is None else self.images[: end - start],",
+        TWO_PARTS,
+    ),
+    Fault(
+        "every rank has the first one's images",
+        "rlcore.run.execution.ray.dispatch",
+        "images=None if batch.images is None else batch.images[sequences],",
+        "images=None if batch.images is None else batch.images[: sequences.stop - sequences.start],",
+        TWO_PARTS,
+    ),
+    Fault(
+        "a generator's share of prompts has the request's first images",
+        "rlcore.run.execution.ray.dispatch",
+        "tuple(request.images[prompt] for prompt in prompts.tolist())",
+        "request.images[: len(prompts)]",
+        TWO_PARTS,
+    ),
+    Fault(
+        "an engine's prompts have the request's first images",
+        "rlcore_vllm.dealing",
+        "tuple(request.images[prompt] for prompt in prompts.tolist())",
+        "request.images[: len(prompts)]",
+        "tests/vllm_generation/test_dealing.py",
+    ),
+    Fault(
+        "a reference is asked ahead without images",
+        "rlcore.run.train_step.reference_ahead",
+        "tuple(images for _, images in taken)",
+        "tuple(() for _ in taken)",
+        "tests/core/run/train_step/test_reference_ahead.py",
+    ),
+    Fault(
+        "the reference's log-probabilities are found whatever the images",
+        "rlcore.run.storage.reference_store",
+        "digest.update(hashlib.sha256(file).digest())",
+        "pass",
+        "tests/core/run/storage/test_reference_store.py",
+    ),
+    Fault(
+        "demonstrations have each other's images",
+        "rlcore.run.data.examples",
+        "tuple(examples.images[index] for index in sequences.tolist())",
+        "examples.images[: len(sequences)]",
+        IMAGE_ROWS,
+    ),
+    Fault(
+        "a chat's images end with its first answer",
+        "rlcore.run.data.learned_chats",
+        "images=images,",
+        "images=before.images,",
+        IMAGE_ROWS,
+    ),
+    Fault(
+        "the loss reads no images",
+        "rlcore_fsdp2.gradients",
+        "images=batch.images,",
+        "images=None,",
+        IMAGE_STEPS,
+    ),
+    Fault(
+        "log-probabilities are of the text alone",
+        "rlcore_fsdp2.logprobs",
+        "images=microbatch.images,",
+        "images=None,",
+        "tests/fsdp2_backend/test_backend_images.py::test_packed_is_as_alone[qwen3_vl]",
+    ),
+    Fault(
+        "images stand in whatever placeholders there are",
+        "rlcore_torchkit.image_forward",
+        "if rows != wanted:",
+        "if sum(rows) < sum(wanted):",
+        "tests/torchkit/test_image_forward.py",
+    ),
+    Fault(
+        "images that occur again come first",
+        "rlcore_torchkit.image_forward",
+        "torch.cat([parts[file][0] for file in files])",
+        "torch.cat([parts[file][0] for file in sorted(files)])",
+        "tests/torchkit/test_image_forward.py",
     ),
 )

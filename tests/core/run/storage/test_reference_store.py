@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,15 @@ def test_each_sequence_is_computed_once_over_steps_and_processes(
         np.testing.assert_array_equal(found, -np.asarray([*chain.from_iterable(step)], np.float32) / np.float32(7))
     asked = [tuple(tokens) for call in counting.asked for tokens in call]
     assert sorted(asked) == sorted({tuple(tokens) for step in steps for tokens in step})
+
+
+def test_a_sequence_with_other_images_is_another(tmp_path: Path) -> None:
+    counting, texts = Counting(), batch_of([[1, 2]] * 3)
+    batches = [texts, evolve(texts, images=((), (b"a",), (b"b",))), evolve(texts, images=((b"b",), (b"a", b"b"), (b"b", b"a")))]
+    for batch in batches:
+        with ReferenceStore.open(tmp_path, "a", print) as store:
+            store.logprobs(batch, counting.of(batch))
+    assert [len(call) for call in counting.asked] == [1, 2, 2]
 
 
 def test_another_model_finds_nothing_and_says_so(tmp_path: Path) -> None:
