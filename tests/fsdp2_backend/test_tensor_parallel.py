@@ -10,13 +10,24 @@ import torch
 from fake_ranks import on_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from rlcore.spi import ModelSpec
 from rlcore_fsdp2.sharding import local
-from rlcore_fsdp2.tensor_parallel import Colwise, Exchange, Experts, Replicated, Rowwise, Vocabulary, first_row, parallelize
+from rlcore_fsdp2.tensor_parallel import (
+    Colwise,
+    Exchange,
+    Experts,
+    Replicated,
+    Rowwise,
+    SharedColwise,
+    Vocabulary,
+    first_row,
+    parallelize,
+)
 from rlcore_torchkit.models import load_model
 
 SIZES = (2, 3)
@@ -60,6 +71,25 @@ def test_columns_of_all_ranks_are_the_outputs(num_ranks, linear):
     torch.testing.assert_close(torch.cat(outputs, 1), expected)
     torch.testing.assert_close(torch.cat(weights), linear.weight.grad)
     torch.testing.assert_close(torch.cat(biases), linear.bias.grad)
+
+
+def test_ranks_that_share_a_head_compute_it_each_and_their_gradients_are_added_up(linear):
+    """Two heads of four rows, on four ranks."""
+    inputs, upstream = torch.randn(5, 6), torch.randn(4, 5, 4)
+    heads = linear(inputs).split(4, 1)
+    expected = [heads[0], heads[0], heads[1], heads[1]]
+    sum((head * of_rank).sum() for head, of_rank in zip(expected, upstream, strict=True)).backward()
+
+    def run(rank, part):
+        output = part(inputs)
+        (output * upstream[rank]).sum().backward()
+        assert all(parameter.grad.placements == (Partial(),) for parameter in part.parameters())
+        return output, *gradients_of(part, "weight", "bias")
+
+    outputs, weights, biases = zip(*on_every_rank(4, linear, SharedColwise(2), run), strict=True)
+    torch.testing.assert_close(torch.stack(outputs), torch.stack(expected))
+    torch.testing.assert_close(torch.stack(weights).sum(0), linear.weight.grad)
+    torch.testing.assert_close(torch.stack(biases).sum(0), linear.bias.grad)
 
 
 @pytest.mark.parametrize("num_ranks", SIZES)

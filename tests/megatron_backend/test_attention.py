@@ -4,14 +4,16 @@ import itertools
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from fake_ranks import on_rank
 from megatron.core.transformer.enums import AttnMaskType
-from megatron_support import make_batch
+from megatron_families import make_own
+from megatron_support import OPTIMIZER, TEMPERATURE, Reference, make_backend, make_batch
 
-from rlcore.spi import ContractError
+from rlcore.spi import CloseRequest, ContractError, LogprobsRequest
 from rlcore_megatron.attention import PackedAttention, PackedRotary
 from rlcore_megatron.packing import Wanted, pack
 from rlcore_torchkit.microbatch import move
@@ -70,3 +72,14 @@ def test_angles_are_those_of_the_place_in_the_sequence(packed):
     expected = packed.positions.double()[:, None] * frequencies.double()
     torch.testing.assert_close(found[:, 0, 0].double(), torch.cat((expected, expected), 1))
     assert not rotary.state_dict(), "no checkpoint holds them"
+
+
+def test_windows_sinks_and_the_scale_of_scores_are_those_of_the_model(tmp_path):
+    """Of gpt-oss, with a window in the first of two layers, against transformers."""
+    directory, batch = make_own(tmp_path / "model", "gpt_oss", num_hidden_layers=2), make_batch(seed=1)
+    with torch.no_grad():
+        expected, _ = Reference(directory, OPTIMIZER).logprobs(batch)
+    backend = make_backend(directory)
+    request = LogprobsRequest(microbatches=(batch,), model="policy", temperature=TEMPERATURE, entropy=False, weight_version=0)
+    np.testing.assert_allclose(np.concatenate(backend.get_logprobs(request).logprobs), expected.numpy(), atol=1e-5)
+    backend.close(CloseRequest())

@@ -19,6 +19,10 @@ PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_
 MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[{}]"
 MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
 GUESSED = "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[top_k]"
+LATENT = "tests/megatron_backend/test_latent_attention.py::test_log_probabilities_and_gradients_are_those_of_transformers[{}]"
+GENERAL = "tests/megatron_backend/test_attention.py::test_windows_sinks_and_the_scale_of_scores_are_those_of_the_model"
+TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teachers_log_probabilities[megatron-apart]"
+ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
 ANY_ORDER = "tests/core/run/rollout/test_groups_in_any_order.py"
 TWO_PARTS = "tests/core/run/execution/ray/test_dispatch.py::test_images_go_with_their_sequences_and_prompts"
@@ -764,5 +768,113 @@ FAULTS = (
         "torch.cat([parts[file][0] for file in files])",
         "torch.cat([parts[file][0] for file in sorted(files)])",
         "tests/torchkit/test_image_forward.py",
+    ),
+    # A reference on devices of its own
+    Fault(
+        "what a reference is asked ahead is another sample's",
+        "rlcore.run.train_step.reference_ahead",
+        "for key, values in zip(taken, np.split(found, ends[:-1]), strict=True):",
+        "for key, values in zip(taken, map(np.resize, np.split(found, ends[:-1])[::-1], np.diff(ends, prepend=0))):",
+        "tests/core/run/train_step/test_reference_ahead.py",
+    ),
+    Fault(
+        "a teacher's ranks have the student's layout",
+        "rlcore.run.execution.ray.pool",
+        "trainer_config=prepared.reference_config,",
+        'trainer_config=prepared.config("trainer"),',
+        TEACHER_APART,
+    ),
+    Fault(
+        "ranks compute at temperature 1",
+        "rlcore.run.execution.ray.pool",
+        "temperature=prepared.recipe.rollout.temperature,",
+        "temperature=1.0,",
+        TEACHER_APART,
+    ),
+    # Families that Megatron alone computes
+    Fault(
+        "experts are chosen without the biases of the checkpoint",
+        "rlcore_megatron.load",
+        "if view.numel():",
+        "if view.numel() and source.tensors[0].dtype is None:",
+        LATENT.format("one group"),
+    ),
+    Fault(
+        "what experts add is not scaled",
+        "rlcore_megatron.families.deepseek_v3",
+        '"moe_router_topk_scaling_factor": own["routed_scaling_factor"],',
+        '"moe_router_topk_scaling_factor": 1.0,',
+        LATENT.format("one group"),
+    ),
+    Fault(
+        "attention of far tokens is not sharpened",
+        "rlcore_megatron.families.deepseek_v3",
+        '"mscale_all_dim": float(rope["mscale_all_dim"]),',
+        '"mscale_all_dim": 0.0,',
+        LATENT.format("one group"),
+    ),
+    Fault(
+        "all layers have the first one's window",
+        "rlcore_megatron.attention",
+        "self._window = family.windows[self._layer_number - 1] if family.windows else None",
+        "self._window = family.windows[0] if family.windows else None",
+        GENERAL,
+    ),
+    Fault(
+        "sinks are read and never attended to",
+        "rlcore_megatron.attention",
+        '"s_aux": sinks}',
+        '"s_aux": None}',
+        GENERAL,
+    ),
+    Fault(
+        "yarn scales the angles of general attention alone",
+        "rlcore_megatron.attention",
+        "self._scale = scale",
+        "pass",
+        GENERAL,
+    ),
+    # Heads that tensor ranks share, endpoints, chat templates
+    Fault(
+        "ranks that share a head take their own gradient for that of all",
+        "rlcore_fsdp2.tensor_parallel",
+        "part = _local_part(name, Partial(), module)",
+        "part = _local_part(name, Replicate(), module)",
+        "tests/fsdp2_backend/test_tensor_parallel.py::test_ranks_that_share_a_head_compute_it_each_and_their_gradients_are_added_up",
+    ),
+    Fault(
+        "endpoints sample with the default parameters",
+        "rlcore_openai.samples",
+        "sampling=request.sampling,",
+        "sampling=SamplingParams(),",
+        ASKED_OF_ENDPOINTS,
+    ),
+    Fault(
+        "endpoints are not told the model",
+        "rlcore_openai.endpoint",
+        "json=wanted.body(self.model)",
+        'json=wanted.body("")',
+        ASKED_OF_ENDPOINTS,
+    ),
+    Fault(
+        "endpoints are shown the key for their list of models alone",
+        "rlcore_openai.endpoint",
+        'headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}',
+        'headers = {"Authorization": f"Bearer {self.key}"} if self.key and method == "GET" else {}',
+        ASKED_OF_ENDPOINTS,
+    ),
+    Fault(
+        "an answer's log-probabilities belong to its last tokens first",
+        "rlcore_openai.samples",
+        "self.logprobs += told[: len(tokens)]",
+        "self.logprobs += told[: len(tokens)][::-1]",
+        "tests/openai_generation/test_samples.py::test_events_of_any_size_add_up",
+    ),
+    Fault(
+        "an exported template has lost its variables",
+        "rlcore.run.storage.saver",
+        "text = with_defaults(template, model.chat_template_kwargs)",
+        "text = template",
+        "tests/system/test_hub.py::test_an_exported_model_tells_how_it_was_made_and_is_uploaded",
     ),
 )

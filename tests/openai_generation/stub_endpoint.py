@@ -46,6 +46,7 @@ class Stub:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
+        self.keys.append(request.headers.get("Authorization"))
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:

@@ -88,7 +88,7 @@ def test_what_is_asked_for(opened: Open) -> None:
     expected = {"prompt": [7, 8], "seed": 100, "max_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.0}
     expected |= {"stop": ["#"], "stop_token_ids": [3], "ignore_eos": True, "repetition_penalty": 1.0, "model": "policy"}
     assert stub.asked[-1].items() >= expected.items()
-    assert stub.keys == [f"Bearer {KEY}"]
+    assert stub.keys == [f"Bearer {KEY}"] * 3, "the list of models, the probe, the sample"
 
 
 @pytest.mark.parametrize(

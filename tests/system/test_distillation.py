@@ -51,7 +51,14 @@ rollouts_every_n_steps = 0
 names = []
 """
 PROMPTS = ("0+0=", "0+1=")
-ONE_STEP = ("run.num_steps=1", "rollout.samples_per_prompt=16", "logging.rollouts_every_n_steps=1", "checkpoint.at_end=false")
+TEMPERATURE = 0.8
+ONE_STEP = (
+    "run.num_steps=1",
+    "rollout.samples_per_prompt=16",
+    f"rollout.temperature={TEMPERATURE}",
+    "logging.rollouts_every_n_steps=1",
+    "checkpoint.at_end=false",
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +106,23 @@ def test_a_student_reaches_its_teacher(school: Path) -> None:
     assert divergence(run / "model", school / "teacher") < 0.01 < 0.5 < before
 
 
-APART = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=2", "reference.trainer={tensor_parallel=2}")
+DIVIDED_TEACHER = ("cluster.gpus_per_node=3", "cluster.reference_gpus_per_node=2", "reference.trainer={tensor_parallel=2}")
+DIVIDED_STUDENT = (
+    "cluster.gpus_per_node=3",
+    "cluster.reference_gpus_per_node=1",
+    "trainer.megatron.tensor_parallel=2",
+    "reference.trainer={tensor_parallel=1}",
+)
 
 
-@pytest.mark.parametrize("place", [(), APART], ids=["inside", "apart"])
-@pytest.mark.parametrize("trainer", ["fsdp2", "megatron"])
+@pytest.mark.parametrize(
+    ("trainer", "place"),
+    [("fsdp2", ()), ("fsdp2", DIVIDED_TEACHER), ("megatron", ()), ("megatron", DIVIDED_STUDENT)],
+    ids=["fsdp2-inside", "fsdp2-apart", "megatron-inside", "megatron-apart"],
+)
 def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str, place: tuple[str, ...]) -> None:
     """The loss and the norm of its gradient are those that transformers' models have in float64, with the teacher beside the
-    student or in processes of its own, which divide it."""
+    student or in processes of its own, divided otherwise than the student is."""
     name = f"run.name={trainer}-{len(place)}"
     with contextlib.chdir(school):
         run = Workplace(school).train("distill.toml", *ONE_STEP, name, f"trainer.name={trainer}", *place)
@@ -116,7 +132,8 @@ def test_the_loss_sees_the_teachers_log_probabilities(school: Path, trainer: str
     for sample in samples.itertuples():
         tokens, said = torch.tensor([sample.tokens.tolist()]), torch.from_numpy(sample.loss_mask[1:])
         mine, theirs = (
-            model(tokens).logits.log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[said, 0] for model in (student, teacher)
+            (model(tokens).logits / TEMPERATURE).log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[said, 0]
+            for model in (student, teacher)
         )
         gaps.append((mine - theirs).detach())
         weighted.append(gaps[-1] * mine)
