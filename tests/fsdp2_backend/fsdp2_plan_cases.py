@@ -35,6 +35,8 @@ def check_gradients(rank: int, directory: Path, scratch: Path) -> None:
     """Of every parameter, before anything scales or clips them."""
     trainer = make_backend(directory, config=TENSOR, **placed(rank, scratch, f"{directory.name}-gradients"))
     reference, batch, seen = Reference(directory), make_batch(), GradientsSeen(trainer)
+    parts = [held.to_local().numel() / held.numel() for held in trainer.policy.parameters()]
+    assert min(parts) == 1 / WORLD_SIZE
     trainer.train_step(step_request(split(batch, PARTS), batch.counts()))
     reference.backward(batch)
     assert_close(seen.tensors, reference.gradients())

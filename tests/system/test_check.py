@@ -80,3 +80,18 @@ def test_a_tokenizer_that_does_not_load_is_found(workplace: Workplace, model: Pa
     shutil.copytree(model, workplace.folder / "odd")
     (workplace.folder / "odd" / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}}))
     expect_failure(workplace.rlcore("check", "grpo.toml", "model.path=odd"), 5, "odd with a tokenizer that does not load")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("rollout.top_p=0.9",), "sampling_mask"),
+        (("lora.rank=2", "refit.adapters=apart"), "adapter_refit"),
+    ],
+)
+def test_what_vllm_lacks_where_it_guesses_is_asked_of_it_in_vain(
+    workplace: Workplace, options: tuple[str, ...], what: str
+) -> None:
+    guesses = ("generator.name=vllm", "generator.vllm.speculative_ngram=2", "generator.vllm.cpu_kv_cache_gib=0.1")
+    result = workplace.rlcore("check", "grpo.toml", *guesses, *options)
+    expect_failure(result, 3, "lacks the capability", f"[generator.vllm] takes '{what}' away")

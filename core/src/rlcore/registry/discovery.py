@@ -50,6 +50,8 @@ class Entry(_Installed):
     role: Role
     provider: Provider | None = None
     """None where it is disabled or could not be imported; there may be one besides an error (a wrong SPI version, say)."""
+    taken_away: frozenset[str] = frozenset()
+    """Capabilities that the provider lacks because of its section of the recipe."""
 
     def holding(self, loaded: object) -> "Entry":
         """This entry with the object that it names, and what is wrong with that object."""

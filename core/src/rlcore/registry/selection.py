@@ -147,6 +147,9 @@ def _judge(entry: Entry, needs: Mapping[str, str], dtype: DtypeName | None = Non
         return _Verdict(entry=entry, reason=reason, broken=broken)
     missing = [f"{capability!r} ({why})" for capability, why in needs.items() if capability not in entry.provider.capabilities]
     reasons = [f"lacks the capability {', '.join(missing)}"] if missing else []
+    taken = [repr(capability) for capability in needs if capability in entry.taken_away]
+    if taken:
+        reasons.append(f"[{entry.role}.{entry.name}] takes {', '.join(taken)} away")
     if dtype is not None and dtype not in entry.provider.dtypes:
         reasons.append(f"does not compute in {dtype} (model.dtype), only in {', '.join(sorted(entry.provider.dtypes))}")
     return _Verdict(entry=entry, reason="; ".join(reasons) or None)

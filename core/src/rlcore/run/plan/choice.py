@@ -188,7 +188,8 @@ def _without(recipe: Recipe, entry: Entry) -> Entry:
         raise PluginError(
             f"{entry.label}: its function `disabled_capabilities` raised {type(error).__name__}: {error}"
         ) from error
-    return evolve(entry, provider=evolve(provider, capabilities=provider.capabilities - lost))
+    provider, lost = evolve(provider, capabilities=provider.capabilities - lost), provider.capabilities & lost
+    return evolve(entry, provider=provider, taken_away=lost)
 
 
 def _algorithm(recipe: Recipe, chosen: Mapping[Role, Entry], dtype: DtypeName) -> AlgorithmHandle:
