@@ -28,9 +28,14 @@ def inputs(rows: int, vocabulary: int, width: int, seed: int, dtype: torch.dtype
     return hidden, weight, torch.randint(vocabulary, (rows,), generator=generator)
 
 
-def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def reference(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The definition, in whatever dtype the inputs are."""
-    log_softmax = torch.log_softmax(hidden @ weight.T / temperature, 1)
+    logits = hidden @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    log_softmax = torch.log_softmax(logits / temperature, 1)
     return log_softmax.gather(1, targets[:, None])[:, 0], -(log_softmax.exp() * log_softmax).sum(1)
 
 
@@ -41,6 +46,7 @@ cases = given(
     chunk=st.sampled_from([None, 1, 3, 7, 64]),
     temperature=st.sampled_from([1.0, 0.3, 0.7, 2.5]),
     mode=st.sampled_from(["none", "metric", "loss"]),
+    cap=st.sampled_from([None, 2.0, 30.0]),
     seed=st.integers(0, 1000),
 )
 
@@ -48,14 +54,15 @@ cases = given(
 @settings(max_examples=150, deadline=None)
 @cases
 def test_values_and_gradients_equal_float64(
-    rows: int, vocabulary: int, width: int, chunk: int | None, temperature: float, mode: Any, seed: int
+    rows: int, vocabulary: int, width: int, chunk: int | None, temperature: float, mode: Any, cap: float | None, seed: int
 ) -> None:
     hidden, weight, targets = inputs(rows, vocabulary, width, seed)
     exact_hidden, exact_weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     hidden.requires_grad_()
     weight.requires_grad_()
-    logprobs, entropy = token_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk, entropy=mode)
-    expected, expected_entropy = reference(exact_hidden, exact_weight, targets, temperature)
+    options: dict[str, Any] = {"temperature": temperature, "chunk_tokens": chunk, "entropy": mode, "cap": cap}
+    logprobs, entropy = token_logprobs(hidden, weight, targets, **options)
+    expected, expected_entropy = reference(exact_hidden, exact_weight, targets, temperature, cap)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs.double(), expected, atol=1e-5, rtol=1e-5)
     assert (entropy is None) == (mode == "none")
@@ -74,11 +81,13 @@ def test_values_and_gradients_equal_float64(
 
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_gradcheck(chunk: int | None, temperature: float) -> None:
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_gradcheck(chunk: int | None, temperature: float, cap: float | None) -> None:
     hidden, weight, targets = inputs(5, 7, 3, 0, torch.float64)
 
     def function(hidden: Tensor, weight: Tensor) -> Any:
-        return token_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk, entropy="loss")
+        options: dict[str, Any] = {"temperature": temperature, "chunk_tokens": chunk, "entropy": "loss", "cap": cap}
+        return token_logprobs(hidden, weight, targets, **options)
 
     assert torch.autograd.gradcheck(function, (hidden.requires_grad_(), weight.requires_grad_()))
 
@@ -211,13 +220,14 @@ def test_a_copy_of_a_patched_model_uses_its_own_weights(packed_model: Callable, 
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("mode", ["none", "metric", "loss"])
-def test_bfloat16_on_cuda_equals_float64(mode: Any) -> None:
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_bfloat16_on_cuda_equals_float64(mode: Any, cap: float | None) -> None:
     hidden, weight, targets = inputs(300, 1000, 64, 0, torch.bfloat16)
     hidden, weight = hidden * 0.2, weight
     exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
     ours = [tensor.cuda().requires_grad_() for tensor in (hidden, weight)]
-    logprobs, entropy = token_logprobs(*ours, targets.cuda(), temperature=0.9, chunk_tokens=64, entropy=mode)
-    expected, expected_entropy = reference(*exact, targets, 0.9)
+    logprobs, entropy = token_logprobs(*ours, targets.cuda(), temperature=0.9, chunk_tokens=64, entropy=mode, cap=cap)
+    expected, expected_entropy = reference(*exact, targets, 0.9, cap)
     assert (logprobs.double().cpu() - expected).abs().max() < 0.05
     loss, expected_loss = logprobs.sum(), expected.sum()
     if mode != "none":

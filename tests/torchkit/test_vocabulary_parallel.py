@@ -22,17 +22,29 @@ NUM_RANKS = 2
 NUM_ROWS, NUM_COLUMNS, WIDTH = 37, 50, 12
 SHARES = {"even": (25, 25), "uneven": (33, 17)}
 """Rows of the head on each rank."""
-CASES: list[tuple[str, Any, float, int | None, bool]] = [
-    (share, entropy, temperature, chunk, False)
+CASES: list[tuple[str, Any, float, int | None, bool, float | None]] = [
+    (share, entropy, temperature, chunk, False, None)
     for share in SHARES
     for entropy, temperature, chunk in (("none", 1.0, None), ("metric", 0.7, 5), ("loss", 1.3, 8), ("loss", 1.0, None))
 ]
-CASES += [("uneven", "none", 1.0, 5, True), ("uneven", "loss", 1.3, 8, True), ("even", "metric", 0.7, None, True)]
-"""The last says whether only a few tokens are kept, some of them on one rank alone."""
+CASES += [
+    ("uneven", "none", 1.0, 5, True, None),
+    ("uneven", "loss", 1.3, 8, True, None),
+    ("even", "metric", 0.7, None, True, None),
+    ("even", "loss", 1.0, 8, False, 1.5),
+    ("uneven", "none", 0.7, None, False, 1.5),
+    ("uneven", "loss", 1.3, 8, True, 1.5),
+]
+"""The last but one says whether only a few tokens are kept, some of them on one rank alone; the last is a soft cap."""
 
 
-def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, left_out: Tensor) -> tuple[Tensor, Tensor]:
-    log_softmax = torch.log_softmax((hidden @ weight.T / temperature).masked_fill(left_out, -1e12), 1)
+def reference(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, left_out: Tensor, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    logits = hidden @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    log_softmax = torch.log_softmax((logits / temperature).masked_fill(left_out, -1e12), 1)
     return log_softmax.gather(1, targets[:, None])[:, 0], -(log_softmax.exp() * log_softmax).sum(1)
 
 
@@ -52,7 +64,7 @@ def kept_tokens(targets: Tensor) -> list[list[int]]:
     return [[] if row % 5 == 4 else [*{target, *others[row]}] for row, target in enumerate(targets.tolist())]
 
 
-def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | None, masked: bool) -> None:
+def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | None, masked: bool, cap: float | None) -> None:
     hidden, weight, targets, upstream = inputs()
     left_out, kept = torch.zeros(NUM_ROWS, NUM_COLUMNS, dtype=torch.bool), kept_tokens(targets)
     for row, tokens in enumerate(kept if masked else []):
@@ -63,8 +75,8 @@ def check(rank: int, share: str, entropy: Any, temperature: float, chunk: int | 
     exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
     ours = [hidden.requires_grad_(), weight[first : first + SHARES[share][rank]].clone().requires_grad_()]
     options = {"first": first, "group": dist.group.WORLD, "temperature": temperature, "chunk_tokens": chunk, "entropy": entropy}
-    logprobs, entropies = vocabulary_parallel_logprobs(*ours, targets, kept=mask, **options)
-    expected, expected_entropies = reference(*exact, targets, temperature, left_out)
+    logprobs, entropies = vocabulary_parallel_logprobs(*ours, targets, kept=mask, cap=cap, **options)
+    expected, expected_entropies = reference(*exact, targets, temperature, left_out, cap)
     assert logprobs.dtype == torch.float32
     assert (logprobs - expected).abs().max() < 1e-6
     loss, expected_loss = (logprobs * upstream[0]).sum(), (expected * upstream[0]).sum()

@@ -22,9 +22,11 @@ def patch_decoder(model: Any, decode: Decode | None = None) -> None:
     """Make a transformers causal language model, loaded with GENERAL_ATTENTION, return `packed_logprobs` from its forward.
     `decode` takes the place of what computes hidden states."""
     config, head, scale = model.config, model.get_output_embeddings(), head_scale(model.config)
-    cap = getattr(config, "final_logit_softcapping", None)
-    compute: HeadLogprobs = partial(_scaled, own_head(model), scale) if scale != 1.0 else own_head(model)
-    if cap or getattr(head, "bias", None) is not None:
+    cap = getattr(config, "final_logit_softcapping", None) or None
+    compute: HeadLogprobs = own_head(model, cap)
+    if scale != 1.0:
+        compute = partial(_scaled, compute, scale)
+    if getattr(head, "bias", None) is not None:
         compute = partial(_stored_logits, model, scale, cap)
     patch_head(model, compute, decode or (padded_forward if has_states(model) else general_forward))
 
@@ -78,7 +80,7 @@ def _stored_logits(
     entropy: EntropyMode,
     kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """HeadLogprobs [R] of a head with a bias or a soft cap: some rows of logits at a time, computed again for the backward."""
+    """HeadLogprobs [R] of a head with a bias: some rows of logits at a time, computed again for the backward."""
     head = model.get_output_embeddings()
     chunk = chunk_rows(hidden.device.type, head.weight.shape[0])
     parts = [

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from rlcore.spi.sampling_mask import SamplingMask
+from rlcore_torchkit.soft_cap import soft_capped
 
 _FLOOR = -1e30
 """In place of -inf, which times a probability of 0 is no number. Divided by any temperature it stays finite and far below."""
@@ -67,7 +68,9 @@ class KeptTokens:
         return logits
 
 
-def head_logits(states: Tensor, head: Tensor, kept: KeptTokens | None) -> Tensor:
-    """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any."""
+def head_logits(states: Tensor, head: Tensor, kept: KeptTokens | None, cap: float | None = None) -> Tensor:
+    """[C, W] from states [C, H] and head [W, H]: of the kept tokens alone, where there are any; bounded by a soft `cap`."""
     logits = states @ head.T
+    if cap is not None:
+        logits = soft_capped(logits, cap)
     return logits if kept is None else kept.mask_(logits)

@@ -22,6 +22,7 @@ from rlcore_torchkit.logprobs import (
     wide_dtype,
 )
 from rlcore_torchkit.sampling_mask import KeptTokens, head_logits
+from rlcore_torchkit.soft_cap import cap_slopes
 
 
 def vocabulary_parallel_logprobs(
@@ -35,6 +36,7 @@ def vocabulary_parallel_logprobs(
     chunk_tokens: int | None = None,
     entropy: EntropyMode = "none",
     kept: KeptTokens | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As `token_logprobs`, with `weight` [W, H] the head's rows from `first` on and the others on the other ranks of `group`.
     `kept` has ids of the whole vocabulary.
@@ -43,9 +45,8 @@ def vocabulary_parallel_logprobs(
     sums over ranks of [T] each are all that travels. The gradient of `hidden` is this rank's part: add up those of the ranks.
     """
     hidden = head_states("vocabulary_parallel_logprobs", hidden, weight, targets, temperature)
-    options = _Options(
-        first, group, float(temperature), chunk_tokens or chunk_rows(hidden.device.type, weight.shape[0]), entropy
-    )
+    chunk_tokens = chunk_tokens or chunk_rows(hidden.device.type, weight.shape[0])
+    options = _Options(first, group, float(temperature), chunk_tokens, entropy, cap)
     apply: Any = _VocabularyParallel.apply
     own = None if kept is None else kept.part(first, weight.shape[0])
     logprobs, entropies = apply(hidden, weight, targets, options, own)
@@ -58,6 +59,7 @@ class _Options(NamedTuple):
     temperature: float
     chunk_tokens: int
     entropy: EntropyMode
+    cap: float | None
 
 
 class _Part(NamedTuple):
@@ -96,7 +98,8 @@ class _VocabularyParallel(torch.autograd.Function):
         masks = masks_of(mask, options.chunk_tokens)
         for start, own in zip(range(0, len(targets), options.chunk_tokens), masks, strict=False):
             rows = slice(start, start + options.chunk_tokens)
-            _normalise(hidden[rows], head, places[rows].clamp(min=0), options.temperature, own, part.rows(rows))
+            logits = head_logits(hidden[rows], head, own, options.cap)
+            _normalise(logits, places[rows].clamp(min=0), options.temperature, part.rows(rows))
         logprobs, logsumexps, entropies = _combine(part, places >= 0, options.group)
         ctx.save_for_backward(hidden, weight, places, entropies if options.entropy == "loss" else None, logsumexps)
         ctx.options, ctx.mask = options, mask
@@ -112,14 +115,19 @@ class _VocabularyParallel(torch.autograd.Function):
         rows = rows_with_gradient(grad_logprobs, grad_entropy)
         if rows is None:
             return (None,) * 5
-        head, temperature = weight.to(hidden.dtype), ctx.options.temperature
+        head, temperature, cap = weight.to(hidden.dtype), ctx.options.temperature, ctx.options.cap
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = WeightGradient(weight, hidden.dtype) if ctx.needs_input_grad[1] else None
         upstreams = Upstream.scaled_by(-1.0 / temperature, grad_logprobs, grad_entropy, entropies)
         masks = masks_of(None if ctx.mask is None else ctx.mask.select(rows), ctx.options.chunk_tokens)
         for chunk, own in zip(torch.split(rows, ctx.options.chunk_tokens), masks, strict=False):
             states, upstream = hidden.index_select(0, chunk), upstreams.select(chunk)
-            grad_logits = _grad_logits(states, head, places[chunk], temperature, logsumexps[chunk], upstream, own)
+            logits = head_logits(states, head, own, cap)
+            slopes = None if cap is None else cap_slopes(logits, cap)
+            grad_logits = _grad_logits(logits, places[chunk], temperature, logsumexps[chunk], upstream)
+            if slopes is not None:
+                grad_logits = grad_logits.mul_(slopes)
+            grad_logits = grad_logits.to(states.dtype)
             if grad_hidden is not None:
                 grad_hidden.index_copy_(0, chunk, grad_logits @ head)
             if grad_weight is not None:
@@ -127,18 +135,18 @@ class _VocabularyParallel(torch.autograd.Function):
         return grad_hidden, grad_weight.total if grad_weight is not None else None, None, None, None
 
 
-def _normalise(states: Tensor, head: Tensor, places: Tensor, temperature: float, kept: KeptTokens | None, into: _Part) -> None:
-    """Fill `into` [C] for states [C, H] and head [W, H]; `places` int64 [C] are columns to read."""
-    if has_kernels(states):
+def _normalise(logits: Tensor, places: Tensor, temperature: float, into: _Part) -> None:
+    """Fill `into` [C] for logits [C, W], which may be overwritten; `places` int64 [C] are columns to read."""
+    if has_kernels(logits):
         from rlcore_torchkit.softmax_kernels import normalise
 
-        normalise(head_logits(states, head, kept), places, temperature, into.chosen, into.base, into.weighted)
+        normalise(logits, places, temperature, into.chosen, into.base, into.weighted)
         into.chosen.add_(into.base)
         into.mass.fill_(1.0)
         if into.weighted is not None:
             into.weighted.neg_()  # the entropy of this part's own softmax, whose log-sum-exp is the base
         return
-    logits = scaled_logits(states, head, temperature, kept).to(into.base.dtype)
+    logits = scaled_logits(logits, temperature).to(into.base.dtype)
     into.chosen.copy_(logits.gather(1, places[:, None])[:, 0])
     torch.amax(logits, 1, out=into.base)
     logits = logits.sub_(into.base[:, None])
@@ -164,27 +172,19 @@ def _combine(part: _Part, is_here: Tensor, group: dist.ProcessGroup) -> tuple[Te
     return total[1] - log_mass, greatest + log_mass, entropies
 
 
-def _grad_logits(
-    states: Tensor,
-    head: Tensor,
-    places: Tensor,
-    temperature: float,
-    logsumexps: Tensor,
-    upstream: Upstream,
-    kept: KeptTokens | None,
-) -> Tensor:
-    """[C, W] in the states' dtype: p (log p · reached + shift) - onehot · scaled; place -1 where the target is elsewhere."""
-    if has_kernels(states):
+def _grad_logits(logits: Tensor, places: Tensor, temperature: float, logsumexps: Tensor, upstream: Upstream) -> Tensor:
+    """[C, W]: p (log p · reached + shift) - onehot · scaled, from logits [C, W], which may be overwritten; place -1 where the
+    target is elsewhere."""
+    if has_kernels(logits):
         from rlcore_torchkit.softmax_kernels import gradient_
 
-        return gradient_(head_logits(states, head, kept), logsumexps, places, temperature, *upstream)
+        return gradient_(logits, logsumexps, places, temperature, *upstream)
     scaled, reached, shift = upstream
-    log_softmax = scaled_logits(states, head, temperature, kept).to(logsumexps.dtype).sub_(logsumexps[:, None])
+    log_softmax = scaled_logits(logits, temperature).to(logsumexps.dtype).sub_(logsumexps[:, None])
     gradient = log_softmax.exp()
     if reached is None or shift is None:
         gradient.mul_(scaled[:, None])
     else:
         gradient.mul_(torch.addcmul(shift[:, None], log_softmax, reached[:, None], out=log_softmax))
     at_target = torch.where(places >= 0, -scaled, 0.0)
-    gradient.scatter_add_(1, places.clamp(min=0)[:, None], at_target[:, None])
-    return gradient.to(states.dtype)
+    return gradient.scatter_add_(1, places.clamp(min=0)[:, None], at_target[:, None])
