@@ -20,7 +20,17 @@ from rlcore.registry.binding import build_generator
 from rlcore.registry.discovery import discover
 from rlcore.registry.generator_handle import GeneratorHandle
 from rlcore.schema.structure import structure
-from rlcore.spi import ConfigError, GeneratorContext, ModelSpec, RankInfo, RefitRequest, TensorSpec, WeightBucket, WeightExport
+from rlcore.spi import (
+    ConfigError,
+    GeneratorContext,
+    ModelSpec,
+    RankInfo,
+    RefitRequest,
+    RefitResult,
+    TensorSpec,
+    WeightBucket,
+    WeightExport,
+)
 
 GIB = 2**30
 BUCKET_BYTES = 256 * 2**20
@@ -86,10 +96,10 @@ def export_of(model: Any, weight_version: int) -> WeightExport:
     )
 
 
-def refit(generator: GeneratorHandle, export: WeightExport, channel: str) -> None:
+def refit(generator: GeneratorHandle, export: WeightExport, channel: str) -> RefitResult:
     """As the loop calls it."""
     request = RefitRequest(weight_version=export.weight_version, channel=channel, weights=export, may_alias=True)
-    generator.refit(request)
+    return generator.refit(request)
 
 
 class Stopwatch:

@@ -93,11 +93,11 @@ def require_device(device: str) -> None:
         sys.exit("found no CUDA device; expected one. On a CPU, `--quick --device cpu` tries the script with a tiny shape")
 
 
-def config_of(shape: str) -> Any:
-    """The transformers configuration of a shape."""
+def config_of(shape: str, **changed: Any) -> Any:
+    """The transformers configuration of a shape, with other values where they are given."""
     from transformers import AutoConfig
 
-    options = dict(SHAPES[shape])
+    options = SHAPES[shape] | changed
     return AutoConfig.for_model(
         options.pop("model_type"),
         **options,
@@ -131,14 +131,14 @@ def write_model(directory: Path, shape: str, device: str, dtype: str) -> Path:
     return directory
 
 
-def make_model(shape: str, device: str, dtype: str) -> Any:
-    """A transformers model with random weights on a device."""
+def make_model(shape: str, device: str, dtype: str, **changed: Any) -> Any:
+    """A transformers model with random weights on a device, with other values in its configuration where they are given."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config_of(shape), dtype=getattr(torch, dtype))
+        return AutoModelForCausalLM.from_config(config_of(shape, **changed), dtype=getattr(torch, dtype))
 
 
 def num_parameters(shape: str) -> int:

@@ -1,14 +1,16 @@
 """Tokens per second of the generator `vllm` at the tail of a step, where few sequences are left, with and without speculation.
 
     python benchmarks/speculative.py
-    python benchmarks/speculative.py --rows none ngram --batches 1 16 --set speculative_ngram=8
+    python benchmarks/speculative.py --rows none ngram --batches 1 16 --set max_num_batched_tokens=4096
     python benchmarks/speculative.py --quick --device cpu        # a tiny shape, to try the script
 
 The task is as repetitive as the model: the weights are random, but attention and MLPs add nothing to the residual stream, and
 the head is the embedding, scaled so that each token comes again with a probability of about 0.9. The work of a step is that of
-any model of the shape. `logprob` is how far the recorded log-probabilities are at most from the model's own, which are known in
-closed form; `repeated` is the share of tokens that are the one before them. Each row has a process of its own, and each batch
-is generated twice, of which the second time counts.
+any model of the shape. The drafter of the row `draft_model` has one layer, and repeats itself in the same way. `logprob` is how
+far the recorded log-probabilities are at most from the model's own, which are known in closed form; `repeated` is the share of
+tokens that are the one before them; `accepted` is the mean acceptance length, the tokens that a guess brings with the one that
+the model then samples itself. Each row has a process of its own, and each batch is generated twice, of which the second time
+counts.
 """
 
 import tempfile
@@ -22,8 +24,10 @@ from model_shapes import SHAPES, make_model, prompts, require_device, write_conf
 
 from rlcore.spi import CloseRequest, GenerateRequest, GenerateResult, RaggedTokens, SamplingParams
 
-ROWS = {"none": 0, "ngram": 4}
+ROWS = ("none", "ngram", "draft_model")
+GUESSED = 4
 """Tokens that are guessed at a time."""
+DRAFTER_LAYERS = 1
 BATCHES = (1, 4, 16)
 REPEATED = 0.9
 """Probability that a token comes again."""
@@ -43,6 +47,18 @@ def make_repetitive(model: Any) -> None:
         own = (weights.square().mean(-1, keepdim=True).rsqrt() * weights * weights).sum(-1).mean()
         wanted = torch.log(torch.tensor(REPEATED / (1 - REPEATED) * embedding.shape[0]))
         model.model.norm.weight.fill_(float(wanted / own))
+
+
+def guesses(row: str, shape: str, device: str, dtype: str, directory: Path) -> dict[str, Any]:
+    """The keys of a row's guesses, and for "draft_model" the drafter, written below the model's directory."""
+    if row == "none":
+        return {}
+    if row == "ngram":
+        return {"speculative_ngram": GUESSED}
+    drafter = make_model(shape, device, dtype, num_hidden_layers=DRAFTER_LAYERS)
+    make_repetitive(drafter)
+    drafter.save_pretrained(directory / "drafter")
+    return {"speculative_model": str(directory / "drafter"), "speculative_tokens": GUESSED}
 
 
 def logprob_error(model: Any, texts: list[list[int]], result: GenerateResult) -> float:
@@ -67,7 +83,12 @@ def measure(row: str, device: str, quick: bool, batches: list[int], directory: P
     shape, length, dtype = ("tiny", 32, "float32") if quick else ("8b", 512, "bfloat16")
     channel = "cuda_ipc" if device == "cuda" else "in_process"
     write_config(directory, shape, dtype)
-    settings = {"speculative_ngram": ROWS[row], "max_num_seqs": max(batches), "gpu_memory_utilization": 0.4, **options}
+    settings = {
+        "max_num_seqs": max(batches),
+        "gpu_memory_utilization": 0.4,
+        **guesses(row, shape, device, dtype, directory),
+        **options,
+    }
     if quick:
         settings |= {"cpu_kv_cache_gib": 0.1}
     start = time.perf_counter()
@@ -77,7 +98,7 @@ def measure(row: str, device: str, quick: bool, batches: list[int], directory: P
     make_repetitive(model)
     refit(generator, export_of(model, 0), channel)
     found = {}
-    for batch in batches:
+    for version, batch in enumerate(batches):
         texts = prompts(batch, length // 4, SHAPES[shape]["vocab_size"])
         for attempt in range(2):
             request = GenerateRequest(
@@ -86,23 +107,25 @@ def measure(row: str, device: str, quick: bool, batches: list[int], directory: P
                 seeds=np.arange(batch) + attempt * batch,
                 max_tokens=np.full(batch, length, np.int32),
                 sampling=SamplingParams(),
-                weight_version=0,
+                weight_version=version,
             )
             start = time.perf_counter()
             result = generator.generate(request)
             seconds = time.perf_counter() - start
+        drafts = refit(generator, export_of(model, version + 1), channel).drafts
         before = np.concatenate([[texts[0][-1]], result.tokens[:-1]])
         found[str(batch)] = {
             "tokens_per_s": len(result.tokens) / seconds,
             "logprob": logprob_error(model, texts, result),
             "repeated": float((result.tokens == before).mean()),
+            "accepted": 1.0 + (drafts.num_accepted_tokens / max(drafts.num_drafts, 1) if drafts else 0.0),
         }
     generator.close(CloseRequest())
     return {"found": found, "start_s": start_s}
 
 
 def report(found: dict[str, dict[str, Any]]) -> None:
-    print(f"{'speculative':14}{'batch':>6}{'tokens/s':>11}{'ratio':>8}{'repeated':>10}{'logprob':>10}")
+    print(f"{'speculative':14}{'batch':>6}{'tokens/s':>11}{'ratio':>8}{'repeated':>10}{'accepted':>10}{'logprob':>10}")
     base = found.get("none", {}).get("found", {})
     for row, result in found.items():
         if "failed" in result:
@@ -110,7 +133,9 @@ def report(found: dict[str, dict[str, Any]]) -> None:
             continue
         for batch, one in result["found"].items():
             ratio = one["tokens_per_s"] / base[batch]["tokens_per_s"] if batch in base else float("nan")
-            figures = f"{one['tokens_per_s']:11,.0f}{ratio:8.2f}{one['repeated']:10.3f}{one['logprob']:10.4f}"
+            figures = (
+                f"{one['tokens_per_s']:11,.0f}{ratio:8.2f}{one['repeated']:10.3f}{one['accepted']:10.2f}{one['logprob']:10.4f}"
+            )
             print(f"{row:14}{batch:>6}{figures}")
 
 

@@ -18,7 +18,9 @@ KL_IN_REWARDS = (
 PPO = "tests/oracle/test_ppo_oracle.py::test_policy_and_critic_are_those_of_the_formulas[fsdp2]"
 MARGINS = "tests/system/test_reward_models.py::test_a_reward_model_learns_as_an_independent_computation_does[{}]"
 MIXED_SFT = "tests/system/test_mixed_data.py::test_demonstrations_are_mixed"
-GUESSED = "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[top_k]"
+GUESSED = (
+    "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[ngram-top_k]"
+)
 LATENT = "tests/megatron_backend/test_latent_attention.py::test_log_probabilities_and_gradients_are_those_of_transformers[{}]"
 GENERAL = "tests/megatron_backend/test_attention.py::test_windows_sinks_and_the_scale_of_scores_are_those_of_the_model"
 TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teachers_log_probabilities[megatron-apart]"

@@ -1,5 +1,6 @@
 """Guessed tokens, with a model that repeats itself, so that guesses are accepted, and whose distribution has a closed form."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ import pytest
 import torch
 from attrs import evolve, frozen
 from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vllm_drafters import make_draft_model, make_head
 
 from rlcore.spi import (
     CloseRequest,
@@ -78,9 +83,19 @@ def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
     return GeneratorContext(model=spec, rank_info=RankInfo(**options), seed=0, max_sequence_length=96)
 
 
-@pytest.fixture(scope="module")
-def engine(model: Repetitive) -> Iterator[VllmBackend]:
-    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, speculative_ngram=GUESSED))
+@pytest.fixture(scope="module", params=["ngram", "draft_model", "eagle", "eagle3"])
+def engine(model: Repetitive, request: pytest.FixtureRequest) -> Iterator[VllmBackend]:
+    config = VllmConfig(cpu_kv_cache_gib=0.1, speculative_ngram=GUESSED)
+    if request.param != "ngram":
+        drafter = model.directory.parent / "drafters" / request.param
+        drafter.parent.mkdir(exist_ok=True)
+        if request.param == "draft_model":
+            make_draft_model(drafter, model.directory, model.weights(1.0))
+        else:
+            make_head(drafter, request.param, model.directory)
+        options = {"speculative_model": str(drafter), "speculative_method": request.param, "speculative_tokens": GUESSED}
+        config = evolve(config, speculative_ngram=0, **options)
+    backend = VllmBackend(context_of(model), config)
     yield backend
     backend.close(CloseRequest())
 
@@ -113,10 +128,16 @@ def accepted(engine: VllmBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
     engine: VllmBackend, model: Repetitive, accepted: list[int], sampling: SamplingParams
 ) -> None:
-    """Their log-probabilities are the closed form's, and tokens repeat as often as these say; after a refit, too."""
+    """Their log-probabilities are the closed form's, and tokens repeat as often as these say; after a refit, too, which tells
+    what was guessed since the one before."""
     for version, scale in enumerate((1.0, 0.6)):
         weights = make_export(model.weights(scale), version)
-        engine.refit(RefitRequest(weight_version=version, channel="in_process", weights=weights, may_alias=False))
+        result = engine.refit(RefitRequest(weight_version=version, channel="in_process", weights=weights, may_alias=False))
+        if version:
+            drafts = result.drafts
+            assert drafts.num_accepted_tokens == sum(accepted) - len(accepted) > 0
+            assert 0 < drafts.num_drafts <= len(accepted)
+            assert drafts.num_accepted_tokens <= drafts.num_draft_tokens <= GUESSED * drafts.num_drafts
         request = GenerateRequest(
             prompts=RaggedTokens.from_lists([[5 + number, 9] for number in range(8)]),
             num_samples=1,

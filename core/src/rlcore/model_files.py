@@ -39,11 +39,16 @@ def model_problems(path: str) -> list[Problem]:
     if not directory.is_dir():
         return [_problem(path, "a file", "a directory with config.json, safetensors files and a tokenizer")]
     return [
-        *_config_problems(directory),
-        *_weight_problems(directory),
+        *file_problems(directory),
         *_tokenizer_problems(directory),
         *_generation_problems(directory),
     ]
+
+
+def file_problems(directory: Path) -> Iterator[Problem]:
+    """What is wrong with the configuration and the weights in a directory that is there."""
+    yield from _config_problems(directory)
+    yield from _weight_problems(directory)
 
 
 def is_hub_name(path: str) -> bool:
@@ -169,7 +174,7 @@ def _tokenizer_problems(directory: Path) -> Iterator[Problem]:
 def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -> Iterator[Problem]:
     """Tokens that the embeddings have no row for."""
     rows = config_number(str(directory), "vocab_size")
-    beyond = {text: number for text, number in _tokens(content) if rows is not None and number >= rows}
+    beyond = {text: number for text, number in vocabulary(content) if rows is not None and number >= rows}
     if beyond:
         first = min(beyond, key=beyond.__getitem__)
         others = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
@@ -181,15 +186,15 @@ def _vocabulary_problems(directory: Path, file: Path, content: dict[str, Any]) -
         )
 
 
-def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """The tokens of a tokenizer.json, or those that a tokenizer_config.json adds, and their numbers, as far as the file is of a
     known form: a table, or a list of pairs."""
     model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        yield from ((text, number) for text, number in vocabulary.items() if type(number) is int)
-    elif isinstance(vocabulary, list):
-        yield from ((str(pair[0]), number) for number, pair in enumerate(vocabulary) if isinstance(pair, list) and pair)
+    listed = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(listed, dict):
+        yield from ((text, number) for text, number in listed.items() if type(number) is int)
+    elif isinstance(listed, list):
+        yield from ((str(pair[0]), number) for number, pair in enumerate(listed) if isinstance(pair, list) and pair)
     added = tokenizer.get("added_tokens")
     for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and type(token.get("id")) is int:

@@ -9,6 +9,7 @@ import pytest
 
 from rlcore.spi import (
     ContractError,
+    DraftCounts,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -237,6 +238,11 @@ def outdated(self, request):
     return RefitResult(weight_version=request.weight_version - 1, digests=taking_all(request))
 
 
+def counting_below_zero(self, request):
+    drafts = DraftCounts(num_drafts=-1)
+    return RefitResult(weight_version=request.weight_version, digests=taking_all(request), drafts=drafts)
+
+
 @pytest.mark.parametrize(
     ("refit", "error", "text"),
     [
@@ -247,6 +253,7 @@ def outdated(self, request):
         (outdated, RefitError, "weight_version: found 2; expected 3"),
         (lambda self, request: None, ContractError, "found None; expected a RefitResult"),
         (lambda self, request: RefitResult(weight_version=3, digests=None), ContractError, "digests: found a NoneType"),
+        (counting_below_zero, ContractError, "drafts.num_drafts: found -1"),
     ],
 )
 def test_a_refit_that_did_not_happen_is_an_error_and_nothing_is_generated(make_generator, refit, error, text):

@@ -8,14 +8,22 @@ from typing import Any, ClassVar
 from attrs import evolve
 
 from rlcore.registry.checked_feed import CheckedFeed
-from rlcore.registry.checks import check_int, compare_digests, recorded_export
+from rlcore.registry.checks import check_int, check_record, compare_digests, recorded_export
 from rlcore.registry.discovery import Entry
 from rlcore.registry.handle import BackendHandle
 from rlcore.registry.hooks import CallRecord
 from rlcore.registry.sample_checks import ExpectedSamples, check_samples
 from rlcore.spi import capabilities
 from rlcore.spi.errors import ContractError, RefitError, WorkerError
-from rlcore.spi.generator import GenerateRequest, GenerateResult, RefitRequest, RefitResult, StreamRequest, StreamResult
+from rlcore.spi.generator import (
+    DraftCounts,
+    GenerateRequest,
+    GenerateResult,
+    RefitRequest,
+    RefitResult,
+    StreamRequest,
+    StreamResult,
+)
 from rlcore.spi.lifecycle import SetResidencyRequest, SetResidencyResult
 
 OWN_VERSION = 0
@@ -152,3 +160,7 @@ def _check_refit(request: RefitRequest, sent: dict[str, int], result: RefitResul
     if check_int("weight_version", result.weight_version, at_least=0) != request.weight_version:
         raise RefitError(f"weight_version: found {result.weight_version}; expected {request.weight_version}")
     compare_digests(request.weights.specs, sent, result.digests)
+    if result.drafts is not None:
+        drafts = check_record(result.drafts, DraftCounts)
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            check_int(f"drafts.{name}", getattr(drafts, name), at_least=0)

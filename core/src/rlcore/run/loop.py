@@ -173,6 +173,7 @@ class Loop:
         metrics |= {"weight_version": float(self.position.weight_version), "updates": float(len(results))}
         metrics |= throughput_metrics(samples, times["time/total_s"])
         metrics |= {} if self.residency is None else self.residency.metrics
+        metrics |= {} if self.refitter is None else self.refitter.take_metrics()
         every = self.recipe.logging.rollouts_every_n_steps
         if collected is not None and every > 0 and step % every == 0:
             self.saver.save_rollouts(step, collected, training.batch)

@@ -149,8 +149,9 @@ class GeneratorGroup(Group, Protocol):
 class WeightRoute(Protocol):
     """The way from trainer to generator."""
 
-    def sync_weights(self, order: "RefitCommand") -> None:
-        """One attempt. Raises RefitError or WorkerError where a generator does not hold what the trainer exported."""
+    def sync_weights(self, order: "RefitCommand") -> spi.DraftCounts | None:
+        """One attempt; what all generators have guessed since the one before, None where they guess no tokens. Raises
+        RefitError or WorkerError where a generator does not hold what the trainer exported."""
 
 
 @frozen(kw_only=True)

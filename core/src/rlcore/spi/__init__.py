@@ -60,6 +60,7 @@ from rlcore.spi.errors import RewardError as RewardError
 from rlcore.spi.errors import RlcoreError as RlcoreError
 from rlcore.spi.errors import StorageError as StorageError
 from rlcore.spi.errors import WorkerError as WorkerError
+from rlcore.spi.generator import DraftCounts as DraftCounts
 from rlcore.spi.generator import FinishReason as FinishReason
 from rlcore.spi.generator import GenerateRequest as GenerateRequest
 from rlcore.spi.generator import GenerateResult as GenerateResult

@@ -190,12 +190,33 @@ class RefitRequest:
 
 
 @frozen(kw_only=True)
+class DraftCounts:
+    """What speculative decoding (arXiv:2211.17192) guessed, and how much of that the model took over."""
+
+    num_drafts: int = 0
+    """Guesses, each of one or several tokens of one sample in one step."""
+    num_draft_tokens: int = 0
+    """Tokens in them."""
+    num_accepted_tokens: int = 0
+    """Those of them that became part of a sample; each guess brings one token more, which the model samples itself."""
+
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(
+            num_drafts=self.num_drafts + other.num_drafts,
+            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + other.num_accepted_tokens,
+        )
+
+
+@frozen(kw_only=True)
 class RefitResult:
     """The generator's acknowledgement; the core compares it with the export before the version counts."""
 
     weight_version: int
     digests: Mapping[str, int] = field(factory=dict)
     """`tensor_digest` of what the generator holds (or, where its engine repacks, received), by Hugging Face name."""
+    drafts: DraftCounts | None = None
+    """What it has guessed since the refit before; None where it guesses no tokens."""
 
 
 OPTIONAL_HOOKS = ("stream", "save_state", "load_state")

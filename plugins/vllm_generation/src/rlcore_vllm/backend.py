@@ -114,14 +114,16 @@ class VllmBackend:
             try:
                 _await(replica.begin_update() for replica in self._replicas)
                 digests = self._transfer.send(self._mirrors.tee(request.weights))
-                _await(replica.end_update(request.weight_version) for replica in self._replicas)
+                drafts = _await(replica.end_update(request.weight_version) for replica in self._replicas)
             except BaseException:
                 # What a half-loaded model computes cannot be told from right results.
                 self._restart(range(len(self._replicas)))
                 raise
             self._version = request.weight_version
             self._mirrors.push()
-        return spi.RefitResult(weight_version=request.weight_version, digests=digests)
+        counted = [one for one in drafts if one is not None]
+        guessed = sum(counted, spi.DraftCounts()) if counted else None
+        return spi.RefitResult(weight_version=request.weight_version, digests=digests, drafts=guessed)
 
     @spi.hookimpl
     def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:
@@ -188,7 +190,9 @@ class VllmBackend:
         replicas = [self._replicas[index] for index in indices]
         _start(replicas, methodcaller("restart"))
         if not all(self._resident.values()):
-            _await(_move(replica, self._resident, discard_weights=True) for replica in replicas)
+            # Those of a drafter are to be kept: no refit brings them.
+            discards = self._config.speculative_model is None
+            _await(_move(replica, self._resident, discard_weights=discards) for replica in replicas)
         self._transfer = self._make_transfer()
 
 

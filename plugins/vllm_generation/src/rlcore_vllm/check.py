@@ -18,8 +18,9 @@ from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memo
 from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
+from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
 from rlcore_vllm.engine_arguments import table_problems
-from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, model_size, recorder_bytes
+from rlcore_vllm.memory import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS, ModelSize, model_size, recorder_bytes
 from rlcore_vllm.requirements import meant_for
 from rlcore_vllm.settings import LORA_RANKS, engines_per_device, with_devices
 
@@ -41,14 +42,16 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
         *table_problems(config.engine),
         *device_problems(config, context.device, None if memories is None else len(memories)),
         *_placement_problems(named, context),
+        *speculation_problems(config),
         *any_decoder_problems(context.model),
     ]
     file = Path(context.model.path).expanduser() / "config.json"
     content = read_object(file)
     if problems or isinstance(content, Problem):
         return problems
+    problems += drafter_problems(config, context, content)
     if described_family(content, str(file)) is None:
-        return list(undescribed_problems(content, file, context))
+        return [*problems, *undescribed_problems(content, file, context)]
     model = model_config(context)
     assert model is not None
     problems += length_problems(model, file.parent, context.max_sequence_length)
@@ -61,7 +64,23 @@ def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
         problems += replay_problems(model, context.model.path, config)
     if context.device == "cpu" and dims is not None:
         problems += head_size_problems(dims.head_dim, file)
+    problems += _drafters_layout_problems(config, context)
     return problems if problems or dims is None else list(memory_problems(dims, context, config, memories))
+
+
+def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iterator[Problem]:
+    """Where the drafter, which is spread and computed as the policy is, cannot be."""
+    dims = drafter_dims(config)
+    if config.speculative_model is None or dims is None:
+        return
+    file = Path(config.speculative_model).expanduser() / "config.json"
+    for problem in parallel_problems(dims, config.tensor_parallel):
+        yield evolve(problem, found=f"{problem.found} (of {file.parent}, which drafts)")
+    if context.device == "cpu":
+        yield from head_size_problems(dims.head_dim, file)
+    content = read_object(file)
+    if config.speculative_method == "draft_model" and isinstance(content, dict):
+        yield from length_problems(content, file.parent, context.max_sequence_length)
 
 
 def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:
@@ -244,6 +263,10 @@ def memory_problems(
         fp8=config.quantization != "none",
         fp8_cache=config.kv_cache_dtype == "fp8",
     )
+    drafter = drafter_dims(config)
+    if drafter is not None:
+        added = model_size(drafter, context.model.dtype, tensor_parallel=config.tensor_parallel)
+        size = ModelSize(weights=size.weights + added.weights, kv_per_token=size.kv_per_token + added.kv_per_token)
     longest = context.max_sequence_length
     if context.device == "cpu":
         needed, given = size.kv_bytes(longest, CPU_BLOCK_TOKENS), config.cpu_kv_cache_gib * GIB

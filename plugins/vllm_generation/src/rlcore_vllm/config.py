@@ -53,6 +53,14 @@ class VllmConfig:
     """Guess so many next tokens by what followed the last ones earlier in the same sequence, and compute them all in one step:
     what is sampled is of the same distribution. It pays where few sequences leave the device idle and texts repeat; 0 guesses
     none."""
+    speculative_model: str | None = None
+    """Directory of a model that drafts the next tokens, all of which the policy then computes in one step: what is sampled is
+    of the same distribution. The drafter's weights are fixed: refits change the policy alone."""
+    speculative_method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
+    """What `speculative_model` is: a language model with the policy's vocabulary, or a head that reads the policy's hidden
+    states, trained by EAGLE (arXiv:2401.15077) or EAGLE-3 (arXiv:2503.01840)."""
+    speculative_tokens: Annotated[int, between(1, 32)] = 4
+    """Tokens that `speculative_model` drafts at a time."""
     start_timeout_s: Seconds = 600.0
     """Most seconds for an engine to start. Like the next two, of an engine in a process of its own, which is then ended; one in
     the trainer's process is waited for."""

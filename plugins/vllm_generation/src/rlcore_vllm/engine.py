@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from rlcore.spi import ContractError, RlcoreError, WorkerError
+from rlcore.spi import ContractError, DraftCounts, RlcoreError, WorkerError
 from rlcore_torchkit.generation import FinishedSample
 from rlcore_vllm import residency, versions
+from rlcore_vllm.draft_counter import DraftCounter
 from rlcore_vllm.environment import RunningEngine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.image_features import image_features
@@ -42,6 +43,7 @@ class Engine:
         """Samples that have ended and are not handed out yet, by the name of their request."""
         self._recorder: LogprobRecorder | None = None
         self._masks: MaskRecorder | None = None
+        self._draft_counter: DraftCounter | None = None
         self._num_steps = 0
         self._num_requests = 0
         self._weight_version = -1
@@ -90,8 +92,9 @@ class Engine:
         """vLLM's collective_rpc: one result a rank. Without queued batches only: paused, or before anything runs."""
         return self._submit(lambda: self._llm.collective_rpc(method, kwargs=dict(kwargs)))
 
-    def end_update(self, weight_version: int) -> Future[None]:
-        """Drop all that was computed under the old weights and go on; later tokens carry this version."""
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
+        """Drop all that was computed under the old weights and go on; later tokens carry this version. What was guessed since
+        the update before, None where no tokens are guessed."""
         return self._submit(lambda: self._resume(weight_version))
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
@@ -117,6 +120,7 @@ class Engine:
             self._core = self._llm.engine_core.engine_core
             self._recorder = versions.logprob_recorder(self._llm)
             self._masks = versions.mask_recorder(self._llm)
+            self._draft_counter = versions.draft_counter(self._core)
         except BaseException as error:
             ready.set_exception(error)
             return
@@ -261,13 +265,14 @@ class Engine:
         if self._ended:
             self._hand_out()
 
-    def _resume(self, weight_version: int) -> None:
+    def _resume(self, weight_version: int) -> DraftCounts | None:
         versions.drop_caches(self._core)
         self._weight_version = weight_version
         for sample in self._samples.values():
             sample.change_version(weight_version)
         versions.set_paused(self._core, False)
         self._paused = False
+        return None if self._draft_counter is None else self._draft_counter.take()
 
     def _move(self, weights: bool, cache: bool, discard_weights: bool) -> int:
         if self._samples or self._ended:

@@ -44,9 +44,11 @@ def engine_variables(settings: EngineSettings) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR" if settings.in_process else "INFO"),
     }
-    if settings.device == "cpu":
-        # The other runner replaces parts of torch for the whole process.
+    if settings.device == "cpu" or settings.has_drafter:
+        # On a CPU the other runner replaces parts of torch for the whole process. On GPUs it has no drafters that are language
+        # models, and gives heads no weights where the policy begins with none.
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if settings.device == "cpu":
         if settings.tensor_parallel > 1:
             variables["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
                 "VLLM_CPU_OMP_THREADS_BIND", omp_threads_bind(settings.tensor_parallel)
@@ -168,6 +170,8 @@ def _build(settings: EngineSettings) -> Any:
     if settings.device == "cpu":
         versions.replace_kernels_once()
         versions.judge_guesses_on_cpu()
+    if settings.has_drafter:
+        versions.read_drafters_weights()
     if settings.eager:
         versions.keep_sampler_eager()
     if settings.in_process and settings.device == "cpu":

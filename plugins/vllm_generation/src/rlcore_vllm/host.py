@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from rlcore.spi import RlcoreError, WorkerError
+from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore.spi.errors import ProblemsError
 from rlcore_vllm.sampling import Event, Samples
 from rlcore_vllm.settings import EngineSettings
@@ -96,8 +96,8 @@ class Host:
             # It cannot be pickled.
             raise WorkerError(str(error)) from error
 
-    def end_update(self, weight_version: int) -> None:
-        self._engine.end_update(weight_version).result()
+    def end_update(self, weight_version: int) -> DraftCounts | None:
+        return self._engine.end_update(weight_version).result()
 
     def set_residency(self, weights: bool, cache: bool, discard_weights: bool) -> int:
         return self._engine.set_residency(weights=weights, cache=cache, discard_weights=discard_weights).result()

@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from rlcore.spi import RlcoreError, WorkerError
+from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.child import Child
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.explain import is_passing
@@ -162,7 +162,7 @@ class ProcessReplica:
     def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
         return self._submit("call_workers", method, dict(kwargs))
 
-    def end_update(self, weight_version: int) -> Future[None]:
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
         return self._submit("end_update", weight_version)
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from rlcore.spi import RlcoreError, WorkerError
+from rlcore.spi import DraftCounts, RlcoreError, WorkerError
 from rlcore_vllm.engine import Engine
 from rlcore_vllm.explain import explain
 from rlcore_vllm.sampling import Samples
@@ -35,8 +35,9 @@ class Replica(Protocol):
     def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
         """Call a method of vLLM's worker (or of its extension class) on every rank: one result each."""
 
-    def end_update(self, weight_version: int) -> Future[None]:
-        """Drop what was computed under the old weights and go on; later tokens carry this version."""
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
+        """Drop what was computed under the old weights and go on; later tokens carry this version. What was guessed since the
+        update before, None where no tokens are guessed."""
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:
         """Whether weights and KV cache are on the device; returns the bytes that are."""
@@ -84,7 +85,7 @@ class LocalReplica:
     def call_workers(self, method: str, kwargs: Mapping[str, Any]) -> Future[list[Any]]:
         return self.engine.call_workers(method, kwargs)
 
-    def end_update(self, weight_version: int) -> Future[None]:
+    def end_update(self, weight_version: int) -> Future[DraftCounts | None]:
         return self.engine.end_update(weight_version)
 
     def set_residency(self, *, weights: bool, cache: bool, discard_weights: bool) -> Future[int]:

@@ -12,7 +12,7 @@ from rlcore.spi import CHANNELS, GeneratorContext, LoraSpec, ModelSpec
 from rlcore_torchkit.lora_targets import targeted
 from rlcore_torchkit.models import load_model, model_errors
 from rlcore_vllm.config import VllmConfig
-from rlcore_vllm.speculation import speculative_arguments
+from rlcore_vllm.speculation import num_guessed, speculative_arguments
 
 GIB = 2**30
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -44,6 +44,11 @@ class EngineSettings:
     """Arguments of vLLM's EngineArgs, by its names."""
     adapters: bool = False
     """Whether requests are computed with the adapters that refits bring."""
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a model guesses tokens."""
+        return "draft_load_config" in self.arguments.get("speculative_config", {})
 
     def load_tokenizer(self) -> Any:
         """The model's tokenizer, which only stop strings need."""
@@ -104,11 +109,14 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments |= {
             "gpu_memory_utilization": config.gpu_memory_utilization / engines_per_device(config),
             "enable_sleep_mode": not reads_weights,
-            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + config.speculative_ngram),
+            "cudagraph_capture_sizes": None if eager else capture_sizes(config.max_num_seqs, 1 + num_guessed(config)),
         }
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
     arguments |= speculative_arguments(config)
+    if config.speculative_model is not None:
+        # Of these vLLM leaves one to the drafter for each sequence.
+        arguments["max_num_batched_tokens"] += config.max_num_seqs
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(

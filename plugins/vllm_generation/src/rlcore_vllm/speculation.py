@@ -1,5 +1,6 @@
-"""Speculative decoding (arXiv:2211.17192) by n-grams: what vLLM is told, and what goes without it."""
+"""Speculative decoding (arXiv:2211.17192): what vLLM is told, and what goes without it."""
 
+from pathlib import Path
 from typing import Any
 
 from rlcore.spi import capabilities
@@ -19,15 +20,30 @@ LOST = frozenset(
     }
 )
 """What goes without where tokens are guessed."""
+LOST_TO_DRAFTERS = frozenset({capabilities.DISCARD_WEIGHTS})
+"""What goes without besides where a model drafts: no refit brings its weights again."""
+
+
+def num_guessed(config: VllmConfig) -> int:
+    """Tokens of a sequence that are guessed in a step."""
+    return config.speculative_ngram if config.speculative_model is None else config.speculative_tokens
 
 
 def speculative_arguments(config: VllmConfig) -> dict[str, Any]:
     """Return vLLM's arguments for a section."""
-    if not config.speculative_ngram:
+    if not num_guessed(config):
         return {}
-    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": config.speculative_ngram, **LOOKUP}}
+    if config.speculative_model is None:
+        how: dict[str, Any] = {"method": "ngram", **LOOKUP}
+    else:
+        model = str(Path(config.speculative_model).expanduser())
+        # The policy's own format is "dummy", where a trainer sends its weights.
+        how = {"method": config.speculative_method, "model": model, "draft_load_config": {"load_format": "auto"}}
+    return {"speculative_config": {"num_speculative_tokens": num_guessed(config), **how}}
 
 
 def lost_capabilities(config: VllmConfig) -> frozenset[str]:
     """What a section's speculation takes away."""
-    return LOST if config.speculative_ngram else frozenset()
+    if not num_guessed(config):
+        return frozenset()
+    return LOST if config.speculative_model is None else LOST | LOST_TO_DRAFTERS

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rlcore.transformers_import import import_transformers, without_torchao
+from rlcore_vllm.draft_counter import DraftCounter
 from rlcore_vllm.recorder import LogprobRecorder, most_bytes, record
 from rlcore_vllm.sampling_masks import MaskRecorder
 
@@ -102,6 +103,11 @@ def drop_caches(core: Any) -> None:
     core.reset_mm_cache()
     core.scheduler.reset_encoder_cache()
     core.model_executor.reset_encoder_cache()
+
+
+def draft_counter(core: Any) -> DraftCounter | None:
+    """What counts the guesses that the scheduler judges; None where no tokens are guessed."""
+    return DraftCounter(core.scheduler) if core.vllm_config.speculative_config is not None else None
 
 
 def logprob_recorder(llm: Any) -> LogprobRecorder | None:
@@ -202,6 +208,24 @@ def judge_guesses_on_cpu() -> None:
     truncated.rlcore_own = truncate  # type: ignore[attr-defined]
     rejection_sampler.expand_batch_to_tokens = expand
     rejection_sampler.apply_top_k_top_p = truncated
+
+
+def read_drafters_weights() -> None:
+    """A model that drafts is loaded in the way that its own configuration says: vLLM would take the policy's, which may be to
+    make weights up until the trainer sends them."""
+    from vllm.config.utils import replace
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer as Proposer
+
+    own: Any = Proposer._create_draft_vllm_config
+    if hasattr(own, "rlcore_own"):
+        return
+
+    def with_own_load_config(self: Any) -> Any:
+        load_config = self.speculative_config.draft_load_config
+        return replace(own(self), load_config=load_config or self.vllm_config.load_config)
+
+    with_own_load_config.rlcore_own = own  # type: ignore[attr-defined]
+    Proposer._create_draft_vllm_config = with_own_load_config
 
 
 def keep_sampler_eager() -> None:

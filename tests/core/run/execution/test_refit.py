@@ -18,7 +18,7 @@ from rlcore.run.execution.refit import Refitter
 from rlcore.run.protocols import RefitCommand
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import CheckpointError, RefitError, SampleFeed, WorkerError, hookimpl
+from rlcore.spi import CheckpointError, DraftCounts, RefitError, SampleFeed, WorkerError, hookimpl
 from rlcore.testing.fakes import FakeTokenizer
 from rlcore.testing.fakes.generator import FakeGenerator
 from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
@@ -242,10 +242,36 @@ class Unsteady:
             raise RefitError("another digest")
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart: bool) -> None:
-    route: Any = Unsteady(3)
-    refitter = Refitter(
+class Guessing:
+    """A route whose generator has guessed this much before each refit."""
+
+    is_usable = True
+
+    def __init__(self, *drafts: DraftCounts | None) -> None:
+        self.drafts = iter(drafts)
+
+    def sync_weights(self, order: RefitCommand) -> DraftCounts | None:
+        return next(self.drafts)
+
+
+def test_what_was_guessed_is_told_once() -> None:
+    three = DraftCounts(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
+    refitter = refitter_of(Guessing(None, DraftCounts(), three, three, three), apart=False)
+    for version in range(2):
+        refitter.refit(version)
+        assert refitter.take_metrics() == {}
+    for version in range(2, 4):
+        refitter.refit(version)
+    expected = {"draft_tokens": 12.0, "accepted_tokens": 6.0, "acceptance_rate": 0.5, "mean_acceptance_length": 2.5}
+    assert refitter.take_metrics() == {f"speculative/{name}": value for name, value in expected.items()}
+    refitter.refit(3)
+    assert refitter.take_metrics() == {}
+    refitter.refit(4)
+    assert refitter.take_metrics()["speculative/draft_tokens"] == 6.0
+
+
+def refitter_of(route: Any, *, apart: bool) -> Refitter:
+    return Refitter(
         route=route,
         generator=route,
         channel="in_process",
@@ -257,6 +283,12 @@ def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart:
         clock=PhaseClock(Notes()),
         progress=Notes(),
     )
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_adapters_travel_alone_only_to_a_generator_that_holds_the_weights(apart: bool) -> None:
+    route: Any = Unsteady(3)
+    refitter = refitter_of(route, apart=apart)
     for version in (0, 0, 1, 2):
         refitter.refit(version)
     refitter.version = -1  # as where it sleeps

@@ -10,7 +10,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.protocols import Backends, GeneratorGroup, RefitCommand, WeightRoute
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
-from rlcore.spi import DtypeName, ExportWeightsRequest, RefitError, WorkerError
+from rlcore.spi import DraftCounts, DtypeName, ExportWeightsRequest, RefitError, WorkerError
 
 ResultT = TypeVar("ResultT")
 
@@ -33,6 +33,8 @@ class Refitter:
     progress: Progress
     version: int = -1
     """The version that the generator has acknowledged; -1 where it may hold none."""
+    drafts: DraftCounts | None = None
+    """What the generator has guessed and `take_metrics` has not reported yet."""
 
     @classmethod
     def of(cls, plan: RunPlan, backends: Backends, clock: PhaseClock, progress: Progress) -> "Refitter | None":
@@ -61,13 +63,28 @@ class Refitter:
                 export = self._export(weight_version)
                 self.version = -1
                 try:
-                    self.route.sync_weights(RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias))
+                    order = RefitCommand(export=export, channel=self.channel, may_alias=self.may_alias)
+                    drafts = self.route.sync_weights(order)
                     break
                 except (RefitError, WorkerError) as error:
                     if attempt == self.max_attempts or not self.generator.is_usable:
                         raise
                     self.progress.note(f"refit to version {weight_version} failed and is tried again: {first_line(error)}")
         self.version = weight_version
+        if drafts is not None:
+            self.drafts = drafts + (self.drafts or DraftCounts())
+
+    def take_metrics(self) -> dict[str, float]:
+        """Figures of what the generator has guessed since they were taken last; none where it has guessed nothing."""
+        drafts, self.drafts = self.drafts, None
+        if drafts is None or not drafts.num_drafts:
+            return {}
+        return {
+            "speculative/draft_tokens": float(drafts.num_draft_tokens),
+            "speculative/accepted_tokens": float(drafts.num_accepted_tokens),
+            "speculative/acceptance_rate": drafts.num_accepted_tokens / drafts.num_draft_tokens,
+            "speculative/mean_acceptance_length": 1 + drafts.num_accepted_tokens / drafts.num_drafts,
+        }
 
     def _export(self, weight_version: int) -> ExportWeightsRequest:
         """What to send to a generator that holds weights of the last version that it has acknowledged, or none."""

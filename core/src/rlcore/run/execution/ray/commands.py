@@ -15,7 +15,7 @@ from rlcore import __version__
 from rlcore.registry.discovery import DISABLE_VARIABLE
 from rlcore.registry.selection import ChosenPlugin
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import GeneratorContext, SetResidencyRequest, TrainerContext, TrainerLayout
+from rlcore.spi import DraftCounts, GeneratorContext, SetResidencyRequest, TrainerContext, TrainerLayout
 
 
 @frozen(kw_only=True)
@@ -111,6 +111,16 @@ class GeneratorCommand:
     tokenizer: bytes
     """Pickled: a `Tokenizer`, for the text of its samples. Pickled apart, so that what fails in reading it fails in
     `build_generator`."""
+
+
+@frozen(kw_only=True)
+class RefittedRank:
+    """What a rank answers to a refit."""
+
+    digests: Mapping[str, int]
+    """Of the export, by Hugging Face name."""
+    drafts: DraftCounts | None
+    """What its generator has guessed since the refit before; None where it has none, or one that guesses no tokens."""
 
 
 @frozen(kw_only=True)

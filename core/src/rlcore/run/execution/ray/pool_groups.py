@@ -11,7 +11,7 @@ from rlcore import spi
 from rlcore.registry.discovery import Entry
 from rlcore.run.execution.groups import MinibatchTrainer, TokensRequest
 from rlcore.run.execution.ray.calls import Calls
-from rlcore.run.execution.ray.commands import TrainedModel
+from rlcore.run.execution.ray.commands import RefittedRank, TrainedModel
 from rlcore.run.execution.ray.dispatch import Dispatch
 from rlcore.run.execution.ray.pool_stream import PoolStream
 from rlcore.run.protocols import RefitCommand, ResponseFeed
@@ -156,9 +156,10 @@ class PoolRoute:
 
     calls: Calls
 
-    def sync_weights(self, order: RefitCommand) -> None:
+    def sync_weights(self, order: RefitCommand) -> spi.DraftCounts | None:
         """Export and refit on all ranks; ContractError unless all exported the same."""
-        digests = self.calls.all("refit", order)
+        refitted: list[RefittedRank] = self.calls.all("refit", order)
+        digests = [rank.digests for rank in refitted]
         for rank, found in enumerate(digests):
             differing = [name for name in found.keys() | digests[0].keys() if found.get(name) != digests[0].get(name)]
             if differing:
@@ -168,6 +169,8 @@ class PoolRoute:
                 raise spi.ContractError(
                     f"export_weights: {worker} exports other values than rank 0, in {len(differing)} tensors: {names}"
                 )
+        drafts = [rank.drafts for rank in refitted if rank.drafts is not None]
+        return sum(drafts, spi.DraftCounts()) if drafts else None
 
 
 def _same_metrics(one: spi.TrainStepResult, other: spi.TrainStepResult) -> bool:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,16 @@ from rlcore.registry.trainer_handle import TrainerHandle
 from rlcore.run.data.tokenizer import Tokenizer
 from rlcore.run.execution.groups import TokensRequest, tokens_figures
 from rlcore.run.execution.ray.affinity import bind_near
-from rlcore.run.execution.ray.commands import BuildCommand, Built, GeneratorCommand, Plugins, Software, TrainedModel, WorkerEnv
+from rlcore.run.execution.ray.commands import (
+    BuildCommand,
+    Built,
+    GeneratorCommand,
+    Plugins,
+    RefittedRank,
+    Software,
+    TrainedModel,
+    WorkerEnv,
+)
 from rlcore.run.execution.ray.dispatch import RankPart
 from rlcore.run.execution.ray.failures import PoolName, RemoteError, Reply, WorkerInfo
 from rlcore.run.execution.ray.orphan_processes import mark_children
@@ -189,27 +198,29 @@ class Worker:
         found = tokens_figures(self._trainer_handle(model), request, parts[number].microbatches())
         return np.concatenate(found) if returns else None
 
-    def refit(self, order: RefitCommand) -> Mapping[str, int]:
-        """Export the weights, and bring this rank's generator to them where it hosts one; the digests of the export.
+    def refit(self, order: RefitCommand) -> RefittedRank:
+        """Export the weights, and bring this rank's generator to them where it hosts one.
 
         Every rank takes part in the export to its end, also where its generator fails: the others wait for it.
         """
         export = self._trainer_handle("policy").export_weights(order.export)
         sent: dict[str, int] = {}
         export = recorded_export(export, sent)
+        drafts: spi.DraftCounts | None = None
         if self._generator is not None:
             version = order.export.weight_version
             try:
-                self._generator.refit(
-                    spi.RefitRequest(weight_version=version, channel=order.channel, weights=export, may_alias=order.may_alias)
+                request = spi.RefitRequest(
+                    weight_version=version, channel=order.channel, weights=export, may_alias=order.may_alias
                 )
+                drafts = self._generator.refit(request).drafts
             finally:
                 for _ in export.buckets:
                     pass
         else:
             for _ in export.buckets:
                 pass
-        return sent
+        return RefittedRank(digests=sent, drafts=drafts)
 
     def stream_begin(self, weight_version: int) -> None:
         """Begin a stream of the generator."""

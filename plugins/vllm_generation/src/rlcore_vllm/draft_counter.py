@@ -1,0 +1,23 @@
+"""Counting the tokens that are guessed, and those of them that the model accepts."""
+
+from typing import Any
+
+from rlcore.spi import DraftCounts
+
+
+class DraftCounter:
+    """Hears from vLLM's scheduler of each guess that was judged, in the place of vLLM's SpecDecodingStats: it keeps these only
+    together with statistics for a log and for Prometheus."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._found = DraftCounts()
+        scheduler.make_spec_decoding_stats = self._observe
+
+    def take(self) -> DraftCounts:
+        """What was counted since the last time."""
+        found, self._found = self._found, DraftCounts()
+        return found
+
+    def _observe(self, _: Any, *, num_draft_tokens: int, num_accepted_tokens: int, **others: Any) -> None:  # noqa: ARG002
+        if num_draft_tokens:
+            self._found += DraftCounts(num_drafts=1, num_draft_tokens=num_draft_tokens, num_accepted_tokens=num_accepted_tokens)

@@ -1,0 +1,56 @@
+"""Drafters for a model whose tokens repeat: each guesses that the last token comes again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def make_draft_model(directory: Path, model: Path, weights: dict[str, torch.Tensor]) -> Path:
+    """The model with other weights."""
+    shutil.copytree(model, directory)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def make_head(directory: Path, method: str, model: Path) -> Path:
+    """A head of EAGLE or EAGLE-3 whose layer adds nothing to what it reads: the embedding of a token. The first has the model's
+    own output layer, the second one like it."""
+    content = json.loads((model / "config.json").read_text())
+    hidden, heads, kv_heads = (content[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    width, head_dim = content["intermediate_size"], content["head_dim"]
+    kept = ("vocab_size", "max_position_embeddings", "head_dim", "num_key_value_heads", "rms_norm_eps")
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads")
+    config = {name: content[name] for name in (*kept, *sizes)} | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    is_first = method == "eagle"
+    layer, read = ("layers.0", hidden) if is_first else ("midlayer", 2 * hidden)
+    shapes = {
+        "self_attn.q_proj": (heads * head_dim, read),
+        "self_attn.k_proj": (kv_heads * head_dim, read),
+        "self_attn.v_proj": (kv_heads * head_dim, read),
+        "self_attn.o_proj": (hidden, heads * head_dim),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
+    weights = {f"{layer}.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    weights[f"{layer}.post_attention_layernorm.weight"] = torch.ones(hidden)
+    weights["fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, (1 if is_first else 2) * hidden)], dim=1)
+    if not is_first:
+        config |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": content["vocab_size"]}
+        config |= {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        for name in (f"{layer}.input_layernorm", f"{layer}.hidden_norm", "norm"):
+            weights[f"{name}.weight"] = torch.ones(hidden)
+        weights["lm_head.weight"] = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
