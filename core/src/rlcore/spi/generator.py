@@ -198,7 +198,7 @@ class DraftCounts:
     num_draft_tokens: int = 0
     """Tokens in them."""
     num_accepted_tokens: int = 0
-    """Those of them that became part of a sample; each guess brings one token more, which the model samples itself."""
+    """Guessed tokens that became part of a sample; each guess brings one token more, which the model samples itself."""
 
     def __add__(self, other: "DraftCounts") -> "DraftCounts":
         return DraftCounts(

@@ -118,7 +118,7 @@ class RefittedRank:
     """What a rank answers to a refit."""
 
     digests: Mapping[str, int]
-    """Of the export, by Hugging Face name."""
+    """`tensor_digest` of what it has exported, by Hugging Face name."""
     drafts: DraftCounts | None
     """What its generator has guessed since the refit before; None where it has none, or one that guesses no tokens."""
 
