@@ -80,8 +80,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         "tensor_parallel_size": config.tensor_parallel,
         "distributed_executor_backend": "mp" if config.tensor_parallel > 1 else "uni",
         "max_num_seqs": config.max_num_seqs,
-        # Left to vLLM it would be 2,048, and an engine of more sequences than that would not start.
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
+        "max_num_batched_tokens": batched_tokens(config),
         "enforce_eager": eager,
         "enable_prefix_caching": config.prefix_caching,
         "logprobs_mode": "processed_logprobs",
@@ -103,7 +102,7 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
             "kv_cache_memory_bytes": int(config.cpu_kv_cache_gib * GIB),
             # A prompt computed in parts makes vLLM rewind the sample's seed, which torch's generators for CPU cannot do.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(arguments["max_num_batched_tokens"], context.max_sequence_length),
+            "max_num_batched_tokens": batched_tokens(config, context.max_sequence_length),
         }
     else:
         arguments |= {
@@ -114,9 +113,6 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
     if config.quantization != "none":
         arguments |= {"quantization": FP8[config.quantization], "quantization_config": {"ignore": [ROUTERS]}}
     arguments |= speculative_arguments(config)
-    if config.speculative_model is not None:
-        # Of these vLLM leaves one to the drafter for each sequence.
-        arguments["max_num_batched_tokens"] += config.max_num_seqs
     if config.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = config.kv_cache_dtype
     return EngineSettings(
@@ -128,6 +124,13 @@ def engine_settings(context: GeneratorContext, config: VllmConfig) -> EngineSett
         arguments=arguments | dict(config.engine) | {"hf_overrides": head | _overrides(config)},
         adapters=context.lora is not None,
     )
+
+
+def batched_tokens(config: VllmConfig, longest_prompt: int = 0) -> int:
+    """Most tokens of a step. Left to vLLM it would be 2,048, and an engine of more sequences than that would not start. Where a
+    model drafts, vLLM leaves it one of them for each sequence."""
+    drafted = 0 if config.speculative_model is None else config.max_num_seqs
+    return drafted + max(config.max_num_batched_tokens, config.max_num_seqs, longest_prompt)
 
 
 def image_arguments(model: ModelSpec) -> dict[str, Any]:
