@@ -44,6 +44,7 @@ THROUGH = {
     "openai_generation/probe",
     "transformers_generation/test_engine_streams.py": "transformers_generation/jobs transformers_generation/places",
     "vllm_generation/test_backend.py": "vllm_generation/engine",
+    "vllm_generation/test_speculation.py": "vllm_generation/draft_counter",
     "vllm_generation/test_transfer.py": "vllm_generation/weight_transfer",
 }
 """Modules that have no test file of their own, by the one whose tests go through them."""
