@@ -18,12 +18,14 @@ from vllm_drafters import make_draft_model, make_head
 from rlcore.spi import (
     CloseRequest,
     GenerateRequest,
+    GenerateResult,
     GeneratorContext,
     ModelSpec,
     RaggedTokens,
     RankInfo,
     RefitRequest,
     SamplingParams,
+    SetResidencyRequest,
     capabilities,
 )
 from rlcore.testing.conformance.tensors import make_export
@@ -85,19 +87,45 @@ def context_of(model: Repetitive, **options: Any) -> GeneratorContext:
 
 @pytest.fixture(scope="module", params=["ngram", "draft_model", "eagle", "eagle3"])
 def engine(model: Repetitive, request: pytest.FixtureRequest) -> Iterator[VllmBackend]:
-    config = VllmConfig(cpu_kv_cache_gib=0.1, speculative_ngram=GUESSED)
-    if request.param != "ngram":
-        drafter = model.directory.parent / "drafters" / request.param
-        drafter.parent.mkdir(exist_ok=True)
-        if request.param == "draft_model":
-            make_draft_model(drafter, model.directory, model.weights(1.0))
-        else:
-            make_head(drafter, request.param, model.directory)
-        options = {"speculative_model": str(drafter), "speculative_method": request.param, "speculative_tokens": GUESSED}
-        config = evolve(config, speculative_ngram=0, **options)
-    backend = VllmBackend(context_of(model), config)
+    backend = VllmBackend(context_of(model), VllmConfig(cpu_kv_cache_gib=0.1, **guesses(request.param, model)))
     yield backend
     backend.close(CloseRequest())
+
+
+def guesses(method: str, model: Repetitive) -> dict[str, Any]:
+    """The options of a section that guesses in this way; a drafter is written beside the model."""
+    if method == "ngram":
+        return {"speculative_ngram": GUESSED}
+    drafter = model.directory.parent / "drafters" / method
+    if not drafter.exists():
+        drafter.parent.mkdir(exist_ok=True)
+        if method == "draft_model":
+            make_draft_model(drafter, model.directory, model.weights(1.0))
+        else:
+            make_head(drafter, method, model.directory)
+    return {"speculative_model": str(drafter), "speculative_method": method, "speculative_tokens": GUESSED}
+
+
+def request_of(version: int, sampling: SamplingParams) -> GenerateRequest:
+    """Eight prompts that end in the same token."""
+    return GenerateRequest(
+        prompts=RaggedTokens.from_lists([[5 + number, 9] for number in range(8)]),
+        num_samples=1,
+        seeds=np.arange(8, dtype=np.int64),
+        max_tokens=np.full(8, LENGTH, np.int32),
+        sampling=sampling,
+        weight_version=version,
+    )
+
+
+def assert_of_the_models_distribution(result: GenerateResult, table: Any) -> None:
+    """Log-probabilities are those in `table`, float64 [V, V] of each token behind each; tokens repeat as often as it says."""
+    tokens = result.tokens.reshape(8, LENGTH)
+    before = np.concatenate([np.full((8, 1), 9), tokens[:, :-1]], axis=1)
+    np.testing.assert_allclose(result.logprobs.reshape(8, LENGTH), table[before, tokens], atol=1e-4)
+    repeats = np.exp(table[before, before])
+    surplus = ((tokens == before) - repeats).sum()
+    assert abs(surplus) < 5 * np.sqrt((repeats * (1 - repeats)).sum()) + 1
 
 
 @pytest.fixture
@@ -139,30 +167,39 @@ def test_tokens_are_of_the_models_distribution_whatever_is_guessed(
             assert drafts.num_accepted_tokens == sum(seen) - len(seen) > 0
             assert 0 < drafts.num_drafts <= len(seen)
             assert drafts.num_accepted_tokens <= drafts.num_draft_tokens <= GUESSED * drafts.num_drafts
-        request = GenerateRequest(
-            prompts=RaggedTokens.from_lists([[5 + number, 9] for number in range(8)]),
-            num_samples=1,
-            seeds=np.arange(8, dtype=np.int64),
-            max_tokens=np.full(8, LENGTH, np.int32),
-            sampling=sampling,
-            weight_version=version,
-        )
-        result = engine.generate(request)
-        table = model.logprobs(scale, sampling)
-        tokens = result.tokens.reshape(8, LENGTH)
-        before = np.concatenate([np.full((8, 1), 9), tokens[:, :-1]], axis=1)
-        np.testing.assert_allclose(result.logprobs.reshape(8, LENGTH), table[before, tokens], atol=1e-4)
-        repeats = np.exp(table[before, before])
-        surplus = ((tokens == before) - repeats).sum()
-        assert abs(surplus) < 5 * np.sqrt((repeats * (1 - repeats)).sum()) + 1
+        assert_of_the_models_distribution(engine.generate(request_of(version, sampling)), model.logprobs(scale, sampling))
     assert max(accepted) == 1 + GUESSED
     assert sum(accepted) > 1.3 * len(accepted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_a_drafter_keeps_its_weights_while_the_engine_sleeps(model: Repetitive, tmp_path: Path, method: str) -> None:
+    """Before each refit the engine sleeps, as it does while a trainer has the device, and the drafter guesses as before."""
+    context = evolve(context_of(model, device="cuda"), channel="cuda_ipc", log_directory=tmp_path)
+    options = guesses(method, model)
+    backend = VllmBackend(context, VllmConfig(gpu_memory_utilization=0.2, max_num_seqs=16, enforce_eager=True, **options))
+    try:
+        for version, scale in enumerate((1.0, 0.6, 0.8)):
+            backend.set_residency(SetResidencyRequest(weights="host", state="host"))
+            backend.set_residency(SetResidencyRequest(weights="device", state="device"))
+            weights = make_export({name: value.cuda() for name, value in model.weights(scale).items()}, version)
+            result = backend.refit(RefitRequest(weight_version=version, channel="cuda_ipc", weights=weights, may_alias=False))
+            if version:
+                assert result.drafts.num_accepted_tokens > 0.3 * result.drafts.num_drafts
+            table = model.logprobs(scale, SamplingParams())
+            assert_of_the_models_distribution(backend.generate(request_of(version, SamplingParams())), table)
+    finally:
+        backend.close(CloseRequest())
 
 
 def test_what_goes_without_it() -> None:
     lost = disabled_capabilities(VllmConfig(speculative_ngram=1)) - disabled_capabilities(VllmConfig())
     assert lost >= {capabilities.SAMPLING_MASK, capabilities.PER_SAMPLE_SEEDS, capabilities.ROUTED_EXPERTS}
     assert capabilities.EXACT_LOGPROBS not in lost
+    drafts = disabled_capabilities(VllmConfig(speculative_model="small"))
+    assert drafts - disabled_capabilities(VllmConfig(speculative_ngram=1)) == {capabilities.DISCARD_WEIGHTS}
 
 
 def test_graphs_are_captured_for_the_tokens_of_a_step(model: Repetitive) -> None:
