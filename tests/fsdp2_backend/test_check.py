@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from rlcore.spi import CheckContext, LoraSpec, ModelSpec
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note
 from rlcore.testing.image_models import make_image_model
 from rlcore_fsdp2.check import check
 from rlcore_fsdp2.config import Fsdp2Config
@@ -38,6 +38,17 @@ def test_adapters_are_not_beside_layers_of_float8(context, monkeypatch):
     assert list(check(adapted, Fsdp2Config())) == []
     paths = [problem.path for problem in check(adapted, Fsdp2Config(fp8=True)) if "[lora]" in problem.found]
     assert paths == ["trainer.fsdp2.fp8"]
+
+
+def test_float8_in_a_narrow_model_is_noted(context, monkeypatch, tmp_path):
+    monkeypatch.setattr("rlcore_fsdp2.layout_check.find_spec", lambda name: object())
+    on_gpu = evolve(context, device="cuda")
+    (note,) = check(on_gpu, Fsdp2Config(fp8=True))
+    assert isinstance(note, Note)
+    assert note.path == "trainer.fsdp2.fp8"
+    assert list(check(on_gpu, Fsdp2Config())) == list(check(context, Fsdp2Config(fp8=True))) == []
+    refused = check(evolve(on_gpu, max_sequence_length=513), Fsdp2Config(fp8=True))
+    assert not any(isinstance(one, Note) for one in refused)
 
 
 def test_model_problems(context, model_directory, tmp_path):

@@ -47,6 +47,13 @@ def texts(models):
     return find
 
 
+def test_float8_in_a_narrow_model_is_noted(texts, models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rlcore_megatron.layout_check.transformer_engine_version", lambda: "2.12.0")
+    wide = changed(models(), tmp_path / "wide", hidden_size=128, intermediate_size=128, num_attention_heads=8, head_dim=16)
+    (note,) = texts(wide, context={"device": "cuda", "dtype": "bfloat16"}, fp8=True)
+    assert note.startswith("trainer.megatron.fp8: float8 does not pay")
+
+
 def changed(source: Path, target: Path, **values: object) -> Path:
     """A copy of a model with other values in its config.json."""
     shutil.copytree(source, target)

@@ -9,7 +9,15 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import CheckContext, ModelSpec
-from rlcore_torchkit.model_check import config_file, model_config, routing_problems, too_few_positions, trained_model_problems
+from rlcore_torchkit.architectures.dims import ModelDims
+from rlcore_torchkit.model_check import (
+    config_file,
+    float8_notes,
+    model_config,
+    routing_problems,
+    too_few_positions,
+    trained_model_problems,
+)
 
 
 @pytest.fixture
@@ -30,6 +38,13 @@ def edited(context: CheckContext, directory: Path, **changes: Any) -> CheckConte
 
 def found(context: CheckContext) -> list[tuple[str, str]]:
     return [(problem.path, problem.found) for problem in trained_model_problems(context)]
+
+
+def test_float8_is_noted_below_the_width_at_which_it_pays(context: CheckContext) -> None:
+    model = model_config(context)
+    for width, expected in ((4080, ["trainer.mine.fp8"]), (4096, [])):
+        dims = ModelDims.of({**model, "hidden_size": width, "num_attention_heads": 16})
+        assert [note.path for note in float8_notes("trainer.mine.fp8", dims)] == expected
 
 
 def test_a_model_that_fits_has_no_problem(context: CheckContext) -> None:

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from rlcore.schema.structure import structure
-from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Problem
+from rlcore.spi import CheckContext, LoraSpec, ModelSpec, Note, Problem
 from rlcore.testing.models import make_model
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import GIB
@@ -69,6 +69,20 @@ def test_what_fits_has_no_problems(problems: Problems) -> None:
     assert problems(device="cuda", tensor_parallel=2, devices=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(device="cuda", tensor_parallel=2, world_size=4, shared=(0, 1), memories=[80 * GIB] * 2) == []
     assert problems(engine={"block_size": 32, "hf_overrides": {"rope_theta": 1e6}, "async_scheduling": True}) == []
+
+
+@pytest.mark.parametrize("key", ["quantization", "kv_cache_dtype"])
+def test_samples_in_8_bits_that_nothing_corrects_are_noted(model: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "device_memories", lambda: [80 * GIB])
+    monkeypatch.setattr(check_module, "meant_for", lambda: {"cpu", "cuda"})
+    context = CheckContext(model=ModelSpec(path=str(model)), device="cuda", world_size=1, max_sequence_length=64)
+    config = VllmConfig(**{key: "fp8"})
+    assert check(context, config) == []
+    taken_for_granted = evolve(context, corrects_staleness=False)
+    assert check(taken_for_granted, VllmConfig()) == []
+    (note,) = check(taken_for_granted, config)
+    assert isinstance(note, Note)
+    assert note.path == f"generator.vllm.{key}"
 
 
 def undescribed(model: Path, tmp_path: Path, **content: Any) -> list[str]:

@@ -31,6 +31,7 @@ from rlcore.spi import (
     GeneratorContext,
     ModelError,
     ModelSpec,
+    Note,
     PluginError,
     Problem,
     RankInfo,
@@ -626,6 +627,8 @@ def entry_with_check(make_provider, monkeypatch):
 def test_a_providers_check_reports_its_problems(entry, entry_with_check):
     assert run_check(entry, CHECK_CONTEXT, None) == ()
     assert run_check(entry_with_check(lambda context, config: [PROBLEM]), CHECK_CONTEXT, None) == (PROBLEM,)
+    note = Note(path="trainer.fake.size", text="small")
+    assert run_check(entry_with_check(lambda context, config: iter([note])), CHECK_CONTEXT, None) == (note,)
 
 
 @pytest.mark.parametrize("returned", [["wrong"], None, PROBLEM, "wrong", 3])

@@ -8,9 +8,13 @@ from attrs import evolve
 
 from rlcore.model_files import read_object
 from rlcore.spi.context import CheckContext
-from rlcore.spi.errors import Problem
+from rlcore.spi.errors import Note, Problem
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.registry import NO_FAMILIES, Families, find_architecture
 from rlcore_torchkit.models import any_decoder_problems, architecture_problems
+
+FLOAT8_WIDTH = 4096
+"""The hidden size from which float8 is worth its conversions."""
 
 
 def trained_model_problems(
@@ -63,6 +67,17 @@ def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Probl
         remedy="Lower rollout.max_prompt_tokens or rollout.max_response_tokens, or --max-length of `rlcore serve`, or use "
         "another model",
     )
+
+
+def float8_notes(key: str, dims: ModelDims) -> Iterator[Note]:
+    """Float8 for a model so narrow that its products are done before the conversions around them have paid; `key` of a recipe
+    asks for it."""
+    if dims.hidden_size < FLOAT8_WIDTH:
+        text = (
+            f"float8 does not pay below a hidden size of about {FLOAT8_WIDTH}, and this model's is {dims.hidden_size}. "
+            "On an H100 a step of 1.5B at 1536 took 0.92 s with it and 0.71 s in bfloat16"
+        )
+        yield Note(path=key, text=text)
 
 
 def routing_problems(model: Mapping[str, Any] | None, path: str) -> Iterator[Problem]:

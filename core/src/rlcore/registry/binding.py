@@ -34,7 +34,7 @@ from rlcore.spi import capabilities
 from rlcore.spi.algorithm import Algorithm, AlgorithmNeeds, StatefulAlgorithm
 from rlcore.spi.context import AlgorithmContext, CheckContext, EnvironmentContext, GeneratorContext, ModelSpec, TrainerContext
 from rlcore.spi.environment import AgentEnvironment, Environment
-from rlcore.spi.errors import ContractError, PluginError, Problem
+from rlcore.spi.errors import ContractError, Note, PluginError, Problem
 from rlcore.spi.generator import GeneratorSpec
 from rlcore.spi.hooks import PROJECT
 from rlcore.spi.observer import ObserverContext
@@ -206,8 +206,8 @@ def engine_tool_parser(entry: Entry, model: ModelSpec, name: str) -> ParseToolCa
     return cast("ParseToolCalls | None", found)
 
 
-def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem, ...]:
-    """What the provider's own check finds wrong with a recipe before anything is allocated; empty where it has none."""
+def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Problem | Note, ...]:
+    """What the provider's own check finds of a recipe before anything is allocated; empty where it has none."""
     path = _provider(entry).check
     if path is None:
         return ()
@@ -218,11 +218,11 @@ def run_check(entry: Entry, context: CheckContext, config: object) -> tuple[Prob
     _require_arguments(entry, f"check {path!r}", found)
     with attributed("raised by the check of", entry.label):
         returned = found(context, config)
-        problems = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
-    if problems is None or not all(isinstance(problem, Problem) for problem in problems):
-        shown = returned if problems is None else problems
-        raise PluginError(f"{entry.label}: check {path!r} returned {shown!r}; expected a sequence of Problem")
-    return problems
+        findings = None if isinstance(returned, str) or not isinstance(returned, Iterable) else tuple(returned)
+    if findings is None or not all(isinstance(one, Problem | Note) for one in findings):
+        shown = returned if findings is None else findings
+        raise PluginError(f"{entry.label}: check {path!r} returned {shown!r}; expected a sequence of Problem and Note")
+    return findings
 
 
 def require_module(entry: Entry) -> None:

@@ -24,6 +24,19 @@ class Problem:
         return f"{text}. {self.remedy}" if self.remedy else text
 
 
+@frozen(kw_only=True)
+class Note:
+    """What a user should know of something that works all the same."""
+
+    path: str
+    """Where it is, as of a Problem."""
+    text: str
+    """What was found and why it matters, without a full stop at its end."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
 class RlcoreError(Exception):
     """Base of all errors that a user can act on; anything else that escapes is a defect of rlcore or of a plugin."""
 

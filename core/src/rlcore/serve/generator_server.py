@@ -61,7 +61,8 @@ def serve_generator(
         raise spi.ConfigError([spi.Problem(path="--max-length", found=found, expected="a number of tokens")])
     require_module(entry)
     checked = spi.CheckContext(model=model, device=device, world_size=1, max_sequence_length=limit)
-    raise_problems(run_check(entry, checked, config), model)
+    for known in raise_problems(run_check(entry, checked, config), model):
+        note(str(known))
     tokenizer = load_tokenizer(chat)
     parser = ToolParser.named(tool_parser, tokenizer.chat_template, partial(engine_tool_parser, entry, model))
     rank_info = spi.RankInfo(device=device)

@@ -53,6 +53,7 @@ from rlcore.spi.errors import DataError as DataError
 from rlcore.spi.errors import InterruptedRun as InterruptedRun
 from rlcore.spi.errors import ModelError as ModelError
 from rlcore.spi.errors import NonFiniteError as NonFiniteError
+from rlcore.spi.errors import Note as Note
 from rlcore.spi.errors import PluginError as PluginError
 from rlcore.spi.errors import Problem as Problem
 from rlcore.spi.errors import RefitError as RefitError

@@ -158,6 +158,8 @@ class CheckContext:
     """GeneratorContext.devices, as they will be on a node's first rank."""
     replays_routing: bool = False
     """Whether the generator's choice of experts will be reported and replayed."""
+    corrects_staleness: bool = True
+    """AlgorithmNeeds.corrects_staleness of the algorithm that trains on what is generated; true where none does."""
     max_turns: int = 1
     """Most turns of an episode."""
     environment_timeout_s: float | None = None

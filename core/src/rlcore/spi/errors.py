@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from rlcore.schema.problem import Note as Note
 from rlcore.schema.problem import Problem as Problem
 from rlcore.schema.problem import ProblemsError as ProblemsError
 from rlcore.schema.problem import RlcoreError as RlcoreError

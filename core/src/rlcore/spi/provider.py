@@ -84,4 +84,5 @@ class Provider:
     """For generators: `package.module:function`, called as function(name, ModelSpec) where rollout.tool_parser names a form of
     calls that is not the core's own. It returns a ParseToolCalls, or None where it does not know the name."""
     check: str | None = None
-    """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem] before allocation."""
+    """`package.module:function`, called as function(CheckContext, config) -> Sequence[Problem | Note] before allocation. A
+    problem refuses the recipe; a note is shown, and the recipe runs."""

@@ -7,21 +7,35 @@ from functools import partial
 from attrs import evolve
 
 from rlcore.model_files import read_object
-from rlcore.spi import CheckContext, Problem
+from rlcore.spi import CheckContext, Note, Problem
 from rlcore_fsdp2.config import Fsdp2Config
-from rlcore_fsdp2.layout_check import layout_problems, option_problem, reference_layout_problems, undescribed_problems
+from rlcore_fsdp2.layout_check import (
+    SECTION,
+    layout_problems,
+    option_problem,
+    reference_layout_problems,
+    undescribed_problems,
+)
+from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.decoders import described_family, has_layout_plan, is_image_model, length_problems
 from rlcore_torchkit.lora_targets import lora_problems
-from rlcore_torchkit.model_check import config_file, model_config, reference_problems, routing_problems, trained_model_problems
+from rlcore_torchkit.model_check import (
+    config_file,
+    float8_notes,
+    model_config,
+    reference_problems,
+    routing_problems,
+    trained_model_problems,
+)
 
 COMPILERS = ("g++", "clang++", "c++")
 """What torch.compile builds its kernels' launchers with."""
 
 
-def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
-    """Return all problems of the configuration at once."""
+def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem | Note]:
+    """Return all problems of the configuration at once; notes where there is none."""
     own_layout_problems = layout_problems if context.needs_policy else reference_layout_problems
-    return [
+    problems = [
         *trained_model_problems(context, any_decoder=True),
         *_undescribed_problems(context, config),
         *lora_problems(context),
@@ -34,6 +48,14 @@ def check(context: CheckContext, config: Fsdp2Config) -> Sequence[Problem]:
         *_image_problems(context, config),
         *_compiler_problems(config),
     ]
+    return problems or list(_notes(context, config))
+
+
+def _notes(context: CheckContext, config: Fsdp2Config) -> Iterator[Note]:
+    model = model_config(context)
+    dims = None if model is None else ModelDims.of(model)
+    if config.fp8 and context.device == "cuda" and dims is not None:
+        yield from float8_notes(f"{SECTION}.fp8", dims)
 
 
 def _undescribed_problems(context: CheckContext, config: Fsdp2Config) -> Iterator[Problem]:

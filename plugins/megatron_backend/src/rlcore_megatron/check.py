@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
-from rlcore.spi import CheckContext, ConfigError, Problem
+from rlcore.spi import CheckContext, ConfigError, Note, Problem
 from rlcore.spi.weights import ITEM_BYTES
 from rlcore_megatron.auto_layout import choose
 from rlcore_megatron.cache_directory import cache_directory, directory_problems
@@ -34,14 +34,14 @@ from rlcore_megatron.models import (
 from rlcore_megatron.requirements import PROVEN, broken_attention, transformer_engine_version, uses_transformer_engine
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.device_memory import device_memories
-from rlcore_torchkit.model_check import config_file, routing_problems
+from rlcore_torchkit.model_check import config_file, float8_notes, routing_problems
 
 FORMAT = "torch_dist"
 METADATA = "metadata.json"
 
 
-def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
-    """All problems at once, but for those of one layer that would only repeat another's."""
+def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem | Note]:
+    """All problems at once, but for those of one layer that would only repeat another's; notes where there is none."""
     model = model_config(context)
     dims = None if model is None else ModelDims.of(model)
     unfit = list(trained_model_problems(context))
@@ -64,7 +64,8 @@ def check(context: CheckContext, config: MegatronConfig) -> Sequence[Problem]:
         *_value_problems(context, config),
         *_critic_problems(context, config),
     ]
-    return problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
+    problems = problems or [*_auto_problems(context, config, model), *_transformer_problems(context, config, model)]
+    return problems or ([*float8_notes(f"{SECTION}.fp8", dims)] if config.fp8 and dims is not None else [])
 
 
 def _family_problems(context: CheckContext, config: MegatronConfig, model: Mapping[str, Any]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from rlcore.installed import is_installed
 from rlcore.model_files import read_object
-from rlcore.spi import CheckContext, LoraSpec, Problem
+from rlcore.spi import CheckContext, LoraSpec, Note, Problem
 from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
@@ -34,7 +34,23 @@ SCALES_POSITIONS = ("linear", "dynamic")
 """Position embeddings whose `factor` lengthens max_position_embeddings; the others' models state the longer length itself."""
 
 
-def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem]:
+def check(context: CheckContext, config: VllmConfig) -> Sequence[Problem | Note]:
+    """What is wrong; where nothing is, what there is to know of samples in 8 bits."""
+    return problems_of(context, config) or list(float8_notes(context, config))
+
+
+def float8_notes(context: CheckContext, config: VllmConfig) -> Iterator[Note]:
+    """Samples of a rounded policy that the algorithm takes for the trainer's own."""
+    if config.is_quantized and not context.corrects_staleness:
+        key = "quantization" if config.quantization != "none" else "kv_cache_dtype"
+        text = (
+            "samples come from a policy in 8 bits, and the algorithm takes them for the trainer's own: no ratio of the two "
+            'probabilities corrects for the rounding. Set the algorithm\'s importance_correction to "token"'
+        )
+        yield Note(path=f"{SECTION}.{key}", text=text)
+
+
+def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
     """The devices, and what the model's config.json says; a model on the Hub is checked once loaded."""
     named, config = config.devices, with_devices(config, context.generator_devices)
     memories = device_memories() if context.device == "cuda" else None

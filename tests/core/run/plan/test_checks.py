@@ -1,7 +1,9 @@
 """The core checks a model's files for whatever trainer or generator reads them, and for no other."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from attrs import evolve
 
 from rlcore.registry.discovery import Registry
 from rlcore.run.plan.run_plan import RunPlan
-from rlcore.spi import ConfigError, ModelError, PluginError, capabilities
+from rlcore.spi import CheckContext, ConfigError, ModelError, Note, PluginError, Problem, capabilities
 from rlcore.testing.fakes import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER, fake_registry
 
 Prepare = Callable[..., RunPlan]
@@ -22,6 +24,29 @@ def reading(*roles: str) -> Registry:
         assert entry.provider is not None
         entries.append(evolve(entry, provider=evolve(entry.provider, reads_model=entry.role in roles)))
     return evolve(fake_registry(), entries=tuple(entries))
+
+
+def test_notes_of_a_check_are_the_plans_and_problems_come_before_them(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = evolve(FAKE_TRAINER, check="judged:check")
+    registry = Registry.from_providers(
+        {"trainer": [trainer], "generator": [FAKE_GENERATOR], "algorithm": [FAKE_ALGORITHM], "environment": [FAKE_ENVIRONMENT]}
+    )
+    note = Note(path="trainer.fake.size", text="small, and slow")
+    contexts: list[CheckContext] = []
+    module: Any = ModuleType("judged")
+    module.check = lambda context, config: contexts.append(context) or [note]
+    monkeypatch.setitem(sys.modules, "judged", module)
+    assert prepared(registry=registry).notes == ("trainer.fake.size: small, and slow",)
+    assert not contexts[0].corrects_staleness
+    prepared("algorithm.fake.generation_ratio=true", registry=registry)
+    assert contexts[1].corrects_staleness
+    problem = Problem(path="trainer.fake.size", found="0", expected="1")
+    module.check = lambda context, config: [note, problem]
+    with pytest.raises(ConfigError) as raised:
+        prepared(registry=registry)
+    assert raised.value.problems == (problem,)
 
 
 @pytest.mark.parametrize("role", ["trainer", "generator"])

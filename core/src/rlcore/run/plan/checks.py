@@ -17,14 +17,15 @@ from rlcore.run.plan.hub_check import hub_problems
 from rlcore.run.plan.reference_check import judge_problems
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
-from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Problem, capabilities
+from rlcore.spi import AlgorithmNeeds, CheckContext, ConfigError, ModelError, ModelSpec, Note, Problem, capabilities
 
 
-def check_plan(plan: RunPlan) -> None:
-    """Raise ConfigError with all that is wrong; ModelError where the model alone is."""
+def check_plan(plan: RunPlan) -> tuple[Note, ...]:
+    """Raise ConfigError with all that is wrong; ModelError where the model alone is. What plugins have to say of a recipe that
+    is right."""
     recipe, model, needs = plan.recipe, plan.model, plan.algorithm.needs
     plugins = (*plan.chosen.values(), *plan.other_environments, *plan.sinks)
-    problems = [
+    problems: list[Problem | Note] = [
         *_missing_ray(recipe),
         *hub_problems(recipe),
         *_impossible(recipe, needs, measures=plan.algorithm.measures),
@@ -49,6 +50,7 @@ def check_plan(plan: RunPlan) -> None:
         channel=plan.channel,
         generator_devices=generator_devices(recipe, plan.device, plan.ranks_per_generator),
         replays_routing=recipe.rollout.replay_routing,
+        corrects_staleness=needs.corrects_staleness or needs.source != "rollouts",
         max_turns=recipe.rollout.max_turns,
         environment_timeout_s=None if recipe.environment is None else recipe.rollout.environment_timeout_s,
     )
@@ -61,8 +63,8 @@ def check_plan(plan: RunPlan) -> None:
             found += run_check(entry, of_critic, plugin_config(recipe, entry))
         if entry.role == "trainer" and plan.reference_is_apart:
             found += run_check(entry, _of_reference(plan, context), plan.reference_config)
-        problems += [problem for problem in found if problem not in problems]
-    raise_problems(problems, model)
+        problems += [one for one in found if one not in problems]
+    return raise_problems(problems, model)
 
 
 def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:
@@ -84,12 +86,14 @@ def _of_reference(plan: RunPlan, context: CheckContext) -> CheckContext:
     )
 
 
-def raise_problems(problems: Sequence[Problem], model: ModelSpec) -> None:
-    """Raise ConfigError where there are any; ModelError where all are about the model."""
+def raise_problems(found: Sequence[Problem | Note], model: ModelSpec) -> tuple[Note, ...]:
+    """Raise ConfigError where there are problems; ModelError where all are about the model. Returns the notes."""
+    problems = [one for one in found if isinstance(one, Problem)]
     if problems and all(_is_about(problem, model) for problem in problems):
         raise ModelError(problems)
     if problems:
         raise ConfigError(problems)
+    return tuple(one for one in found if isinstance(one, Note))
 
 
 def _missing_ray(recipe: Recipe) -> Iterator[Problem]:

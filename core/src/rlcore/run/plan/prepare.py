@@ -69,8 +69,7 @@ def _plan(recipe: Recipe, registry: Registry, evaluating: bool, continues: bool)
         plan = evolve(plan, recipe=recipe)
     channel = choose_channel(recipe, plan.chosen, device, registry)
     plan = evolve(plan, ranks_per_generator=ranks_per_generator(recipe, plan.chosen), channel=channel, continues=continues)
-    check_plan(plan)
-    return plan
+    return evolve(plan, notes=(*plan.notes, *map(str, check_plan(plan))))
 
 
 def require_device(prepared: RunPlan) -> None:

@@ -47,7 +47,7 @@ class RunPlan:
     continues: bool = False
     """Whether the trainer's state is a checkpoint's: adapters that the run began with are in it, and not read again."""
     notes: tuple[str, ...] = ()
-    """Which plugins of higher priority "auto" could not take, and why."""
+    """Which plugins of higher priority "auto" could not take, and why; what plugins have to say of the recipe."""
 
     @property
     def runs_agents(self) -> bool:
