@@ -6,6 +6,8 @@ from typing import Any
 
 from decoder_families import EXPERTS, LATENT, SHARED, WINDOW, YARN, make_family
 
+NARROW_SCORES: Mapping[str, Any] = {"sliding_window": 4, "query_pre_attn_scalar": 5, "num_hidden_layers": 4}
+"""Of Gemma: scores are not divided by the root of the heads' width."""
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {
         **SHARED,
@@ -21,6 +23,19 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-4,
         "num_hidden_layers": 4,
         "tie_word_embeddings": False,
+    },
+    "gemma2": {
+        **NARROW_SCORES,
+        "attn_logit_softcapping": 0.5,
+        "final_logit_softcapping": 0.5,
+    },
+    "gemma3_text": {
+        **NARROW_SCORES,
+        "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
     },
     "glm4_moe": {
         **SHARED,
@@ -42,6 +57,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What their configs have beside `decoder_families.BASE`, by model_type."""
+WITH_EXPERTS = tuple(name for name in FAMILIES if not name.startswith("gemma"))
 FIXED = "e_score_correction_bias"
 """The end of the names of tensors that do not train, and keep their dtype."""
 

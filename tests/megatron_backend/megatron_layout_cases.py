@@ -15,7 +15,7 @@ import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 from comparing import Comparing
 from fsdp2_support import ALPHABET
-from megatron_families import FAMILIES, make_own
+from megatron_families import FAMILIES, WITH_EXPERTS, make_own
 from megatron_support import (
     GRPO,
     OPTIMIZER,
@@ -139,7 +139,7 @@ LAYOUTS = (
     Layout(
         name="cp2", num_ranks=2, options={"context_parallel": 2}, packed=("qwen3", "mistral", MOE, *OWN), unpacked=("llama",)
     ),
-    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *OWN), unpacked=(MOE,)),
+    Layout(name="ep2", num_ranks=2, options={"expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS), unpacked=(MOE,)),
     Layout(name="etp2", num_ranks=2, options={"tensor_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(name="cp2xetp2", num_ranks=2, options={"context_parallel": 2, "expert_tensor_parallel": 2}, packed=(MOE,)),
     Layout(
@@ -160,7 +160,7 @@ LAYOUTS = (
     Layout(name="tp4+sp", num_ranks=4, options={"tensor_parallel": 4}, packed=("qwen3", MOE), unpacked=("llama",)),
     Layout(name="pp2xcp2", num_ranks=4, options={"pipeline_parallel": 2, "context_parallel": 2}, packed=("llama",)),
     Layout(name="pp2xdp2", num_ranks=4, options={"pipeline_parallel": 2}, auxiliary=(MIXED,)),
-    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE, *OWN)),
+    Layout(name="tp2xep2", num_ranks=4, options={"tensor_parallel": 2, "expert_parallel": 2}, packed=(MOE, *WITH_EXPERTS)),
     Layout(name="ep2xcp2", num_ranks=4, options={"expert_parallel": 2, "context_parallel": 2}, packed=(MOE,)),
     Layout(
         name="pp2xvpp2xdp2",
@@ -243,7 +243,7 @@ class Place(Launch, Comparing):
     def bounds(self, architecture: str) -> Bounds:
         if self.dtype == "float32":
             return FLOAT32 if self.device == "cpu" else FLOAT32_CUDA
-        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED, *OWN) else BFLOAT16
+        return BFLOAT16_EXPERTS if architecture in (MOE, MIXED, *WITH_EXPERTS) else BFLOAT16
 
     def loss_of(self, form: str) -> str:
         """GRPO's clips at a ratio: a step in the gradient, which rounding to bfloat16 moves to other tokens."""

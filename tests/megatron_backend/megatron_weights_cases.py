@@ -15,7 +15,7 @@ import torch.distributed as dist
 from attrs import field, frozen
 from fsdp2_support import ALPHABET
 from megatron.core import dist_checkpointing
-from megatron_families import FAMILIES, FIXED, make_own
+from megatron_families import FAMILIES, FIXED, WITH_EXPERTS, make_own
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -62,13 +62,14 @@ class Case:
         return ParallelLayout(rank=rank, data=num_ranks // of_others, **self.sizes)
 
 
-MOE = ("qwen3_moe", *FAMILIES)
+MOE = ("qwen3_moe", *WITH_EXPERTS)
+GEMMA = tuple(name for name in FAMILIES if name not in WITH_EXPERTS)
 DIVIDED = tuple(name for name in MOE if name != "gpt_oss")
 """Whose experts several ranks may share."""
 CASES: Mapping[int, tuple[Case, ...]] = {
     2: (
         Case(name="dp2"),
-        Case(name="tp2", sizes={"tensor": 2}, models=tuple(MODELS)),
+        Case(name="tp2", sizes={"tensor": 2}, models=(*MODELS, *GEMMA)),
         Case(name="pp2", sizes={"pipeline": 2}),
         Case(name="pp2xvpp2", sizes={"pipeline": 2, "virtual_pipeline": 2}),
         Case(name="cp2", sizes={"context": 2}, models=("qwen3",)),
@@ -301,7 +302,8 @@ def rows(num_ranks: int) -> dict[str, Callable[[Path, int], None]]:
             "reads/qwen3_moe": on(check_reads, "qwen3_moe", "tp2xep2"),
             "converted/qwen2": on(check_conversion, "qwen2", "tp2", "pp2", "pp2xvpp2", "dp2"),
             "converted/qwen3_moe": on(check_conversion, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
-            **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in FAMILIES},
+            **{f"converted/{name}": on(check_conversion, name, "tp2xep2", "pp2xvpp2") for name in WITH_EXPERTS},
+            **{f"converted/{name}": on(check_conversion, name, "tp2", "pp2xvpp2") for name in GEMMA},
             "megatron/qwen3_moe": on(check_megatron_checkpoint, "qwen3_moe", "tp2xep2", "tp2xetp2", "pp2xvpp2"),
             "converted/one_key_head": on(check_conversion, "one_key_head", "tp2", "dp2", "pp2"),
             "megatron/one_key_head": on(check_megatron_checkpoint, "one_key_head", "tp2", "dp2", "pp2"),

@@ -74,9 +74,10 @@ def test_angles_are_those_of_the_place_in_the_sequence(packed):
     assert not rotary.state_dict(), "no checkpoint holds them"
 
 
-def test_windows_sinks_and_the_scale_of_scores_are_those_of_the_model(tmp_path):
-    """Of gpt-oss, with a window in the first of two layers, against transformers."""
-    directory, batch = make_own(tmp_path / "model", "gpt_oss", num_hidden_layers=2), make_batch(seed=1)
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "gemma3_text"])
+def test_windows_sinks_caps_and_the_scale_of_scores_are_those_of_the_model(name, tmp_path):
+    """With a window in the first of two layers, against transformers; rotation in Gemma 3's has a base of its own."""
+    directory, batch = make_own(tmp_path / "model", name, num_hidden_layers=2), make_batch(seed=1)
     with torch.no_grad():
         expected, _ = Reference(directory, OPTIMIZER).logprobs(batch)
     backend = make_backend(directory)

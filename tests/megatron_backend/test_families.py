@@ -69,7 +69,8 @@ def test_missing_keys_mean_what_transformers_takes_for_them(name: str) -> None:
     essential = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     short = {key: full[key] for key in essential}
     families = [find_family(content, "config.json") for content in (full, short)]
-    for key in ("has_qkv_biases", "has_qk_norms", "transformer", "derived"):
+    same = ("has_qkv_biases", "has_qk_norms", "transformer", "derived", "windows", "score_width", "score_cap", "logit_cap")
+    for key in (*same, "local_theta"):
         assert getattr(families[0], key) == getattr(families[1], key), key
     complete, completed = (family.standard(content) for family, content in zip(families, (full, short), strict=True))
     names = {**families[0].defaults, **families[0].derived}
@@ -107,6 +108,10 @@ def test_memory_is_estimated_of_all_parameters(models: Path, name: str) -> None:
         ("deepseek_v3", "attention_bias", True),
         ("deepseek_v3", "hidden_act", "gelu"),
         ("gpt_oss", "attention_bias", False),
+        ("gemma2", "attention_bias", True),
+        ("gemma2", "hidden_activation", "gelu"),
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma3_text", "attn_logit_softcapping", 50.0),
     ],
 )
 def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -128,6 +133,11 @@ def test_what_megatron_cannot_compute_is_named(models: Path, tmp_path: Path, nam
         ("gpt_oss", "sliding_window", "wide"),
         ("gpt_oss", "swiglu_limit", [7]),
         ("gpt_oss", "layer_types", 3),
+        ("gemma2", "final_logit_softcapping", 0),
+        ("gemma2", "attn_logit_softcapping", "high"),
+        ("gemma2", "sliding_window", -1),
+        ("gemma3_text", "query_pre_attn_scalar", "wide"),
+        ("gemma3_text", "sliding_window_pattern", 0),
     ],
 )
 def test_malformed_values_are_named(models: Path, tmp_path: Path, name: str, key: str, value: object) -> None:
@@ -145,6 +155,28 @@ def test_layers_of_another_kind_and_fewer_than_there_are_layers_are_named(models
     assert found(changed(models, tmp_path, "gpt_oss", layer_types=kinds)) == ["config.json: layers of chunked_attention"]
     (problem,) = found(changed(models, tmp_path, "gpt_oss", layer_types=kinds[:2]))
     assert problem == "config.json: layer_types of 2 layers"
+
+
+def test_rotations_of_gemma_3_that_megatron_would_take_otherwise_are_named(models: Path, tmp_path: Path) -> None:
+    linear, yarn = ({"rope_type": kind, "factor": 2.0, "rope_theta": 1e4} for kind in ("linear", "yarn"))
+    ropes = {"full_attention": yarn, "sliding_attention": linear}
+    assert found(changed(models, tmp_path, "gemma3_text", rope_parameters=ropes)) == [
+        'config.json: rope_type = "linear" of sliding_attention',
+        'config.json: rope_type = "yarn"',
+    ]
+    (problem,) = found(changed(models, tmp_path, "gemma3_text", rope_parameters={"full_attention": 3}))
+    assert problem.startswith("config.json: rope_parameters.full_attention = 3")
+
+
+def test_gemma_2_without_caps_uses_kernels(models: Path, tmp_path: Path) -> None:
+    """null is no cap; a config.json without the keys has Gemma 2's."""
+    content = json.loads((models / "gemma2" / "config.json").read_text())
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert found(changed(models, tmp_path, "gemma2", **caps)) == []
+    for values, expected in ((content | caps, (None, None)), ({"model_type": "gemma2"}, (50.0, 30.0))):
+        family = find_family(values, "config.json")
+        assert (family.score_cap, family.logit_cap) == expected
+        assert family.stores_scores == (expected[0] is not None)
 
 
 def test_experts_with_biases_are_on_one_rank_each(models: Path) -> None:

@@ -160,3 +160,24 @@ def test_layers_with_sinks_keep_their_scores(dtype: str, num_bytes: int) -> None
             config = evolve(ONE, **way, **sizes)
             more = estimate(dims, config, with_sinks).activations - estimate(dims, config, without).activations
             assert more == pytest.approx(num_layers * scores / share)
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("bfloat16", 8), ("float32", 8)])
+def test_layers_with_soft_caps_keep_their_scores_behind_the_cap_too(dtype: str, num_bytes: int) -> None:
+    model = {"model_type": "gemma2"} | MIDDLE
+    dims = ModelDims.of(model)
+    capped, without = load_of(model, 4, dtype=dtype), load_of(model | {"attn_logit_softcapping": None}, 4, dtype=dtype)
+    scores = MIDDLE["num_attention_heads"] * capped.max_sequence_length**2 * num_bytes
+    assert dims is not None
+    more = estimate(dims, ONE, capped).activations - estimate(dims, ONE, without).activations
+    assert more == pytest.approx((MIDDLE["num_hidden_layers"] + 1) * scores)
+
+
+def test_norms_behind_attention_and_mlp_are_counted() -> None:
+    """Their inputs and outputs, of a layer's hidden size each."""
+    gemma, llama = ({"model_type": name} | MIDDLE for name in ("gemma3_text", "llama"))
+    dims, loads = ModelDims.of(gemma), [load_of(model, 4, dtype="float32") for model in (gemma, llama)]
+    assert dims is not None
+    with_norms, without = (estimate(dims, ONE, load).activations for load in loads)
+    elements = 4 * dims.hidden_size * loads[0].max_sequence_length * (dims.num_layers + 1)
+    assert with_norms - without == pytest.approx(4 * elements)

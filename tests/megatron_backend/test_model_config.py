@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 from attrs import frozen
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import Gemma3TextConfig, Qwen3Config, Qwen3MoeConfig
 
 from rlcore_megatron.config import MegatronConfig
+from rlcore_megatron.families.family import MegatronFamily
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import rotary_frequencies, transformer_config
+from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, transformer_config
+from rlcore_megatron.models import find_family
 
 
 @frozen
@@ -27,6 +29,24 @@ def test_frequencies_are_worked_out_from_the_familys_own_keys() -> None:
     config = Qwen3MoeConfig(hidden_size=64, num_attention_heads=4, architectures=["Qwen3MoeForCausalLM"])
     expected = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
     torch.testing.assert_close(rotary_frequencies(ContentAlone(config.to_dict())), expected)
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 8.0}], ids=str)
+def test_gemma_3_has_frequencies_for_either_kind_of_layer(scaling: dict[str, Any] | None) -> None:
+    """By the keys of the Hub's files, and by those that transformers makes of them."""
+    keys = {"rope_theta": 1e6, "rope_local_base_freq": 500.0, "rope_scaling": scaling}
+    options: dict[str, Any] = {"head_dim": 16, "num_hidden_layers": 2, "architectures": ["Gemma3ForCausalLM"]}
+    config = Gemma3TextConfig(**options, **keys)
+    steps = torch.arange(0, 16, 2, dtype=torch.float64) / 16
+    found = rotary_frequencies(config), local_frequencies(config)
+    expected = 1e6**-steps / (scaling or {"factor": 1.0})["factor"], 500.0**-steps
+    for frequencies, wanted in zip(found, expected, strict=True):
+        assert frequencies is not None
+        torch.testing.assert_close(frequencies.double(), wanted, atol=0.0, rtol=1e-6)
+    of_the_hub = find_family({"model_type": "gemma3_text", **keys}, "config.json")
+    assert isinstance(of_the_hub, MegatronFamily)
+    assert of_the_hub.local_theta == 500.0
+    assert of_the_hub.rope == {"rope_theta": 1e6, **(scaling or {})}
 
 
 @pytest.mark.parametrize(

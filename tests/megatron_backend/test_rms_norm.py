@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlcore_megatron.rms_norm import PlainRMSNorm
+from rlcore_megatron.rms_norm import OutputNorm, PlainRMSNorm
 
 
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_it_is_the_formula_and_marked_as_sequence_parallelism_wants(is_divided: bool) -> None:
-    config = SimpleNamespace(params_dtype=torch.float32, sequence_parallel=is_divided)
+    config = SimpleNamespace(params_dtype=torch.float32, sequence_parallel=is_divided, layernorm_zero_centered_gamma=False)
     norm = PlainRMSNorm(config, 8, eps=1e-3, name="what else Megatron passes")
     torch.nn.init.normal_(norm.weight)
     rows = torch.randn(5, 8)
@@ -18,3 +18,15 @@ def test_it_is_the_formula_and_marked_as_sequence_parallelism_wants(is_divided: 
     expected = norm.weight.double() * wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt()
     torch.testing.assert_close(norm(rows).double(), expected, atol=1e-6, rtol=1e-6)
     assert norm.weight.sequence_parallel is is_divided
+
+
+def test_zero_centred_weights_and_the_norm_behind_a_module_are_the_formulas() -> None:
+    """Rounded once, behind the product with the weights."""
+    config = SimpleNamespace(params_dtype=torch.bfloat16, sequence_parallel=False, layernorm_zero_centered_gamma=True)
+    norm = OutputNorm(config, 8, eps=1e-3)
+    torch.nn.init.normal_(norm.weight, std=0.1)
+    rows, residual = torch.randn(5, 8).bfloat16(), torch.randn(5, 8)
+    wide = rows.double()
+    expected = (1.0 + norm.weight.double()) * wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    found = norm(True, False)((rows, None), residual, 0.0) - residual
+    torch.testing.assert_close(found, expected.bfloat16().float(), atol=1e-6, rtol=0.0)

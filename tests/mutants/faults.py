@@ -22,7 +22,7 @@ GUESSED = (
     "tests/vllm_generation/test_speculation.py::test_tokens_are_of_the_models_distribution_whatever_is_guessed[ngram-top_k]"
 )
 LATENT = "tests/megatron_backend/test_latent_attention.py::test_log_probabilities_and_gradients_are_those_of_transformers[{}]"
-GENERAL = "tests/megatron_backend/test_attention.py::test_windows_sinks_and_the_scale_of_scores_are_those_of_the_model"
+GENERAL = "tests/megatron_backend/test_attention.py::test_windows_sinks_caps_and_the_scale_of_scores_are_those_of_the_model[{}]"
 TEACHER_APART = "tests/system/test_distillation.py::test_the_loss_sees_the_teachers_log_probabilities[megatron-apart]"
 ASKED_OF_ENDPOINTS = "tests/openai_generation/test_backend.py::test_what_is_asked_for"
 UPDATES = "tests/core/run/test_loop.py"
@@ -841,21 +841,49 @@ FAULTS = (
         "rlcore_megatron.attention",
         "self._window = family.windows[self._layer_number - 1] if family.windows else None",
         "self._window = family.windows[0] if family.windows else None",
-        GENERAL,
+        GENERAL.format("gpt_oss"),
     ),
     Fault(
         "sinks are read and never attended to",
         "rlcore_megatron.attention",
         '"s_aux": sinks}',
         '"s_aux": None}',
-        GENERAL,
+        GENERAL.format("gpt_oss"),
     ),
     Fault(
         "yarn scales the angles of general attention alone",
         "rlcore_megatron.attention",
         "self._scale = scale",
         "pass",
-        GENERAL,
+        GENERAL.format("gpt_oss"),
+    ),
+    Fault(
+        "scores are not capped",
+        "rlcore_megatron.attention",
+        "self._cap = family.score_cap",
+        "self._cap = None",
+        GENERAL.format("gemma2"),
+    ),
+    Fault(
+        "all layers are rotated by one base",
+        "rlcore_megatron.model",
+        "if windows[layer.layer_number - 1] is not None:",
+        "if not windows:",
+        GENERAL.format("gemma3_text"),
+    ),
+    Fault(
+        "embeddings are not scaled",
+        "rlcore_megatron.model",
+        "return embeddings * scale",
+        "return embeddings",
+        GENERAL.format("gemma3_text"),
+    ),
+    Fault(
+        "gradients pass caps of logits as if there were none",
+        "rlcore_torchkit.logprobs",
+        "slopes = None if ctx.cap is None else cap_slopes(logits, ctx.cap)",
+        "slopes = None",
+        "tests/torchkit/test_logprobs.py::test_values_and_gradients_equal_float64",
     ),
     # Heads that tensor ranks share, endpoints, chat templates
     Fault(

@@ -81,7 +81,8 @@ class Adapters(nn.Module):
             return output
         states, (result, bias) = inputs[0], output
         if hasattr(layer, "layer_norm_weight"):  # TransformerEngine's, which has the norm before it within it
-            states = F.rms_norm(states, states.shape[-1:], layer.layer_norm_weight, layer.eps)
+            centre = 1.0 if layer.zero_centered_gamma else 0.0
+            states = F.rms_norm(states, states.shape[-1:], layer.layer_norm_weight + centre, layer.eps)
         by_inputs = source.tensors[0].tp_dim == 1
         added = self._by_inputs(source, states) if by_inputs else self._by_outputs(source, size, states)
         return result + self.spec.scale * added, bias

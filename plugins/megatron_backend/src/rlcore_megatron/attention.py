@@ -74,14 +74,15 @@ class PackedAttention(CoreAttention):
 
 
 class GeneralAttention(CoreAttention):
-    """Attention with windows and sinks, by torch: flash attention on CUDA where there are no sinks; with them all scores of a
-    bucket of sequences are in memory."""
+    """Attention with windows, sinks and soft caps, by torch: flash attention on CUDA where there are windows alone; with the
+    others all scores of a bucket of sequences are in memory."""
 
     def __init__(
         self, config: TransformerConfig, *arguments: Any, family: MegatronFamily, scale: float, **options: Any
     ) -> None:
         super().__init__(config, *arguments, **options)
         self._scale = scale
+        self._cap = family.score_cap
         self._window = family.windows[self._layer_number - 1] if family.windows else None
         self.softmax_offset: nn.Parameter | None = None
         if family.has_sinks:
@@ -93,7 +94,8 @@ class GeneralAttention(CoreAttention):
     def _attend(self, part: ContextPart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads = (states.transpose(0, 1)[None] for states in (query, key, value))
         sinks = None if self.softmax_offset is None else part.own_heads(self.softmax_offset)
-        options: dict[str, Any] = {"scaling": self._scale, "sliding_window": self._window, "s_aux": sinks}
+        options: dict[str, Any] = {"scaling": self._scale, "softcap": self._cap}
+        options |= {"sliding_window": self._window, "s_aux": sinks}
         output, _ = general_attention(self, *heads, None, packed=part.packed, **options)
         return output[0]
 

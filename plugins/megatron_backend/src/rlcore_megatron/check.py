@@ -107,9 +107,13 @@ def _lora_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Pr
 
 
 def _rotary_problems(context: CheckContext, model: Mapping[str, Any]) -> Iterator[Problem]:
-    scaling, path = model.get("rope_parameters") or model.get("rope_scaling") or {}, str(config_file(context))
-    kind, family = scaling.get("rope_type") or scaling.get("type") or "default", find_family(model, path)
-    if not isinstance(family, Problem) and kind not in family.rotary:
+    path = str(config_file(context))
+    family = find_family(model, path)
+    if isinstance(family, Problem):
+        return
+    scaling = family.rope or model.get("rope_parameters") or model.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in family.rotary:
         remedy = "Take another trainer for this model"
         expected = f"one of {', '.join(family.rotary)}"
         yield Problem(path=path, found=f'rope_type = "{kind}"', expected=expected, remedy=remedy)

@@ -1,8 +1,8 @@
 """How much of a GPU a layout takes, worked out from the model's sizes: an estimate to choose layouts by.
 
 Parameters as in Narayanan et al. (arXiv:2104.04473), activations as in Korthikanti et al. (arXiv:2205.05198) but with gated
-MLPs and fused attention, which keeps no scores but where there are sinks. Norms and biases, a thousandth of the whole, are
-left out.
+MLPs and fused attention, which keeps no scores but where there are sinks or caps. Norms and biases, a thousandth of the whole,
+are left out.
 """
 
 from collections.abc import Mapping
@@ -224,7 +224,8 @@ def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload
     """Kept by the stage with most; the first has as many microbatches in flight as there are stages, and with virtual stages a
     little more, each later one has one fewer; and by one layer while it is computed again or backwards."""
     stages, virtual = int(config.pipeline_parallel), config.virtual_pipeline_parallel
-    layer, scores = _layer_elements(dims, config), _score_elements(dims, config, load)
+    layer = _layer_elements(dims, config) + _output_norm_elements(dims, config, load)
+    scores = _score_elements(dims, config, load)
     if not uses_transformer_engine(config, load.device, load.dtype):
         layer *= UNFUSED
     in_flight = stages if virtual == 1 else stages + (stages - 1) / virtual
@@ -237,13 +238,20 @@ def _activation_elements(dims: ModelDims, config: MegatronConfig, load: Workload
 
 
 def _score_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
-    """Elements per token of the scores that a layer with sinks keeps, in float32 and once more as the values are weighed; no
-    others keep any."""
+    """Elements per token of the scores that a layer with sinks or caps keeps, in float32 and once more as the values are
+    weighed, and of caps behind the tanh; no others keep any."""
     family, item = find_family(load.model, ""), ITEM_BYTES[load.dtype]
-    if isinstance(family, Problem) or not family.has_sinks:
+    if isinstance(family, Problem) or not family.stores_scores:
         return 0
     num_bytes = ITEM_BYTES["float32"] + (item if item < ITEM_BYTES["float32"] else 0)
+    num_bytes += item if family.score_cap is not None else 0
     return dims.num_heads / int(config.tensor_parallel) * load.max_sequence_length * num_bytes / item
+
+
+def _output_norm_elements(dims: ModelDims, config: MegatronConfig, load: Workload) -> float:
+    """Elements per token of the inputs and outputs of the norms behind attention and MLP."""
+    family = find_family(load.model, "")
+    return 0 if isinstance(family, Problem) or not family.has_output_norms else 4 * _residual(dims, config)
 
 
 def _residual(dims: ModelDims, config: MegatronConfig) -> float:

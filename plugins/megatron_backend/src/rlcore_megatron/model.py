@@ -9,6 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -19,10 +20,10 @@ from rlcore_megatron.attention import FusedAttention, GeneralAttention, PackedAt
 from rlcore_megatron.auxiliary_loss import PolicyRouter
 from rlcore_megatron.corrected_router import CorrectedRouter
 from rlcore_megatron.layout import ParallelLayout
-from rlcore_megatron.model_config import rotary_frequencies, scaled_frequencies, score_scale
+from rlcore_megatron.model_config import local_frequencies, rotary_frequencies, scaled_frequencies, score_scale
 from rlcore_megatron.models import architecture_of, dims_of, standard_config
 from rlcore_megatron.packing import PackedBatch
-from rlcore_megatron.rms_norm import PlainRMSNorm
+from rlcore_megatron.rms_norm import OutputNorm, PlainRMSNorm
 from rlcore_torchkit.context_parallel import part_logprobs, part_values
 from rlcore_torchkit.logprobs import HeadLogprobs, token_logprobs
 from rlcore_torchkit.values import token_values
@@ -38,7 +39,7 @@ class PolicyModel(GPTModel):
     """
 
     def __init__(self, config: TransformerConfig, spec: TransformerBlockSubmodules, hf: Any, head: Head, **place: Any) -> None:
-        dims = dims_of(hf)
+        dims, family = dims_of(hf), architecture_of(hf)
         super().__init__(
             config,
             spec,
@@ -50,6 +51,10 @@ class PolicyModel(GPTModel):
             **place,
         )
         self._set_rotary(hf, is_latent=dims.latent is not None)
+        self._logit_cap = family.logit_cap
+        if self.pre_process and family.scales_embeddings:
+            scale = torch.tensor(dims.hidden_size**0.5).to(config.params_dtype).item()
+            self.embedding.register_forward_hook(partial(_scaled, scale))
         if self.post_process:
             if head == "value":
                 self.output_layer = nn.Linear(dims.hidden_size, 1, bias=False, dtype=config.params_dtype)
@@ -64,6 +69,18 @@ class PolicyModel(GPTModel):
             latent_attention.finish(self.decoder.layers, latent_attention.LatentRotary(frequencies.to(device), scale))
         else:
             self.rotary_pos_emb = PackedRotary(rotary_frequencies(hf).to(device))
+            self._set_local_rotary(hf, device)
+
+    def _set_local_rotary(self, hf: Any, device: Any) -> None:
+        """Have layers that see windows rotate by angles of their own, in families that have such."""
+        frequencies, windows = local_frequencies(hf), architecture_of(hf).windows
+        if frequencies is None:
+            return
+        self.local_rotary = PackedRotary(frequencies.to(device))
+        for layer in self.decoder.layers:
+            if windows[layer.layer_number - 1] is not None:
+                rotate = partial(_rotated_locally, self.local_rotary)
+                layer.self_attention.register_forward_pre_hook(rotate, with_kwargs=True)
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: PackedBatch, **_: Any) -> Tensor:
         if not self.post_process:
@@ -106,8 +123,17 @@ class PolicyModel(GPTModel):
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
         group = self.pg_collection.tp
         if group.size() == 1:
-            return partial(token_logprobs, weight=weight)
-        return partial(vocabulary_parallel_logprobs, weight=weight, first=group.rank() * weight.shape[0], group=group)
+            return partial(token_logprobs, weight=weight, cap=self._logit_cap)
+        first = group.rank() * weight.shape[0]
+        return partial(vocabulary_parallel_logprobs, weight=weight, first=first, group=group, cap=self._logit_cap)
+
+
+def _scaled(scale: float, _: Any, __: Any, embeddings: Tensor) -> Tensor:
+    return embeddings * scale
+
+
+def _rotated_locally(rotary: PackedRotary, _: Any, states: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return states, options | {"rotary_pos_emb": rotary(options["packed_seq_params"])}
 
 
 def release_graphs(models: Sequence[torch.nn.Module]) -> None:
@@ -131,7 +157,7 @@ def build(config: TransformerConfig, hf: Any, layout: ParallelLayout, head: Head
         stage = index if layout.virtual_pipeline > 1 else None
         fused = config.transformer_impl == "transformer_engine"
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=stage)
-        _adapt(spec, hf, fused)
+        _adapt(spec, hf, config, fused)
         first, last = layout.is_first_stage and index == 0, layout.is_last_stage and index == layout.virtual_pipeline - 1
         model = PolicyModel(config, spec, hf, head, pre_process=first, post_process=last, vp_stage=stage)
         model_chunks.append(model.to(torch.cuda.current_device()))
@@ -168,11 +194,13 @@ def _mark_experts(model_chunks: Sequence[PolicyModel], layout: ParallelLayout) -
                 parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def _adapt(spec: TransformerBlockSubmodules, hf: Any, fused: bool) -> None:
-    """Put our attention, routers, and without TransformerEngine our norms, in place of Megatron's."""
+def _adapt(spec: TransformerBlockSubmodules, hf: Any, config: TransformerConfig, fused: bool) -> None:
+    """Put our attention, routers, norms behind attention and MLP, and without TransformerEngine all norms, in place of
+    Megatron's."""
     family, core = architecture_of(hf), FusedAttention if fused else PackedAttention
     if family.needs_general_attention:
         core = partial(GeneralAttention, family=family, scale=score_scale(hf))
+    normed = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
     for layer in spec.layer_specs:
         if hasattr(layer.submodules.mlp.submodules, "router"):
             layer.submodules.mlp.submodules.router = CorrectedRouter if family.has_correction_bias else PolicyRouter
@@ -180,6 +208,8 @@ def _adapt(spec: TransformerBlockSubmodules, hf: Any, fused: bool) -> None:
             layer.submodules.self_attention.module = latent_attention.LatentAttention
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = core
+        if family.has_output_norms:
+            layer.submodules.self_attn_bda = layer.submodules.mlp_bda = ModuleSpec(module=OutputNorm, params=normed)
         if not fused:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = PlainRMSNorm
             for name in ("q_layernorm", "k_layernorm"):

@@ -1,5 +1,6 @@
 """Megatron's TransformerConfig for a Hugging Face model, a layout and the recipe's `[trainer.megatron.transformer]`."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -57,7 +58,7 @@ def transformer_config(
         # Without biases and dropout there is one addition, which is one kernel without a compiled function's calls too.
         "bias_dropout_fusion": False,
         "apply_rope_fusion": fused and dims.latent is None,  # its kernel knows positions of one sequence only
-        "bias_activation_fusion": fused and family.swish_beta == 1.0,
+        "bias_activation_fusion": fused and _gate(family) is F.silu,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
         "fp8": "hybrid" if config.fp8 else None,
@@ -99,12 +100,18 @@ def _shape(family: MegatronFamily, dims: ModelDims, epsilon: float) -> dict[str,
         "layernorm_epsilon": epsilon,
         "qk_layernorm": family.has_qk_norms,
         "gated_linear_unit": True,
-        "activation_func": F.silu if family.swish_beta == 1.0 else partial(swish, beta=family.swish_beta),
+        "activation_func": _gate(family),
         "add_bias_linear": family.has_all_biases,
         "add_qkv_bias": family.has_qkv_biases,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
+
+
+def _gate(family: MegatronFamily) -> Callable[[torch.Tensor], torch.Tensor]:
+    if family.has_gelu_gates:
+        return partial(F.gelu, approximate="tanh")
+    return F.silu if family.swish_beta == 1.0 else partial(swish, beta=family.swish_beta)
 
 
 def _experts(dims: ModelDims, is_normalised: bool, layout: ParallelLayout, fused: bool) -> dict[str, Any]:
@@ -141,7 +148,8 @@ def rotary_frequencies(hf: Any) -> torch.Tensor:
 def score_scale(hf: Any) -> float:
     """What products of queries and keys are multiplied by. YaRN lengthens rotated queries and keys (arXiv:2309.00071, section
     3.4): here their product is, which is the same where whole heads are rotated."""
-    return float(dims_of(hf).head_dim ** -0.5 * scaled_frequencies(hf)[1] ** 2)
+    width = architecture_of(hf).score_width or dims_of(hf).head_dim
+    return float(width**-0.5 * scaled_frequencies(hf)[1] ** 2)
 
 
 def scaled_frequencies(hf: Any) -> tuple[torch.Tensor, float]:
@@ -149,12 +157,12 @@ def scaled_frequencies(hf: Any) -> tuple[torch.Tensor, float]:
     family's layers do not compute."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters, family = standard_config(hf)["rope_parameters"], architecture_of(hf)
+    family = architecture_of(hf)
+    parameters = family.rope or standard_config(hf)["rope_parameters"]
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         width = int(dims_of(hf).head_dim * parameters.get("partial_rotary_factor", 1.0))
-        exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-        return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+        return _frequencies(parameters["rope_theta"], width), 1.0
     if kind not in family.rotary:
         problem = Problem(
             path=str(hf.name_or_path),
@@ -163,5 +171,17 @@ def scaled_frequencies(hf: Any) -> tuple[torch.Tensor, float]:
             remedy="Take another trainer for this model",
         )
         raise ModelError([problem])
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    of_some_layers = {} if family.local_theta is None else {"layer_type": "full_attention"}
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), **of_some_layers)
     return frequencies, float(scale)
+
+
+def local_frequencies(hf: Any) -> torch.Tensor | None:
+    """float32 [D/2], of layers that see windows; None where they are rotated as the others are."""
+    theta = architecture_of(hf).local_theta
+    return None if theta is None else _frequencies(theta, dims_of(hf).head_dim)
+
+
+def _frequencies(theta: float, width: int) -> torch.Tensor:
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    return torch.as_tensor(1.0 / (theta**exponents))

@@ -1,13 +1,17 @@
-"""The norm of layers that are not TransformerEngine's."""
+"""The norm of layers that are not TransformerEngine's, and that behind attention and MLP in some families."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class PlainRMSNorm(nn.RMSNorm):
-    """weight · x / √(mean x² + ε) over the last dimension, in the form that Megatron builds norms.
+    """weight · x / √(mean x² + ε) over the last dimension, in the form that Megatron builds norms; with zero-centred weights
+    (1 + weight) · x / √(mean x² + ε), in float32 throughout as transformers computes Gemma's.
 
     Its own wrapper of torch's refuses sequence parallelism, whose gradients only need the mark that is set here.
     """
@@ -15,3 +19,22 @@ class PlainRMSNorm(nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.is_zero_centered = config.layernorm_zero_centered_gamma
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The norm of states [..., H], in their dtype."""
+        if not self.is_zero_centered:
+            return super().forward(states)
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        return F.rms_norm(wide, wide.shape[-1:], 1.0 + self.weight.to(wide.dtype), self.eps).type_as(states)
+
+
+class OutputNorm(PlainRMSNorm):
+    """The norm of what attention or MLP gives, in the place where Megatron adds that to the residual."""
+
+    def forward(self, *_: bool) -> Callable[..., Tensor]:  # type: ignore[override]
+        """What does both, which Megatron asks for by whether it trains and whether it fuses operations."""
+        return self._add
+
+    def _add(self, output_and_bias: tuple[Tensor, None], residual: Tensor, dropout: float) -> Tensor:  # noqa: ARG002 - it is 0
+        return residual + super().forward(output_and_bias[0])

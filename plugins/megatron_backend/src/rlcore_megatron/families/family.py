@@ -40,6 +40,22 @@ class MegatronFamily(Architecture):
     """Whether all linear layers in the decoder's layers have biases, experts and routers too."""
     swish_beta: float = 1.0
     """The gate of MLPs is x · sigmoid(beta · x)."""
+    has_gelu_gates: bool = False
+    """Whether it is GELU instead, in the approximation by tanh."""
+    has_output_norms: bool = False
+    """Whether there are norms behind attention and MLP too, before the residual is added."""
+    scales_embeddings: bool = False
+    """Whether embeddings are multiplied by the root of the hidden size, rounded to the weights' dtype."""
+    score_width: float | None = None
+    """What products of queries and keys are divided by the root of; None for the width of a head."""
+    score_cap: float | None = None
+    """Scores s are cap · tanh(s / cap)."""
+    logit_cap: float | None = None
+    """Logits likewise, before a temperature divides them."""
+    rope: Mapping[str, Any] | None = None
+    """The table of rotary embedding, where it is not config.json's `rope_parameters`."""
+    local_theta: float | None = None
+    """The base of rotary embedding in layers that see windows, whose frequencies are not scaled; None for that of all."""
     rotary: tuple[str, ...] = ("default", "linear", "llama3")
     """Kinds of rotary embedding that it may have; of the defaults the angles alone carry the scaling."""
     is_own: bool = True
@@ -78,7 +94,12 @@ class MegatronFamily(Architecture):
     @property
     def needs_general_attention(self) -> bool:
         """Whether layers attend otherwise than fused kernels for causal attention do."""
-        return bool(self.windows) or self.has_sinks
+        return bool(self.windows) or self.stores_scores
+
+    @property
+    def stores_scores(self) -> bool:
+        """Whether attention keeps all scores, since no kernel of torch computes it."""
+        return self.has_sinks or self.score_cap is not None
 
     def head_problems(self, path: str, head: Head) -> Iterator[Problem]:
         """Why Megatron cannot train the model at `path` with this head."""
@@ -86,7 +107,7 @@ class MegatronFamily(Architecture):
             yield Problem(
                 path=path,
                 found=f"model_type {self.model_type}, for an algorithm that trains a model of values",
-                expected="a family that transformers has classifiers of",
+                expected="a family that is described for all trainers",
                 remedy="Take a model of another family for the critic or the reward model",
             )
 
