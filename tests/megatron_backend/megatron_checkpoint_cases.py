@@ -32,6 +32,8 @@ SINKS = "gpt_oss"
 """Sinks that tensor ranks divide, and experts and routers with biases."""
 LATENT = "deepseek_v3"
 """Narrow projections that each tensor rank holds whole, an MLP before experts, and biases of routers that do not train."""
+NORMS = "gemma3_text"
+"""Norms behind attention and MLP, in the place of Megatron's additions."""
 SAVE_AFTER, NUM_SEQUENCES = 2, 4
 SPEC = evolve(OPTIMIZER, learning_rate=2e-4)
 BATCHES = tuple(make_batch(seed=seed, num_sequences=NUM_SEQUENCES, max_length=9) for seed in range(SAVE_AFTER + 1))
@@ -90,6 +92,7 @@ LAYOUTS = (
         ("dp2", {}, ("pp2xvpp2", "ep2")),
     ),
     *_rows(2, LATENT, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
+    *_rows(2, NORMS, ("tp2", {"tensor": 2}, ("one",)), ("pp2", {"pipeline": 2}, ("tp2",))),
     *_rows(2, SINKS, ("tp2", {"tensor": 2}, ("one",)), ("ep2", {"expert": 2}, ("tp2",))),
     *_rows(
         4,
@@ -128,6 +131,7 @@ ONE = (
     Layout(name="one", num_ranks=1, architecture=MOE, sources=()),
     Layout(name="one", num_ranks=1, architecture=LATENT, sources=()),
     Layout(name="one", num_ranks=1, architecture=SINKS, sources=()),
+    Layout(name="one", num_ranks=1, architecture=NORMS, sources=()),
     Layout(name="one", num_ranks=1, architecture=DENSE, sources=(), dtype="bfloat16"),
 )
 
@@ -182,7 +186,7 @@ def prepare(root: Path) -> None:
     for architecture in (DENSE, MOE):
         tied = architecture == DENSE
         make_model(root / "models" / architecture, architecture, tied=tied, num_layers=5, alphabet=ALPHABET)
-    for family in (LATENT, SINKS):
+    for family in (LATENT, SINKS, NORMS):
         make_own(root / "models" / family, family, num_hidden_layers=5)
     for layout in ONE:
         backend = Place(rank=0, num_ranks=1, root=root).backend(layout)
