@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron_families import make_own
 from megatron_support import TEMPERATURE, Reference, make_batch
 from megatron_weights_cases import Opened, opened
+from transformers import AutoModelForCausalLM
 
 from rlcore.testing.models import make_model
+from rlcore_megatron.cpu_shim import cuda_or_cpu
 from rlcore_megatron.layout import ParallelLayout
 from rlcore_megatron.model import release_graphs, unwrapped
 from rlcore_megatron.packing import Wanted, pack
@@ -58,6 +61,17 @@ def test_dispatchers_keep_nothing_of_their_last_pass(model: Opened) -> None:
     assert all(vars(dispatcher) for dispatcher in dispatchers)
     release_graphs(model.parts)
     assert not any(vars(dispatcher) for dispatcher in dispatchers)
+
+
+def test_the_scale_of_embeddings_is_rounded_as_the_weights_are(tmp_path: Path) -> None:
+    """As transformers rounds Gemma's in bfloat16: √32 is 5.65625."""
+    directory = make_own(tmp_path / "model", "gemma3_text", num_hidden_layers=2)
+    expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).model.embed_tokens(torch.arange(9))
+    with opened(directory, ParallelLayout(), "bfloat16") as model, cuda_or_cpu():
+        model.load()
+        tokens = torch.arange(9, device=next(model.parts[0].parameters()).device)[None]
+        found = model.parts[0].embedding(tokens, None)
+    assert torch.equal(found[:, 0].cpu(), expected)
 
 
 def test_parts_are_found_inside_of_what_wraps_them(model: Opened) -> None:
