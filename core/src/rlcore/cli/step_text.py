@@ -10,6 +10,7 @@ STEP_METRICS = {
     "evaluation/loss": ("held-out loss", "{:.4f}"),
     "loss": ("loss", "{:.4f}"),
     "response_length_mean": ("length", "{:.1f}"),
+    "speculative/mean_acceptance_length": ("acceptance length", "{:.2f}"),
     "entropy": ("entropy", "{:.3f}"),
     "grad_norm": ("grad norm", "{:.3f}"),
 }

@@ -32,11 +32,13 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
         "trainer.ranked.initial_scale=0.5",
         'observers.names=["watch"]',
         "observers.watch.word=seen",
+        "generator.ranked.counts_drafts=true",
     )
     run("run.name=alone", *options)
     summary = run("run.name=pool", *options, *LAYOUTS[layout], "training.warn_token_mult_prob_error=1.000000000001")
     runs = tmp_path / "runs"
     assert_close(read_metrics(runs / "pool"), read_metrics(runs / "alone"))
+    assert read_metrics(runs / "pool")[1]["speculative/mean_acceptance_length"] == 2.0
     assert summary["steps"] == 4
     worst = pandas.read_parquet(runs / "pool" / "disagreement" / "step-000001.parquet")
     assert (worst["trainer_version"] == 0).all(), "of the update itself"

@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from rlcore.spi import (
     BoundError,
     ContractError,
+    DraftCounts,
     GeneratorContext,
     NonFiniteError,
     ObserverContext,
@@ -83,6 +84,8 @@ class RankedGeneratorConfig(FakeGeneratorConfig):
     """Whether it depends on a process of its own."""
     span: int = 1
     """Devices of one."""
+    counts_drafts: bool = False
+    """Whether it says of each of its samples that it guessed two tokens, of which one was accepted."""
 
 
 @frozen(kw_only=True)
@@ -277,6 +280,7 @@ class RankedGenerator(FakeGenerator):
         self.options = config
         print(f"a generator on devices {context.devices}")
         self.engine = Process(config.folder, f"generator-{context.rank_info.rank}") if config.engine else None
+        self.num_samples = 0
 
     @hookimpl
     def generate(self, request):
@@ -294,14 +298,19 @@ class RankedGenerator(FakeGenerator):
 
     def step(self, samples):
         self.require_engine()
-        return super().step(samples)
+        ended = super().step(samples)
+        self.num_samples += ended.size
+        return ended
 
     @hookimpl
     def refit(self, request):
         self.require_engine()
         go_wrong(self.options.fault, self.rank_info.rank, "refit", request.weight_version, self.options.folder)
         time.sleep(self.options.pause_s)
-        return FakeGenerator.refit(self, request)
+        result = FakeGenerator.refit(self, request)
+        count, self.num_samples = self.num_samples, 0
+        drafts = DraftCounts(num_drafts=count, num_draft_tokens=2 * count, num_accepted_tokens=count)
+        return evolve(result, drafts=drafts if self.options.counts_drafts else None)
 
     @hookimpl
     def close(self, request):
