@@ -123,7 +123,7 @@ LAYOUTS = (
         name="pp2xvpp2",
         num_ranks=2,
         options={"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
-        packed=("qwen3", MOE, "deepseek_v3"),
+        packed=("qwen3", MOE, "deepseek_v3", "gemma3_text"),
         unpacked=("llama",),
         auxiliary=(MOE,),
     ),
