@@ -173,6 +173,15 @@ def test_layers_with_soft_caps_keep_their_scores_behind_the_cap_too(dtype: str, 
     assert more == pytest.approx((MIDDLE["num_hidden_layers"] + 1) * scores)
 
 
+def test_slopes_of_capped_logits_are_counted() -> None:
+    """In float32, beside the logits and their gradient."""
+    model = {"model_type": "gemma2"} | MIDDLE
+    dims = ModelDims.of(model)
+    assert dims is not None
+    capped, plain = (estimate(dims, ONE, load_of(model | caps, 4)).logits for caps in ({}, {"final_logit_softcapping": None}))
+    assert capped == pytest.approx(1.5 * plain)
+
+
 def test_norms_behind_attention_and_mlp_are_counted() -> None:
     """Their inputs and outputs, of a layer's hidden size each."""
     gemma, llama = ({"model_type": name} | MIDDLE for name in ("gemma3_text", "llama"))

@@ -28,6 +28,8 @@ LOGITS_ELEMENTS = 3 * 2**26
 """Logits that one chunk of `rlcore_torchkit` holds on CUDA."""
 LOGITS_BYTES = 8
 """A chunk's logits in float32, and their gradient in the compute dtype beside what a product needs."""
+SLOPE_BYTES = 4
+"""The derivatives of a chunk's soft caps, in float32."""
 STEP_ELEMENTS = 2**28
 """Most elements, unless one parameter has more, that an optimizer's step makes float32 copies of at a time."""
 UNFUSED = 1.6
@@ -187,7 +189,10 @@ def estimate(dims: ModelDims, config: MegatronConfig, load: Workload) -> Estimat
 
 
 def _logits_bytes(dims: ModelDims, config: MegatronConfig, load: Workload) -> int:
-    return min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel)) * LOGITS_BYTES
+    family = find_family(load.model, "")
+    is_capped = not isinstance(family, Problem) and family.logit_cap is not None
+    elements = min(LOGITS_ELEMENTS, load.tokens * dims.vocab_size // int(config.tensor_parallel))
+    return elements * (LOGITS_BYTES + (SLOPE_BYTES if is_capped else 0))
 
 
 def _state_bytes(table: Mapping[str, Any]) -> float:
