@@ -56,6 +56,7 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
             nonlocal number
             number += event in ("call", "c_call")
 
+        gc.disable()  # which would call what others left behind
         threading.setprofile(add)
         sys.setprofile(add)
         try:
@@ -63,6 +64,7 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+            gc.enable()
         return number
 
     return count

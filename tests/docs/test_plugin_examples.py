@@ -31,6 +31,7 @@ def load(file):
 
 kit, training = load("tests/test_acme.py"), load("tests/test_training.py")
 TestPlainTrainer, TestPlainGenerator = kit.TestPlainTrainer, kit.TestPlainGenerator
+TestLongest, TestReinforce, TestMoving = kit.TestLongest, kit.TestReinforce, kit.TestMoving
 
 
 @pytest.fixture

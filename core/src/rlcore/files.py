@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that no reader, and no crash, ever sees half of it."""
     partial = path.with_name(f".{path.name}.partial")
     with storage_errors(path.name, path.parent):
-        with partial.open("w") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -23,6 +23,7 @@ from rlcore.run.interrupt import InterruptGuard
 from rlcore.run.protocols import CollectedRollouts, LoopPosition, Minibatch, TrainerGroup
 from rlcore.run.report.progress import Progress
 from rlcore.run.report.sinks import Sinks
+from rlcore.run.report.timeline import DRIVER
 from rlcore.run.report.timing import PhaseClock, idle_seconds
 from rlcore.run.rollout.metrics import rollout_metrics, throughput_metrics
 from rlcore.run.rollout.sources import HeldOutEvaluator, Source
@@ -361,7 +362,9 @@ class Loop:
             start = time.perf_counter()
             metrics = self._generating(lambda: evaluator.evaluate(version, keep))
         self.progress.phase("evaluation")
-        self.clock.totals["evaluation"] += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.clock.totals["evaluation"] += seconds
+        self.progress.span(DRIVER, "evaluation", start, (seconds,))
         return metrics
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:

@@ -25,6 +25,7 @@ from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.plan.sections import plugin_config
 from rlcore.run.protocols import Backends, LoopPosition
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.recorded_progress import RecordedProgress
 from rlcore.run.report.sinks import Sinks
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout.schedule_record import RecordedSchedule
@@ -72,8 +73,9 @@ def train(
         if not resume:
             directory.begin(prepared, 0)
         with (
-            _open_sinks(prepared, directory.path, progress) as sinks,
-            execution(prepared, inputs.tokenizer, directory.logs, progress) as opened,
+            RecordedProgress(progress, status_file=directory.status_file, timeline_file=directory.timeline_file) as recorded,
+            _open_sinks(prepared, directory.path, recorded) as sinks,
+            execution(prepared, inputs.tokenizer, directory.logs, recorded) as opened,
         ):
             run = _Run(
                 prepared=prepared,
@@ -81,12 +83,12 @@ def train(
                 digest=digest,
                 directory=directory,
                 sinks=sinks,
-                progress=progress,
+                progress=recorded,
                 start=start,
                 allow_changes=allow_changes,
                 initial_state=initial_state,
                 replayed=replayed,
-                clock=PhaseClock(progress),
+                clock=PhaseClock(recorded),
             )
             summary = sinks.summary = _run_with_restarts(run, opened, resume, checkpoint)
     progress.finished(summary)

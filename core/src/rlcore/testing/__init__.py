@@ -11,13 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlcore.testing.conformance.algorithm import AlgorithmConformance
+    from rlcore.testing.conformance.environment import EnvironmentConformance
     from rlcore.testing.conformance.generator import GeneratorConformance
     from rlcore.testing.conformance.trainer import TrainerConformance
 
-__all__ = ["GeneratorConformance", "TrainerConformance"]
+__all__ = ["AlgorithmConformance", "EnvironmentConformance", "GeneratorConformance", "TrainerConformance"]
 
 
-_MODULES = {"TrainerConformance": "trainer", "GeneratorConformance": "generator"}
+_MODULES = {
+    "AlgorithmConformance": "algorithm",
+    "EnvironmentConformance": "environment",
+    "GeneratorConformance": "generator",
+    "TrainerConformance": "trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -292,7 +292,8 @@ def _layout(
     for content in (model, reference):
         family = find_family(content, context.model.path)
         assert not isinstance(family, spi.Problem), "the model was loaded"
-        problems += family_option_problems(family, config, trains=context.needs_policy and content is model)
+        trains = context.needs_policy and content is model
+        problems += family_option_problems(family, config, rank_info.device, context.model.dtype, trains=trains)
     problems = list(dict.fromkeys(problems))
     if problems:
         raise spi.ConfigError(problems)

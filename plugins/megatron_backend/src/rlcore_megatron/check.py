@@ -74,7 +74,7 @@ def _family_problems(context: CheckContext, config: MegatronConfig, model: Mappi
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
     yield from family.head_problems(path, context.head)
-    yield from family_option_problems(family, config, trains=context.needs_policy)
+    yield from family_option_problems(family, config, context.device, context.model.dtype, trains=context.needs_policy)
 
 
 def _reference_family_problems(context: CheckContext, config: MegatronConfig) -> Iterator[Problem]:
@@ -88,7 +88,7 @@ def _reference_family_problems(context: CheckContext, config: MegatronConfig) ->
     family = find_family(model, path)
     assert not isinstance(family, Problem), "a model of no family is unfit"
     yield from family.layer_problems(model, path)
-    yield from family_option_problems(family, config, trains=False)
+    yield from family_option_problems(family, config, other.device, other.model.dtype, trains=False)
     yield from _rotary_problems(other, model)
 
 

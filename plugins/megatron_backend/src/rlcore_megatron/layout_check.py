@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from rlcore.spi import Problem
 from rlcore_megatron.config import MegatronConfig
 from rlcore_megatron.families.family import MegatronFamily
-from rlcore_megatron.requirements import transformer_engine_version
+from rlcore_megatron.requirements import transformer_engine_version, uses_transformer_engine
 from rlcore_torchkit.architectures.dims import ModelDims
 
 SECTION = "trainer.megatron"
@@ -44,8 +44,15 @@ def reference_layout_problems(
     return layout_problems(config, world_size, device, model)
 
 
-def family_option_problems(family: MegatronFamily, config: MegatronConfig, *, trains: bool) -> Iterator[Problem]:
+def family_option_problems(
+    family: MegatronFamily, config: MegatronConfig, device: Literal["cpu", "cuda"], dtype: str, *, trains: bool
+) -> Iterator[Problem]:
     """Options that a family rules out; `trains` says whether the model is one that does."""
+    if family.has_all_biases and uses_transformer_engine(config, device, dtype):
+        # Megatron's TEGroupedMLP adds the biases of the first layer in its fused gates alone, which this family's is not.
+        found = "true" if config.transformer_engine else "nothing, which takes the one installed"
+        remedy = "Megatron's grouped experts leave biases out, by which log-probabilities are wrong"
+        yield option_problem("transformer_engine", f"{found}, with model_type {family.model_type}", "false", remedy)
     if family.has_all_biases and config.expert_tensor_parallel > 1:
         found = f"{config.expert_tensor_parallel}, with model_type {family.model_type}"
         yield option_problem("expert_tensor_parallel", found, "1: each rank would add the biases of its experts")

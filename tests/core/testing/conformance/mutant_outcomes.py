@@ -9,7 +9,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
-MODULES = ("mutant_trainers", "mutant_optimizers", "mutant_ranks", "mutant_generators")
+MODULES = (
+    "mutant_trainers",
+    "mutant_optimizers",
+    "mutant_ranks",
+    "mutant_generators",
+    "mutant_algorithms",
+    "mutant_environments",
+)
 
 
 def registered():

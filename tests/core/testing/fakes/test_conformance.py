@@ -7,7 +7,14 @@ import pytest
 from attrs import evolve
 
 from rlcore.spi import OptimizerSpec
-from rlcore.testing.fakes.conformance import FakeGeneratorConformance, FakeTrainerConformance
+from rlcore.testing.fakes.algorithm import FakeAlgorithmConfig
+from rlcore.testing.fakes.conformance import (
+    FakeAlgorithmConformance,
+    FakeEnvironmentConformance,
+    FakeGeneratorConformance,
+    FakeTrainerConformance,
+)
+from rlcore.testing.fakes.environment import FakeEnvironmentConfig
 from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_RANKED_TRAINER, FAKE_TRAINER
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import right_trainers too
@@ -53,6 +60,33 @@ class TestFakeGeneratorThatDeclaresLittle(FakeGeneratorConformance):
     @pytest.fixture
     def provider(self):
         return evolve(FAKE_GENERATOR, capabilities={"refit.in_process"})
+
+
+class TestFakeAlgorithm(FakeAlgorithmConformance):
+    """Of every source, with every term of its losses."""
+
+    @pytest.fixture(
+        params=[
+            FakeAlgorithmConfig(),
+            FakeAlgorithmConfig(previous_logprobs=True, kl_coefficient=0.1, entropy_coefficient=0.1),
+            FakeAlgorithmConfig(generation_ratio=True),
+            FakeAlgorithmConfig(critic=True),
+            FakeAlgorithmConfig(source="demonstrations"),
+            FakeAlgorithmConfig(source="demonstrations", head="value"),
+            FakeAlgorithmConfig(source="preferences"),
+        ],
+        ids=["plain", "all terms", "stale", "critic", "demonstrations", "values", "preferences"],
+    )
+    def config(self, request):
+        return request.param
+
+
+class TestFakeEnvironment(FakeEnvironmentConformance):
+    """Of one turn and of two."""
+
+    @pytest.fixture(params=[1, 2])
+    def config(self, request):
+        return FakeEnvironmentConfig(num_turns=request.param)
 
 
 def held_to_its_check(trainer, provider):

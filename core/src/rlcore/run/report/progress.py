@@ -1,11 +1,11 @@
 """What a run tells whoever watches it; displays implement it, the loop calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 class Progress:
-    """Receives a run's events, in the driver's thread but for `samples` and `pool`: started first, finished last.
+    """Receives a run's events, in the driver's thread but for `samples`, `pool` and `span`: started first, finished last.
 
     A run that fails or is interrupted has no `finished`. Displays override what they show; the rest does nothing. They must not
     raise and must be quick: they are called inside the step.
@@ -27,6 +27,10 @@ class Progress:
     def pool(self, name: str, doing: str) -> None:
         """What a pool of workers does from now on: "trainer", "generator" or "reference", and "train_step on 8 ranks", ..., or
         "idle". Only runs on a cluster have pools. Called from any thread."""
+
+    def span(self, lane: str, name: str, start: float, seconds: Sequence[float]) -> None:
+        """Something is over that began at `start`, by time.perf_counter(): a phase of the "driver", or a call of a pool, with
+        the seconds of each of its ranks. Called from any thread."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Figures of step `step`, from 1; `step` 0 carries those of the evaluation before the first step."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rlcore.run.report.progress import Progress
+from rlcore.run.report.timeline import DRIVER
 
 STEP_PHASES = ("generation", "rewards", "logprobs", "train", "refit", "residency")
 """Parts of a step; what remains of its total is `other`."""
@@ -32,6 +33,7 @@ class PhaseClock:
             seconds = time.perf_counter() - start
             self._step[name] += seconds
             self.totals[name] += seconds
+            self._progress.span(DRIVER, name, start, (seconds,))
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Count some seconds of one phase as another's, which went on within it."""

@@ -10,6 +10,8 @@ reference_logprobs.sqlite  what was computed once for each row of a data set
 model/             the Hugging Face export      curve.png          reward and pass@1
 disagreement/      step-000010.parquet, .txt
 logs/              output of backends' own processes
+timeline.jsonl     what the driver and the workers did when
+status.json        what happens now, or how the run ended
 .lock              who runs here; free once that process has ended
 .last-saved        step of the checkpoint that was saved last
 """
@@ -34,6 +36,7 @@ from rlcore.config.recipe import RunConfig
 from rlcore.files import storage_errors, write_atomically
 from rlcore.run.plan.run_plan import RunPlan
 from rlcore.run.report.metrics_file import read_metrics_file
+from rlcore.run.report.timeline import rewind_timeline
 from rlcore.run.storage.recipe_changes import earlier_recipes, recipe_changes
 from rlcore.run.storage.schedule_file import begin_schedule, rewind_schedule
 from rlcore.spi import CheckpointError, ConfigError, Problem
@@ -82,6 +85,14 @@ class RunDirectory:
     @property
     def schedule_file(self) -> Path:
         return self.path / "schedule.jsonl"
+
+    @property
+    def timeline_file(self) -> Path:
+        return self.path / "timeline.jsonl"
+
+    @property
+    def status_file(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def recipe_file(self) -> Path:
@@ -169,6 +180,7 @@ class RunDirectory:
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         write_atomically(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
         rewind_schedule(self.schedule_file, last_rollouts)
+        rewind_timeline(self.timeline_file, step)
         for file in self.rollouts.glob("step-*.parquet"):
             if (step_of(file) or 0) > last_rollouts:
                 file.unlink()

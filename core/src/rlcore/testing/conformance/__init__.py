@@ -1,13 +1,17 @@
-"""The conformance kit: what every trainer and every generator has to pass.
+"""The conformance kit: what every trainer, generator, algorithm and environment has to pass.
 
 A provider's tests are one class and one fixture; everything else has a default and can be overridden by a fixture of the
-same name (see `TrainerConformance` and `GeneratorConformance`). A declared capability must pass its checks; those of an
+same name (see `TrainerConformance` and its like). A declared capability must pass its checks; those of an
 undeclared one are skipped.
 """
 
 import pytest
 
 _CHECKS = (
+    "algorithm_batches",
+    "algorithm_losses",
+    "environment",
+    "environment_fixtures",
     "generator_distribution",
     "generator_fixtures",
     "generator_routing",

@@ -21,8 +21,8 @@ TOLERANCES: Mapping[DtypeName, float] = {"float32": 1e-4, "float16": 0.04, "bflo
 """Most that a log-probability of the kit's models may be off, in nats, by the dtype that a backend computes in."""
 
 
-class BackendFixtures:
-    """The provider under test, and what it is built with."""
+class ProviderFixtures:
+    """The provider under test, and its options."""
 
     @pytest.fixture
     def provider(self) -> Provider:
@@ -32,7 +32,14 @@ class BackendFixtures:
     @pytest.fixture
     def config(self, provider: Provider) -> Any:
         """The options it is built with: its defaults."""
-        return provider.config()
+        try:
+            return provider.config()
+        except TypeError as error:
+            pytest.fail(f"{provider.name} has options without a default: {error}. Override the fixture `config`", pytrace=False)
+
+
+class BackendFixtures(ProviderFixtures):
+    """What a trainer or a generator is built with."""
 
     @pytest.fixture
     def device(self) -> Device:

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlcore.spi import LossSpec, ModelSpec, Provider, TokenBatch, capabilities
+from rlcore.spi import GlobalCounts, LossInputs, LossSpec, ModelSpec, Provider, TokenBatch, capabilities
 from rlcore.spi.arrays import Int32Array
 from rlcore.spi.weights import VALUE_HEAD_WEIGHT
+from rlcore.testing.conformance.algorithm import AlgorithmConformance
+from rlcore.testing.conformance.environment import EnvironmentConformance
 from rlcore.testing.conformance.fixtures import require
 from rlcore.testing.conformance.generator import GeneratorConformance
+from rlcore.testing.conformance.loss_values import EvaluateLoss, Figures, HeldConstants, LossValue, loss_function
 from rlcore.testing.conformance.probe import ProbeConfig, expected_probe, expected_value_probe
 from rlcore.testing.conformance.reference import (
     LEFT_OUT,
@@ -27,7 +30,7 @@ from rlcore.testing.conformance.tensors import Values
 from rlcore.testing.conformance.trainer import TrainerConformance
 from rlcore.testing.fakes.generator import OWN_SCALE
 from rlcore.testing.fakes.policy import NAMES, NUM_POSITIONS, ORIGIN, POSITION, TRANSITION, make_weights
-from rlcore.testing.fakes.providers import FAKE_GENERATOR, FAKE_TRAINER
+from rlcore.testing.fakes.providers import FAKE_ALGORITHM, FAKE_ENVIRONMENT, FAKE_GENERATOR, FAKE_TRAINER
 from rlcore.testing.fakes.tokenizer import VOCABULARY_SIZE, FakeTokenizer
 from rlcore.testing.fakes.trainer import FakeTrainerConfig
 from rlcore.testing.fakes.values import VALUES_PATH
@@ -201,3 +204,50 @@ class FakeGeneratorConformance(GeneratorConformance):
     def decode(self) -> Any:
         """The fakes' tokenizer."""
         return FakeTokenizer().decode
+
+
+def fake_loss(
+    spec: LossSpec,
+    batch: TokenBatch,
+    counts: GlobalCounts,
+    figures: Figures,
+    constants: HeldConstants | None = None,  # noqa: ARG001 - the fakes' losses hold nothing constant
+) -> LossValue:
+    """A loss of the fakes on one microbatch: numpy arrays in, its own derivatives out."""
+    fields: dict[str, Any] = {
+        "entropy": None,
+        "loss_mask": batch.loss_mask,
+        "offsets": batch.offsets,
+        "token_columns": {name: batch.token_columns[name] for name in spec.token_columns},
+        "sequence_columns": batch.sequence_columns,
+        "counts": counts,
+        **{name: figure.astype(np.float64) for name, figure in figures.items()},
+    }
+    output: Any = loss_function(spec.path)(LossInputs(**fields), spec.config)
+    gradients = {"values": output.loss.value_grads} if "values" in figures else {"logprobs": output.loss.logprob_grads}
+    if spec.entropy == "loss":
+        gradients["entropy"] = output.loss.entropy_grads
+    return LossValue(value=output.loss.value, gradients=gradients, sums=output.sums, maxima=output.maxima)
+
+
+class FakeAlgorithmConformance(AlgorithmConformance):
+    """The kit for the fake algorithm."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """The fake algorithm."""
+        return FAKE_ALGORITHM
+
+    @pytest.fixture
+    def evaluate_loss(self) -> EvaluateLoss:
+        """In numpy."""
+        return fake_loss
+
+
+class FakeEnvironmentConformance(EnvironmentConformance):
+    """The kit for the fake environment."""
+
+    @pytest.fixture
+    def provider(self) -> Provider:
+        """The fake environment."""
+        return FAKE_ENVIRONMENT

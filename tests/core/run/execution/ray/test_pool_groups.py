@@ -8,6 +8,8 @@ from typing import Any
 import pandas
 import pytest
 
+from rlcore.run.report.timeline import read_timeline
+
 from .conftest import assert_close, read_metrics  # type: ignore[import-not-found]
 
 Run = Callable[..., dict[str, Any]]
@@ -45,6 +47,10 @@ def test_the_figures_are_those_of_one_process(run: Run, tmp_path: Path, layout: 
     assert worst["token_mult_prob_error"].between(1.0, 1.0 + 1e-5).all(), "each token's own: rounding alone"
     watched = {path.name: path.read_text() for path in (runs / "pool").glob("watch-*")}
     assert watched == {f"watch-{rank}": "seen" for rank in range(NUM_RANKS[layout])}, "by each rank"
+    spans = read_timeline(runs / "pool" / "timeline.jsonl")
+    of_ranks = {(span.step, len(span.seconds)) for span in spans if (span.lane, span.name) == ("trainer", "train_step")}
+    assert of_ranks == {(step, NUM_RANKS[layout]) for step in range(1, 5)}, "of each rank"
+    assert {"train", "refit"} <= {span.name for span in spans if span.lane == "driver"}
     assert "this is rank 0" in (runs / "pool" / "logs" / "rank-0.log").read_text()
 
 

@@ -49,9 +49,13 @@ class _Wait:
 
     name: str
     began: float = field(factory=time.monotonic)
+    began_counting: float = field(factory=time.perf_counter)
+    """That moment by the clock that spans are told by."""
     pending: dict[Any, int]
     """Ranks by their object references."""
     outcomes: dict[int, Outcome] = field(factory=dict)
+    seconds: dict[int, float] = field(factory=dict)
+    """How long each rank took to answer."""
     first_answer: float | None = None
     first_failure: float | None = None
     failed_first: int | None = None
@@ -149,10 +153,12 @@ class Calls:
         """Show the generators at work meanwhile, also between the calls that their ranks are busy with."""
         self._at_rest["generator"] = _on_ranks("stream", num_ranks)
         self.progress.pool("generator", self._at_rest["generator"])
+        start = time.perf_counter()
         try:
             yield
         finally:
             del self._at_rest["generator"]
+            self.progress.span("generator", "stream", start, [time.perf_counter() - start] * num_ranks)
             self.progress.pool("generator", "idle")
 
     def values(self, outcomes: Mapping[int, Outcome], first: int | None = None) -> list[Any]:
@@ -225,6 +231,10 @@ class Calls:
         finally:
             for pool in pools:
                 self.progress.pool(pool, self._at_rest.get(pool, "idle"))
+                if wait.seconds:
+                    self.progress.span(
+                        pool, wait.name, wait.began_counting, [wait.seconds[rank] for rank in sorted(wait.seconds)]
+                    )
             if wait.pending and self.lost is None:
                 self._left_behind.append(wait)
 
@@ -247,6 +257,7 @@ class Calls:
                 self._require_workers(wait.name)
                 raise self._death(rank, wait, error) from None
             wait.outcomes[rank] = outcome
+            wait.seconds[rank] = time.perf_counter() - wait.began_counting
             now = time.monotonic()
             wait.first_answer = wait.first_answer or now
             if isinstance(outcome, BaseException) and wait.first_failure is None:

@@ -1,0 +1,1 @@
+"""Runs as one HTML page that needs nothing else: no server, no network, no library."""

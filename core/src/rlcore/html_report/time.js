@@ -1,0 +1,67 @@
+// Where the seconds of a step go: bands over the steps, and what was done when within one step.
+
+const BARS = { width: 1000, height: 190, left: 58, top: 8, right: 984, bottom: 166 };
+const ROW = 22, LANE_WIDTH = 104;
+
+function legend(names) {
+  return el("div", { class: "bar dim" }, names.map((name) => el("span", {}, swatch(phaseColor(name)), name)));
+}
+
+function bands(run, phases) {
+  const { steps, num, values } = run.time;
+  const heights = values.map((row) => row.reduce((sum, each) => sum + each, 0));
+  const first = steps[0], last = steps[steps.length - 1] + num[num.length - 1];
+  const scale = axes(BARS, [first, last], [0, Math.max(...heights, 1e-9) * 1.04]);
+  const bars = values.flatMap((row, index) => {
+    const x = scale.across(steps[index]), end = index + 1 < steps.length ? steps[index + 1] : last;
+    let below = 0;
+    return row.map((seconds, phase) => {
+      const top = scale.up(below + seconds), bottom = scale.up(below);
+      below += seconds;
+      if (bottom - top < 0.05) return null;
+      const width = Math.max(0.6, scale.across(end) - x - 0.6);
+      const of = num[index] > 1 ? `steps ${steps[index]} to ${end - 1}` : `step ${steps[index]}`;
+      const told = svg("title", {}, `${of}: ${phases[phase]} ${number(seconds)} s of ${number(heights[index])} s`);
+      const rect = svg("rect", { x, y: top, width, height: bottom - top }, told);
+      rect.style.fill = phaseColor(phases[phase]);
+      return rect;
+    });
+  });
+  return svg("svg", { viewBox: `0 0 ${BARS.width} ${BARS.height}`, role: "img", "aria-label": "seconds of a step" }, scale.parts, bars);
+}
+
+function timelineOf(entry) {
+  const lanes = [...new Set(entry.spans.map(([lane]) => lane))].sort((one, other) =>
+    (other === "driver") - (one === "driver") || one.localeCompare(other, "en", { numeric: true }));
+  const end = Math.max(...entry.spans.map(([, , start, seconds]) => start + seconds), 1e-9);
+  const frame = { left: LANE_WIDTH, right: 976, top: 4, bottom: 4 + ROW * lanes.length };
+  const across = linear(0, end, frame.left, frame.right);
+  const marks = ticks(0, end, 8).map((value) => svg("g", {},
+    svg("line", { class: "gridline", x1: across(value), x2: across(value), y1: frame.top, y2: frame.bottom }),
+    svg("text", { x: across(value), y: frame.bottom + 15, "text-anchor": "middle" }, `${number(value)} s`)));
+  const rows = lanes.map((lane, index) => svg("text", { x: 0, y: frame.top + ROW * index + 15 }, lane));
+  const spans = entry.spans.map(([lane, name, start, seconds]) => {
+    const y = frame.top + ROW * lanes.indexOf(lane) + 3;
+    const rect = svg("rect", { x: across(start), y, width: Math.max(1, across(start + seconds) - across(start) - 0.5), height: ROW - 6, rx: 2 },
+      svg("title", {}, `${lane}: ${name}, ${number(seconds)} s from ${number(start)} s on`));
+    rect.style.fill = phaseColor(name);
+    return rect;
+  });
+  return el("div", { class: "scroll" }, svg("svg", { viewBox: `0 0 1000 ${frame.bottom + 22}`, role: "img", "aria-label": "timeline" }, marks, rows, spans));
+}
+
+function timeCard(run, phases) {
+  const card = el("section", { class: "card" }, el("h3", {}, swatch(runColor(run.index)), run.label));
+  const inTimeline = new Set(run.timeline.flatMap(({ spans }) => spans.map(([, name]) => CALLS[name] || name)));
+  const used = phases.filter((name, index) => inTimeline.has(name) || run.time.values.some((row) => row[index] > 0));
+  const others = [...inTimeline].filter((name) => !phases.includes(name));
+  if (run.time.steps.length) card.append(el("div", { class: "scroll" }, bands(run, phases)), legend([...used, ...others]));
+  if (run.timeline.length) {
+    const place = el("div");
+    const show = (index) => place.replaceChildren(timelineOf(run.timeline[index]));
+    const last = run.timeline.length - 1;
+    card.append(el("div", { class: "bar" }, el("label", {}, "timeline of ", choice(run.timeline.map(({ step }) => `step ${step}`), last, show))), place);
+    show(last);
+  }
+  return card;
+}

@@ -1,0 +1,139 @@
+"""status.json: what a run is doing, or how it ended, for those who look at it from outside (`rlcore status`)."""
+
+import json
+import os
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Literal
+
+from attrs import asdict, define, evolve, field, frozen
+
+from rlcore.spi import InterruptedRun, RlcoreError
+
+UNEXPECTED = 70
+"""Exit code of an error that is no RlcoreError."""
+INTERRUPTED = 130
+"""Exit code of Ctrl-C."""
+MAX_MESSAGE_CHARACTERS = 2000
+NUM_RECENT_STEPS = 20
+"""The pace is that of the last so many steps."""
+
+
+@frozen(kw_only=True)
+class RunError:
+    """What ended a run before its last step."""
+
+    exit_code: int
+    message: str
+
+
+@frozen(kw_only=True)
+class Status:
+    """What status.json holds. Times are seconds since 1970."""
+
+    state: Literal["running", "complete", "interrupted", "failed"]
+    """As the process wrote it: one that was killed could not say so."""
+    process: int
+    host: str
+    started: float
+    step: int
+    """Steps that are done."""
+    num_steps: int
+    """Steps that the run is to have; 0 while it is being set up."""
+    phase: str
+    phase_since: float
+    step_s: float | None
+    """Seconds from one step's end to the next one's, evaluations and checkpoints included; None before there were two."""
+    error: RunError | None
+
+
+@define(eq=False)
+class StatusFile:
+    """The file of one run, open as long as that runs: a phase is written without opening, syncing or renaming anything."""
+
+    path: Path
+    _file: int = field(init=False)
+    _ends: deque[float] = field(factory=lambda: deque(maxlen=NUM_RECENT_STEPS + 1), init=False)
+    _num_bytes: int = field(default=0, init=False)
+    status: Status = field(init=False)
+
+    @_file.default
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+
+    @status.default
+    def _at_first(self) -> Status:
+        now = time.time()
+        return Status(
+            state="running",
+            process=os.getpid(),
+            host=socket.gethostname(),
+            started=now,
+            step=0,
+            num_steps=0,
+            phase="set-up",
+            phase_since=now,
+            step_s=None,
+            error=None,
+        )
+
+    def __attrs_post_init__(self) -> None:
+        self._write(self.status)
+
+    def phase(self, name: str) -> None:
+        """What happens from now on."""
+        if name != self.status.phase:
+            self._write(evolve(self.status, phase=name, phase_since=time.time()))
+
+    def begins(self, start_step: int, num_steps: int) -> None:
+        """So many steps of the run's are done, and the next one begins."""
+        self._ends.clear()
+        self._ends.append(time.time())
+        self._write(evolve(self.status, step=start_step, num_steps=num_steps, step_s=None))
+
+    def ended_step(self, step: int) -> None:
+        """A step is done. Step 0 is the evaluation before the first one: the pace counts from its end.
+        A phase that the next step begins with as well counts from here, so that a long one is one that takes long."""
+        if step == 0:
+            self._ends.clear()
+        now = time.time()
+        self._ends.append(now)
+        steps = len(self._ends) - 1
+        step_s = (now - self._ends[0]) / steps if steps else None
+        self._write(evolve(self.status, step=step, phase_since=now, step_s=step_s))
+
+    def close(self, error: BaseException | None) -> None:
+        """The run is over: complete, or ended by an error."""
+        over = evolve(self.status, phase="over", phase_since=time.time())
+        interrupted = isinstance(error, InterruptedRun | KeyboardInterrupt)
+        state: Literal["complete", "interrupted", "failed"] = "interrupted" if interrupted else "failed"
+        self._write(evolve(over, state="complete" if error is None else state, error=None if error is None else _told(error)))
+        os.close(self._file)
+
+    def _write(self, status: Status) -> None:
+        """One call of the system over the whole of what stood there, so that no reader finds half of it."""
+        self.status = status
+        text = json.dumps(asdict(status)).encode()
+        os.pwrite(self._file, text.ljust(self._num_bytes) + b"\n", 0)
+        self._num_bytes = max(self._num_bytes, len(text))
+
+
+def read_status(path: Path) -> Status | None:
+    """What the file says; None where there is none, or it is no status."""
+    try:
+        found = json.loads(path.read_bytes())
+        error = None if found["error"] is None else RunError(**found["error"])
+        return Status(**{**found, "error": error})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _told(error: BaseException) -> RunError:
+    code = error.exit_code if isinstance(error, RlcoreError) else UNEXPECTED
+    name = "" if isinstance(error, RlcoreError) else f"{type(error).__name__}: "
+    if isinstance(error, KeyboardInterrupt):
+        return RunError(exit_code=INTERRUPTED, message="interrupted")
+    lines = [f"{name}{error}", *getattr(error, "__notes__", ())]
+    return RunError(exit_code=code, message="\n".join(lines)[:MAX_MESSAGE_CHARACTERS])

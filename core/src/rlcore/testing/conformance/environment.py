@@ -1,0 +1,183 @@
+"""The environment's part of the conformance kit."""
+
+import asyncio
+import pickle
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from rlcore.spi import Row, StepResult, capabilities
+from rlcore.testing.conformance.environment_fixtures import (
+    MAX_TURNS,
+    SEED,
+    EnvironmentFixtures,
+    EnvironmentUnderTest,
+    OpenEnvironment,
+    shown,
+    told,
+)
+from rlcore.testing.conformance.fixtures import require
+
+NUM_AT_ONCE = 24
+
+
+class EnvironmentConformance(EnvironmentFixtures):
+    """What every environment has to pass::
+
+        class TestMine(EnvironmentConformance):
+            @pytest.fixture
+            def provider(self): return PROVIDER
+
+    Fixtures to override where the default does not fit: `config` (the provider's defaults), `row` (the first that the
+    environment brings; one that brings none has to be given one), `answers` (what the policy says) and `timeout_s` (30 for each
+    call). Of an environment that runs by itself (capability `agent`) the rows alone are checked.
+    """
+
+    def test_splits_share_no_row(self, environment: EnvironmentUnderTest) -> None:
+        """What is held out is not trained on."""
+        train, held_out = ({pickle.dumps(dict(row)) for row in environment.rows(split)} for split in ("train", "evaluation"))
+        assert train, "there are no rows to train on"
+        assert held_out, "there are no rows to evaluate on"
+        assert not train & held_out, f"{len(train & held_out)} rows are both trained on and held out"
+
+    def test_rows_follow_the_seed(self, environment: EnvironmentUnderTest, open_environment: OpenEnvironment) -> None:
+        """A resumed run finds the rows that it had, in their order."""
+        for split in ("train", "evaluation"):
+            rows = environment.rows(split)
+            again = [list(source.rows(split))[: len(rows)] for source in (environment.backend, open_environment())]
+            expected = [pickle.dumps(dict(row)) for row in rows]
+            assert all([pickle.dumps(dict(row)) for row in other] == expected for other in again), f"{split}: rows change"
+
+    def test_an_episode_depends_on_row_and_seed(
+        self, environment: EnvironmentUnderTest, open_environment: OpenEnvironment, row: Row, answers: Sequence[str]
+    ) -> None:
+        """Equal turns are answered alike, by this environment and by another that was built with the same options."""
+
+        async def check() -> None:
+            other = EnvironmentUnderTest(
+                provider=environment.provider, backend=open_environment(), timeout_s=environment.timeout_s
+            )
+            for answer in answers:
+                turns = [answer] * MAX_TURNS
+                expected = await environment.play(row, turns)
+                for source in (environment, other):
+                    assert await source.play(row, turns) == expected, f"the answer {answer[:20]!r} is judged in two ways"
+
+        asyncio.run(check())
+
+    def test_whatever_is_said_is_answered(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """With finite rewards and one observation, until the episode is done."""
+
+        async def check() -> None:
+            for first in answers:
+                for second in answers:
+                    await environment.play(row, [first, second])
+
+        asyncio.run(check())
+
+    def test_episodes_do_not_disturb_each_other(
+        self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]
+    ) -> None:
+        """Many at once come to what each comes to alone."""
+
+        async def check() -> None:
+            turns = [[answers[(index + k) % len(answers)] for k in range(MAX_TURNS)] for index in range(NUM_AT_ONCE)]
+            alone = [await environment.play(row, each) for each in turns]
+            begun = [await environment.reset(row) for _ in turns]
+            states, beside = [result.state for result in begun], [[shown(result.observation)] for result in begun]
+            going = list(range(NUM_AT_ONCE))
+            for k in range(MAX_TURNS):
+                results: list[StepResult] = []
+                for some in batched(going, environment.most_at_once or NUM_AT_ONCE):
+                    results += await asyncio.gather(*(environment.step(states[index], turns[index][k]) for index in some))
+                for index, result in zip(going, results, strict=True):
+                    beside[index].append(told(result))
+                    states[index] = result.state
+                going = [index for index, result in zip(going, results, strict=True) if not result.done]
+            assert beside == alone, "episodes come to something else beside others"
+
+        asyncio.run(check())
+
+    def test_states_stay_as_they_are(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """The samples of a group start from one reset, so that `step` changes neither its state nor the row."""
+
+        async def check() -> None:
+            kept = pickle.dumps(dict(row))
+            begun = await environment.reset(row)
+            before = pickled(begun.state)
+            for answer in answers:
+                await environment.step(begun.state, answer)
+                assert pickled(begun.state) == before, f"the answer {answer[:20]!r} changed the state in place"
+            assert pickle.dumps(dict(row)) == kept, "the row has changed"
+
+        asyncio.run(check())
+
+    def test_states_can_be_sent(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """An episode goes on in another process from a pickled state."""
+
+        async def check() -> None:
+            state = (await environment.reset(row)).state
+            for answer in answers:
+                here, there = await environment.step(state, answer), await environment.step(sent(state), answer)
+                assert told(here) == told(there), "a pickled state leads elsewhere"
+
+        asyncio.run(check())
+
+    def test_cheap_resets_depend_on_the_row_alone(self, environment: EnvironmentUnderTest, row: Row) -> None:
+        """Prompts are counted before the run, with another seed than they are shown with."""
+        require(environment.provider, capabilities.CHEAP_RESET)
+
+        async def check() -> None:
+            first, second = await environment.reset(row, SEED), await environment.reset(row, SEED + 1)
+            assert shown(first.observation) == shown(second.observation), "the prompt depends on the seed"
+
+        asyncio.run(check())
+
+    def test_a_call_can_be_cancelled(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """It ends soon, and the environment goes on."""
+
+        async def check() -> None:
+            expected = await environment.play(row, answers[:1])
+            state = (await environment.reset(row)).state
+            for answer in answers:
+                task = asyncio.ensure_future(environment.step(state, answer))
+                await asyncio.sleep(0)
+                task.cancel()
+                _, pending = await asyncio.wait([task], timeout=environment.timeout_s)
+                assert not pending, "a cancelled step goes on"
+            assert await environment.play(row, answers[:1]) == expected, "it answers otherwise after a call was cancelled"
+
+        asyncio.run(check())
+
+    def test_it_goes_on_after_close(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """What it started is ended, twice if need be, and started again by a later call."""
+        if not hasattr(environment.backend, "close"):
+            pytest.skip(f"{environment.provider.name} has no method close")
+        expected = asyncio.run(environment.play(row, answers[:1]))
+        for _ in range(2):
+            environment.backend.close()
+        assert asyncio.run(environment.play(row, answers[:1])) == expected, "it answers otherwise after close"
+
+    def test_it_works_on_any_event_loop(self, environment: EnvironmentUnderTest, row: Row, answers: Sequence[str]) -> None:
+        """The loop starts a new one where a call got stuck."""
+        found = [asyncio.run(environment.play(row, answers[:2])) for _ in range(2)]
+        assert found[0] == found[1], "it answers otherwise on another event loop"
+
+
+def batched(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """One part after the other, each of at most `size`."""
+    return (numbers[start : start + size] for start in range(0, len(numbers), size))
+
+
+def sent(state: object) -> object:
+    """The state as another process gets it."""
+    copy: object = pickle.loads(pickled(state))
+    return copy
+
+
+def pickled(state: object) -> bytes:
+    """The state as it is sent; fails where it cannot be."""
+    try:
+        return pickle.dumps(state)
+    except Exception as error:
+        pytest.fail(f"the state cannot be pickled: {error}", pytrace=False)

@@ -1,0 +1,45 @@
+"""Every algorithm that is installed passes the kit, with its default options and with those that add terms to its loss."""
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from rlcore.testing import AlgorithmConformance
+from rlcore_distill.config import DistillConfig
+from rlcore_grpo.config import GrpoConfig
+from rlcore_ppo.config import PpoConfig
+
+PROVIDERS = {entry.name: entry.load() for entry in entry_points(group="rlcore.algorithms")}
+OPTIONS = {
+    "grpo with a KL and an entropy term": ("grpo", GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01)),
+    "ppo with a KL in its rewards": ("ppo", PpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01)),
+    "distill of a teacher's texts": ("distill", DistillConfig(samples="teacher")),
+}
+
+
+def test_there_are_algorithms_of_every_source():
+    assert {"grpo", "ppo", "sft", "dpo", "distill", "bradley_terry", "gspo", "cispo"} <= set(PROVIDERS)
+
+
+class TestAlgorithms(AlgorithmConformance):
+    """By their defaults."""
+
+    @pytest.fixture(params=sorted(PROVIDERS))
+    def provider(self, request):
+        return PROVIDERS[request.param]
+
+
+class TestAlgorithmsWithOptions(AlgorithmConformance):
+    """With terms that the defaults leave out."""
+
+    @pytest.fixture(params=sorted(OPTIONS))
+    def chosen(self, request):
+        return OPTIONS[request.param]
+
+    @pytest.fixture
+    def provider(self, chosen):
+        return PROVIDERS[chosen[0]]
+
+    @pytest.fixture
+    def config(self, chosen):
+        return chosen[1]

@@ -1,0 +1,76 @@
+"""What a run says of itself while it runs, and how it ended."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlcore.run.report import status_file
+from rlcore.run.report.status_file import RunError, StatusFile, read_status
+from rlcore.spi import InterruptedRun, NonFiniteError
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(status_file, "time", SimpleNamespace(time=lambda: clock.now))
+    return clock
+
+
+def test_each_event_stands_in_the_file_at_once(tmp_path: Path, clock: SimpleNamespace) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    file.begins(4, 10)
+    for step in (5, 6):
+        file.phase("generation, of which nothing may remain")
+        clock.now += 3.0
+        file.phase("train")
+        clock.now += 1.0
+        file.ended_step(step)
+    found = read_status(tmp_path / "status.json")
+    assert found is not None
+    assert (found.process, found.step, found.num_steps, found.step_s) == (os.getpid(), 6, 10, 4.0)
+    assert (found.state, found.phase, found.phase_since, found.started) == ("running", "train", 1008.0, 1000.0)
+    file.close(None)
+    ended = read_status(tmp_path / "status.json")
+    assert ended is not None
+    assert (ended.state, ended.error) == ("complete", None)
+    json.loads((tmp_path / "status.json").read_text())
+
+
+def test_the_pace_is_that_of_recent_steps_and_not_of_the_first_evaluation(tmp_path: Path, clock: SimpleNamespace) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    file.begins(0, 100)
+    clock.now += 500.0
+    file.ended_step(0)
+    assert file.status.step_s is None
+    for step in range(1, 31):
+        clock.now += 50.0 if step <= 10 else 2.0
+        file.ended_step(step)
+    assert file.status.step_s == 2.0
+    file.close(None)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "told"),
+    [
+        (NonFiniteError("the loss is NaN"), "failed", RunError(exit_code=7, message="the loss is NaN\nsaved in x")),
+        (InterruptedRun("stopped"), "interrupted", RunError(exit_code=130, message="stopped\nsaved in x")),
+        (KeyboardInterrupt(), "interrupted", RunError(exit_code=130, message="interrupted")),
+        (ZeroDivisionError("\udcff"), "failed", RunError(exit_code=70, message="ZeroDivisionError: \udcff\nsaved in x")),
+    ],
+)
+def test_how_a_run_ended(tmp_path: Path, error: BaseException, state: str, told: RunError) -> None:
+    error.add_note("saved in x")
+    StatusFile(tmp_path / "status.json").close(error)
+    found = read_status(tmp_path / "status.json")
+    assert found is not None
+    assert (found.state, found.error) == (state, told)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"state": "running"}', '{"error": null, "odd": 1}'])
+def test_a_file_that_is_no_status_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path / "status.json") is None
