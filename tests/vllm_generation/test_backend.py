@@ -253,19 +253,22 @@ def test_a_stream_may_end_while_a_refit_is_under_way(backend, two_models, start_
 
 
 def test_a_cut_that_fails_is_an_error_and_no_wait_for_ever(backend, monkeypatch):
-    engine, request = backend._replicas[0].engine, request_of(2, 250)
+    engine, request, delivered = backend._replicas[0].engine, request_of(2, 250), []
 
-    def fail(*arguments):
+    def fail_once(*arguments):
+        monkeypatch.undo()
         raise ValueError("the device is on fire")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "_hand_out", fail)
-        (samples,) = deal(request, request.max_tokens.astype(np.int64), [0])
-        call = engine.generate(samples, lambda finished: None)
-        engine.cut([call])
-        with pytest.raises(WorkerError, match="on fire"):
-            call.result(30)
+    engine.begin_update().result(30)  # so that no sample ends before the cut
+    monkeypatch.setattr(engine, "_hand_out", fail_once)
+    (samples,) = deal(request, request.max_tokens.astype(np.int64), [0])
+    call = engine.generate(samples, delivered.append)
+    engine.cut([call])
+    with pytest.raises(WorkerError, match="on fire"):
+        call.result(30)
+    engine.end_update(0).result(30)
     assert len(backend.generate(request_of()).tokens)
+    assert not delivered
 
 
 def test_requests_do_not_join_engines_that_were_started_anew(backend, start_stream):

@@ -289,12 +289,21 @@ class Engine:
 
     def _cut(self, calls: Sequence[Future[None]]) -> None:
         ends = {id(call) for call in calls}
-        cut = {request: sample for request, sample in self._samples.items() if id(sample.job.done) in ends}
+        known = [*self._samples.values(), *self._ended.values()]
+        jobs = {id(sample.job): sample.job for sample in known if id(sample.job.done) in ends}
+        cut = {request: sample for request, sample in self._samples.items() if id(sample.job) in jobs}
         self._samples = {request: sample for request, sample in self._samples.items() if request not in cut}
         self._ended |= cut
-        if self._ended:
-            self._hand_out()  # before vLLM forgets the requests, and the recorder with it
-        self._llm.engine_core.abort_requests(list(cut))
+        try:
+            if self._ended:
+                self._hand_out()  # before vLLM forgets the requests, and the recorder with it
+        except BaseException:
+            # The calls fail with this; what is left of them would come a second time.
+            for job in jobs.values():
+                self._cancel(job)
+            raise
+        finally:
+            self._llm.engine_core.abort_requests(list(cut))
 
     def _cancel(self, job: Job) -> None:
         requests = [request for request, sample in self._samples.items() if sample.job is job]
