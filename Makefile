@@ -21,7 +21,22 @@ BIN := $(VENV)/bin
 CORE_VENV ?= .venv-core
 CORE_TESTS := tests/core --ignore=tests/core/testing --ignore=tests/core/run/execution/ray
 CORE := -e core[tokenizer,datasets,tensorboard,plots,serve]
-PACKAGES := core torchkit plugins/fsdp2_backend plugins/megatron_backend plugins/transformers_generation plugins/vllm_generation plugins/openai_generation plugins/grpo plugins/sft plugins/dpo plugins/ppo plugins/reward plugins/distill plugins/math_environment plugins/shapes_environment
+PACKAGES := \
+	core \
+	torchkit \
+	plugins/fsdp2_backend \
+	plugins/megatron_backend \
+	plugins/transformers_generation \
+	plugins/vllm_generation \
+	plugins/openai_generation \
+	plugins/grpo \
+	plugins/sft \
+	plugins/dpo \
+	plugins/ppo \
+	plugins/reward \
+	plugins/distill \
+	plugins/math_environment \
+	plugins/shapes_environment
 EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(package))
 # Without compiling: Python compiles what is imported, which is a small part of all that is installed.
 INSTALL := install --quiet --disable-pip-version-check --no-compile
