@@ -15,10 +15,12 @@ from decoder_families import BASE, DESCRIBED, DIVIDED, REFUSED, TRAINED
 from megatron_families import FAMILIES as OF_MEGATRON
 from vllm_families import SHOWN
 
-from rlcore.spi import ModelSpec
+from rlcore.spi import CheckContext, ModelSpec
 from rlcore_megatron.families.registry import FAMILIES
 from rlcore_torchkit.architectures.registry import installed_model_types
 from rlcore_torchkit.models import any_decoder_problems, architecture_problems
+from rlcore_transformers.check import check
+from rlcore_transformers.config import TransformersConfig
 
 PLAN_ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w*) ?\|$", re.MULTILINE)
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", re.MULTILINE)
@@ -39,7 +41,8 @@ def test_a_row_says_what_tests_show_and_checks_refuse(name, table, tmp_path):
     config = AutoConfig.for_model(name, **{**BASE, **OPTIONS[name]}).to_dict()
     config |= {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    generator = "refused" if architecture_problems(str(tmp_path)) else "tested"
+    context = CheckContext(model=ModelSpec(path=str(tmp_path)), device="cpu", world_size=1, max_sequence_length=8)
+    generator = "refused" if name in REFUSED or check(context, TransformersConfig()) else "tested"
     assert bool(architecture_problems(str(tmp_path), families=FAMILIES)) == (name not in {**DESCRIBED, **OF_MEGATRON})
     megatron = "tested" if name in {**DESCRIBED, **OF_MEGATRON} else "refused"
     engine = "refused" if any_decoder_problems(ModelSpec(path=str(tmp_path))) else "untried"

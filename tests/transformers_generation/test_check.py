@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from rlcore.spi import CheckContext, ModelError, ModelSpec
+from rlcore.spi import CheckContext, LoraSpec, ModelError, ModelSpec
 from rlcore_transformers.check import check, model_problems
 from rlcore_transformers.config import TransformersConfig
 
@@ -44,13 +44,45 @@ def test_positions_that_depend_on_the_length_are_a_problem(tools, qwen3, tmp_pat
     assert "longrope" in str(problem)
 
 
-def test_an_unsupported_architecture_is_a_problem(tools, qwen3, tmp_path):
-    directory = edited(qwen3, tmp_path / "model", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+def test_a_model_that_no_class_computes_is_a_problem(tools, qwen3, tmp_path):
+    directory = edited(qwen3, tmp_path / "model", architectures=["OtherForCausalLM"], model_type="other")
     (problem,) = problems_of(directory)
-    assert (problem.path, problem.found) == (str(directory / "config.json"), "model_type gpt2")
+    assert (problem.path, problem.found) == (str(directory / "config.json"), "model_type other")
     with pytest.raises(ModelError) as raised:
         tools.make_backend(directory, fill=False)
     assert raised.value.problems == (problem,)
+
+
+def made(tmp_path, model_type, **options):
+    """A directory with the config.json of a model that no family describes, and no weights."""
+    tmp_path.mkdir(exist_ok=True)
+    classes = {"phi": "PhiForCausalLM", "qwen3_next": "Qwen3NextForCausalLM", "qwen2_vl": "Qwen2VLForConditionalGeneration"}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": model_type, "architectures": [classes[model_type]], "max_position_embeddings": 128} | options)
+    )
+    return tmp_path
+
+
+def test_what_a_class_cannot_do_is_said_at_once(tmp_path):
+    lora = LoraSpec(rank=4)
+    context = CheckContext(
+        model=ModelSpec(path=str(made(tmp_path / "phi", "phi"))),
+        device="cpu",
+        world_size=1,
+        max_sequence_length=129,
+        generator_lora=lora,
+        replays_routing=True,
+    )
+    paths = [problem.path for problem in check(context, TransformersConfig())]
+    assert paths == [str(tmp_path / "phi" / "config.json"), "refit.adapters", "rollout.replay_routing"]
+    assert list(problems_of(made(tmp_path / "phi", "phi"))) == []
+
+
+def test_states_and_images_are_problems(tmp_path):
+    (problem,) = problems_of(made(tmp_path / "next", "qwen3_next", layer_types=["linear_attention", "full_attention"]))
+    assert "linear_attention, which hand a state" in problem.found
+    (problem,) = problems_of(made(tmp_path / "images", "qwen2_vl", vision_config={"depth": 1}))
+    assert "reads images" in problem.found
 
 
 def test_a_routing_is_reported_by_models_that_route(tools):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.spi import ContractError, FinishReason
-from rlcore_transformers.forward import Decoder
+from rlcore_transformers.forward import FamilyDecoder
 
 BATCH_SIZES = (1, 2, 3, 7, 64)
 
@@ -89,9 +89,9 @@ def test_samples_of_one_prompt_differ_and_seeds_repeat(tools, qwen3_backend):
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples(tools, qwen3, monkeypatch):
     backend = tools.make_backend(qwen3, max_batch_size=3)
-    rows, forward = [], Decoder.forward
+    rows, forward = [], FamilyDecoder.forward
     monkeypatch.setattr(
-        Decoder, "forward", lambda self, tokens, *others: rows.append(len(tokens)) or forward(self, tokens, *others)
+        FamilyDecoder, "forward", lambda self, tokens, *others: rows.append(len(tokens)) or forward(self, tokens, *others)
     )
     result = backend.generate(tools.make_request([[2] * 50, [3] * 50], num_samples=5, max_tokens=4))
     assert [count for count in rows if count > 3] == [100]

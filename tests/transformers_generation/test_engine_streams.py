@@ -184,9 +184,9 @@ def test_the_cache_grows_no_further_than_the_options_let_it(tools, qwen3, monkey
     """It is at least doubled where samples have to move, and never more places than `max_batch_size`."""
     made, initialise = [], SlotCache.__init__
 
-    def initialising(self, config, num_slots, length, *others):
+    def initialising(self, num_slots, length):
         made.append((num_slots, length))
-        initialise(self, config, num_slots, length, *others)
+        initialise(self, num_slots, length)
 
     monkeypatch.setattr(SlotCache, "__init__", initialising)
     backend = tools.make_backend(qwen3, max_batch_size=7)

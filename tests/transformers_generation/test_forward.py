@@ -7,7 +7,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from rlcore.spi import ModelError, ModelSpec
 from rlcore_torchkit.models import load_config
-from rlcore_transformers.forward import Decoder
+from rlcore_transformers.forward import FamilyDecoder
 
 VARIANTS = {
     "llama with biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -149,7 +149,7 @@ def test_bfloat16_logprobs_stay_near_those_of_float32(tools, qwen3):
 
 def test_tensors_that_the_forward_pass_lacks_are_refused(tools, qwen3):
     config = load_config(ModelSpec(path=str(qwen3)))
-    decoder = Decoder(config, Qwen3RotaryEmbedding(config), 8, torch.float32, torch.device("cpu"))
+    decoder = FamilyDecoder(config, Qwen3RotaryEmbedding(config), 8, torch.float32, torch.device("cpu"))
     with pytest.raises(ModelError) as raised:
         decoder.bind({**tools.checkpoint_tensors(qwen3), "model.layers.0.self_attn.sinks": torch.zeros(4)})
     assert [problem.path for problem in raised.value.problems] == ["model.layers.0.self_attn.sinks"]

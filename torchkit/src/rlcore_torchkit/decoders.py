@@ -130,8 +130,13 @@ def layers_of(model: Any) -> Any:
 
 def has_states(model: Any) -> bool:
     """Whether layers of a transformers model hand a state from token to token, as convolutions and linear attention do."""
-    kinds = {_OLD_KINDS.get(kind, kind) for kind in getattr(model.config, "layer_types", None) or ()}
-    return bool(kinds & STATE_KINDS) or bool(getattr(model, "_is_stateful", False))
+    return bool(state_kinds(model.config.to_dict())) or bool(getattr(model, "_is_stateful", False))
+
+
+def state_kinds(config: Mapping[str, Any]) -> set[str]:
+    """The kinds of such layers in the content of a config.json."""
+    listed = config.get("layer_types") or config.get("layers_block_type") or ()
+    return {_OLD_KINDS.get(kind, kind) for kind in map(str, listed if isinstance(listed, list) else ())} & STATE_KINDS
 
 
 def head_scale(config: Any) -> float:

@@ -140,20 +140,20 @@ def _bucketed(
     for gather, num_sequences, length in buckets:
         rows = [states if gather is None else states.index_select(0, gather) for states in (query, key, value)]
         q, k, v = (states.view(num_sequences, length, *states.shape[1:]).transpose(1, 2) for states in rows)
-        mask = None if window is None or window >= length else _window_mask(length, window, query.device)
-        output = _attend(q, k, v, mask, scaling, softcap, sinks)
+        mask = None if window is None or window >= length else window_mask(length, window, query.device)
+        output = padded_attention(q, k, v, mask, scaling, softcap, sinks)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return outputs[0] if plan is None else torch.cat(outputs).index_select(0, plan.restore)
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+def window_mask(length: int, window: int, device: torch.device) -> Tensor:
     """bool [L, L]: which keys a query sees."""
     places = torch.arange(length, device=device)
     distance = places[:, None] - places
     return (distance >= 0) & (distance < window)
 
 
-def _attend(
+def padded_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -162,7 +162,8 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[S, H, L, E] from [S, heads, L, width]."""
+    """Causal attention [S, H, L, E] of S sequences to themselves, padded on the right: query [S, H, L, D], key [S, K, L, D] and
+    value [S, K, L, E]. `mask` bool [L, L] says what a query sees, None for itself and all before it; `sinks` [H]."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -185,7 +186,7 @@ def _stored_scores(
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = _window_mask(length, length, query.device) if mask is None else mask
+    seen = window_mask(length, length, query.device) if mask is None else mask
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)

@@ -33,10 +33,7 @@ def trained_model_problems(
     config = read_object(config_file(context)) if any_decoder else model_config(context, families)
     if problems or config is None or isinstance(config, Problem):
         return
-    key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
-    limit = (config.get("text_config") or config).get(key)
-    if isinstance(limit, int) and limit < context.max_sequence_length:
-        yield too_few_positions(config_file(context), f"{key} = {limit}", context.max_sequence_length)
+    yield from position_problems(config, config_file(context), context.max_sequence_length)
 
 
 def reference_problems(
@@ -56,6 +53,26 @@ def reference_problems(
     for problem in layout_problems(model_config(other, families)):
         if problem not in mine:
             yield evolve(problem, found=f"{problem.found} (of {context.reference.path}, the reference)")
+
+
+def position_problems(config: Mapping[str, Any], file: Path, max_sequence_length: int) -> Iterator[Problem]:
+    """Sequences beyond the positions of a model, by the content of its config.json, which is `file`."""
+    key = "n_positions" if "n_positions" in config else "max_position_embeddings"  # as GPT-2 and its kin call it
+    limit = (config.get("text_config") or config).get(key)
+    if isinstance(limit, int) and limit < max_sequence_length:
+        yield too_few_positions(file, f"{key} = {limit}", max_sequence_length)
+
+
+def undescribed_problems(config: Mapping[str, Any], context: CheckContext) -> Iterator[Problem]:
+    """What no generator does with a model that no family describes, by the content of its config.json."""
+    if context.generator_lora is not None:
+        found = f"adapters apart from a model of model_type {config.get('model_type')}"
+        remedy = "No description of its family says which of the generator's layers they are for"
+        yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy=remedy)
+    if context.replays_routing:
+        found = f"true, for model_type {config.get('model_type')}"
+        remedy = "No description of its family says which of its layers have experts"
+        yield Problem(path="rollout.replay_routing", found=found, expected="false", remedy=remedy)
 
 
 def too_few_positions(file: Path, found: str, max_sequence_length: int) -> Problem:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlcore import spi
+from rlcore_torchkit.decoders import has_states, is_described
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
 from rlcore_torchkit.lora_targets import adapted_layers, adapter_shapes
 from rlcore_torchkit.models import (
@@ -20,10 +21,12 @@ from rlcore_torchkit.models import (
     standard_config,
 )
 from rlcore_transformers.cache import SlotCache
-from rlcore_transformers.check import model_problems
+from rlcore_transformers.check import class_problems, model_problems
+from rlcore_transformers.class_forward import ClassDecoder
 from rlcore_transformers.config import TransformersConfig
+from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.engine import Generation
-from rlcore_transformers.forward import Decoder
+from rlcore_transformers.forward import FamilyDecoder
 from rlcore_transformers.jobs import Deliver
 from rlcore_transformers.stopping import StopStrings, load_tokenizer
 from rlcore_transformers.weights import HeldWeights
@@ -39,14 +42,10 @@ class TransformersBackend:
         self._device = (
             torch.device("cuda", context.rank_info.local_rank) if context.rank_info.device == "cuda" else torch.device("cpu")
         )
-        model = load_model(context.model, dtype=self._dtype, device="meta" if context.channel is not None else "cpu")
-        standard, path = standard_config(model.config), context.model.path
-        problems = model_problems(standard, path, context.max_sequence_length, routed_experts=context.routed_experts)
-        if problems:
-            raise spi.ModelError(problems)
+        place = "meta" if context.channel is not None else "cpu"
+        model = load_model(context.model, dtype=self._dtype, device=place, any_decoder=True)
         self._config: Any = model.config
-        rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
-        self._decoder = Decoder(model.config, rotary, context.max_sequence_length, self._dtype, self._device)
+        self._decoder = self._make_decoder(model)
         self._weights = HeldWeights(checkpoint_shapes(model) | self._adapter_shapes(), self._dtype, self._device)
         if context.channel is None:
             self._weights.adopt(checkpoint_tensors(model))
@@ -113,6 +112,17 @@ class TransformersBackend:
         self._weights.drop()
         self._cache = self._tokenizer = None
 
+    def _make_decoder(self, model: Any) -> Decoder:
+        """What computes this transformers model; ModelError where nothing here does."""
+        context, length = self._context, self._context.max_sequence_length
+        if not is_described(model):
+            _raise_problems(class_problems(model.config.to_dict(), context.model.path, length, has_states=has_states(model)))
+            return ClassDecoder(model, self._dtype, self._device)
+        standard = standard_config(model.config)
+        _raise_problems(model_problems(standard, context.model.path, length, routed_experts=context.routed_experts))
+        rotary = type(model.get_submodule(architecture_of(model.config).modules.rotary))(model.config)
+        return FamilyDecoder(model.config, rotary, length, self._dtype, self._device)
+
     def _adapter_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of A and B of adapters that come apart from the weights, by name."""
         lora = self._context.lora
@@ -135,7 +145,6 @@ class TransformersBackend:
             generation = Generation(
                 self._decoder,
                 cache,
-                self._make_cache,
                 max_batch_size=self._options.max_batch_size,
                 max_prefill_tokens=self._options.max_prefill_tokens,
                 max_length=self._context.max_sequence_length,
@@ -149,18 +158,20 @@ class TransformersBackend:
 
     def _add(self, generation: Generation, request: spi.GenerateRequest, deliver: Deliver) -> None:
         check_sampling(request.sampling)
-        limits = sample_limits(request, self._context.max_sequence_length, self._decoder.dims.vocab_size)
+        limits = sample_limits(request, self._context.max_sequence_length, self._decoder.vocab_size)
         if len(limits):
             generation.add(request, limits, deliver)
-
-    def _make_cache(self, num_slots: int, length: int) -> SlotCache:
-        shape = (self._decoder.dims.num_kv_heads, self._decoder.dims.head_dim)
-        return SlotCache(self._config, num_slots, length, shape, self._dtype, self._device)
 
     def _load_tokenizer(self) -> Any:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.model)
         return self._tokenizer
+
+
+def _raise_problems(problems: Sequence[spi.Problem]) -> None:
+    """ModelError with them, if there are any."""
+    if problems:
+        raise spi.ModelError(problems)
 
 
 def _deliver(feed: spi.SampleFeed, first: int, request: spi.GenerateRequest, finished: Sequence[FinishedSample]) -> None:

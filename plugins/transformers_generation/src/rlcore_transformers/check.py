@@ -1,30 +1,42 @@
-"""What the generator cannot do, found before anything is allocated; imports neither torch nor transformers."""
+"""What the generator cannot do, found before anything is allocated; imports neither torch nor, for families that are described,
+transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlcore.model_files import read_object
 from rlcore.spi import CheckContext, Problem
-from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
-from rlcore_torchkit.models import architecture_problems
+from rlcore_torchkit.decoders import described_family, is_image_model, length_problems, state_kinds
+from rlcore_torchkit.model_check import (
+    config_file,
+    model_config,
+    position_problems,
+    routing_problems,
+    too_few_positions,
+    undescribed_problems,
+)
+from rlcore_torchkit.models import any_decoder_problems
 from rlcore_transformers.config import TransformersConfig
 
 
 def check(context: CheckContext, config: TransformersConfig) -> Sequence[Problem]:  # noqa: ARG001 - the form
     """Return the problems in a local model's config.json; a model on the Hub is checked once loaded."""
-    problems = list(architecture_problems(context.model.path))
+    problems = list(any_decoder_problems(context.model))
+    content = read_object(config_file(context))
+    if problems or isinstance(content, Problem):
+        return problems
+    path, longest = context.model.path, context.max_sequence_length
+    if described_family(content, path) is None:
+        return [*class_problems(content, path, longest), *undescribed_problems(content, context)]
     model = model_config(context)
-    if not problems and model is not None:
-        problems += model_problems(
-            model, context.model.path, context.max_sequence_length, routed_experts=context.replays_routing
-        )
-    return problems
+    return [] if model is None else model_problems(model, path, longest, routed_experts=context.replays_routing)
 
 
 def model_problems(
     model: Mapping[str, Any], path: str, max_sequence_length: int, *, routed_experts: bool = False
 ) -> list[Problem]:
-    """What in a model's config does not fit the run: sequences beyond its positions, position embeddings that vary, no experts
+    """What in a described model's config does not fit the run: sequences beyond its positions, positions that vary, no experts
     where their use is to be reported."""
     problems = list(routing_problems(model, path)) if routed_experts else []
     longest = model.get("max_position_embeddings")
@@ -37,4 +49,24 @@ def model_problems(
         found = "rope_type = 'longrope', whose angles change with the length of the sequence"
         expected, remedy = "one of default, linear, dynamic, yarn, llama3", "Use another generator for this model."
         problems.append(Problem(path=path, found=found, expected=expected, remedy=remedy))
+    return problems
+
+
+def class_problems(
+    model: Mapping[str, Any], path: str, max_sequence_length: int, *, has_states: bool | None = None
+) -> list[Problem]:
+    """What in the config of a model that no family describes does not fit: images, states besides keys and values, lengths.
+    `has_states` says whether it has such states, where its class has been loaded."""
+    remedy = "Use another generator for this model."
+    if is_image_model(model):
+        found = f"model_type {model.get('model_type')}, which reads images"
+        return [Problem(path=path, found=found, expected="a model of text", remedy=remedy)]
+    problems = list(position_problems(model, Path(path).expanduser() / "config.json", max_sequence_length))
+    problems += length_problems(model, path, max_sequence_length)
+    kinds = state_kinds(model)
+    if kinds or has_states:
+        found = f"layers of {', '.join(sorted(kinds)) or 'states'}, which hand a state from token to token"
+        problems.append(
+            Problem(path=path, found=found, expected="layers of attention, whose keys and values are kept", remedy=remedy)
+        )
     return problems

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rlcore.spi import FinishReason, GenerateRequest, NonFiniteError, SamplingParams
 from rlcore.spi.arrays import BoolArray, Int64Array
-from rlcore_transformers.cache import PromptAttention, SlotAttention, SlotCache
-from rlcore_transformers.forward import Decoder
+from rlcore_transformers.attention import PromptAttention, SlotAttention
+from rlcore_transformers.cache import SlotCache
+from rlcore_transformers.decoder import Decoder
 from rlcore_transformers.jobs import Deliver, Job, Prefilled, hand_out
 from rlcore_transformers.places import Kind, Places
 from rlcore_transformers.routing import Routing
@@ -35,7 +36,6 @@ class Generation:
         self,
         decoder: Decoder,
         cache: SlotCache | None,
-        make_cache: Callable[[int, int], SlotCache],
         *,
         device: torch.device,
         max_batch_size: int,
@@ -44,11 +44,9 @@ class Generation:
         weight_version: int,
         new_stop_strings: Callable[[tuple[str, ...]], StopStrings],
     ) -> None:
-        """`make_cache` returns one of at least so many places and so many tokens in each, where `cache` is too small; no
-        sequence is longer than `max_length`."""
+        """`cache` is replaced where it is too small; no sequence is longer than `max_length`."""
         self._decoder = decoder
         self.cache = cache
-        self._make_cache = make_cache
         self._device = device
         self._max_batch_size = max_batch_size
         self._max_prefill_tokens = max_prefill_tokens
@@ -71,7 +69,7 @@ class Generation:
         if self.is_idle:
             self._kinds.clear()
         if request.sampling not in self._kinds:
-            self._kinds[request.sampling] = Kind.of(request.sampling, self._decoder.dims.vocab_size)
+            self._kinds[request.sampling] = Kind.of(request.sampling, self._decoder.vocab_size)
         routing = Routing(request, limits, self._decoder.routing_shape) if request.routed_experts else None
         job = Job(request, limits, deliver, routing)
         self._queue.append(job)
@@ -111,11 +109,11 @@ class Generation:
         num_in_use = len(self._places)
         if held is None or not num_in_use:
             held = self.cache = None  # freed before the next is made
-            self.cache = self._make_cache(num_places, length)
+            self.cache = SlotCache(num_places, length)
             self._places = Places(self.cache.num_slots, self.cache.length)
             return
         # At least doubled, so that requests that come one by one do not move what it holds again and again.
-        self.cache = self._make_cache(
+        self.cache = SlotCache(
             _grown(held.num_slots, num_places, self._max_batch_size), _grown(held.length, length, self._max_length)
         )
         self.cache.take(held, num_in_use, int(self._places.positions.max()))

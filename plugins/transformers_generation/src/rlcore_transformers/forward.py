@@ -6,7 +6,7 @@ the number of operations. The modules are the reference that the tests hold it a
 Shapes: R rows (one token each), H hidden, A attention heads, K key-value heads, D head size, E experts, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -18,11 +18,10 @@ from transformers.activations import ACT2FN
 from rlcore.spi import ModelError, Problem
 from rlcore_torchkit.architectures.modules import ModuleNames
 from rlcore_torchkit.models import architecture_of, dims_of
+from rlcore_transformers.attention import Attend
 
 Linear: TypeAlias = tuple[Tensor, Tensor | None]
 """Weight [out, in] and bias [out]."""
-Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query [R, A, D], key [R, K, D], value [R, K, D]) -> [R, A * D]; keeps key and value for later tokens."""
 
 
 @frozen(eq=False)
@@ -52,8 +51,8 @@ class Layer:
     """One in a dense layer, otherwise E."""
 
 
-class Decoder:
-    """The forward pass of one model. `bind` it to weights by their Hugging Face names before use."""
+class FamilyDecoder:
+    """`Decoder` of a model whose family is described. `bind` it to weights by their Hugging Face names before use."""
 
     def __init__(
         self, config: Any, rotary: torch.nn.Module, num_positions: int, dtype: torch.dtype, device: torch.device
@@ -85,6 +84,11 @@ class Decoder:
         """Let go of the weights."""
         self._embedding = self._final_norm = self._head = torch.empty(0)
         self._layers = []
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.dims.vocab_size
 
     @property
     def routing_shape(self) -> tuple[int, int]:

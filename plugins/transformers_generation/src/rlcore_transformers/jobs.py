@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcore.spi import FinishReason, GenerateRequest, SamplingMask
 from rlcore.spi.arrays import Int32Array, Int64Array
 from rlcore_torchkit.generation import FinishedSample
-from rlcore_transformers.cache import PromptAttention
+from rlcore_transformers.attention import PromptAttention
 from rlcore_transformers.routing import Routing
 
 Deliver: TypeAlias = Callable[[Sequence[FinishedSample]], None]

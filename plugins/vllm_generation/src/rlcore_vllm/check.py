@@ -15,7 +15,7 @@ from rlcore_torchkit.architectures.dims import ModelDims
 from rlcore_torchkit.architectures.values import value_problems
 from rlcore_torchkit.decoders import described_family, is_image_model
 from rlcore_torchkit.device_memory import GIB, compute_capabilities, device_memories, gib
-from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions
+from rlcore_torchkit.model_check import model_config, routing_problems, too_few_positions, undescribed_problems
 from rlcore_torchkit.models import any_decoder_problems
 from rlcore_vllm.config import VllmConfig
 from rlcore_vllm.drafter_check import drafter_dims, drafter_problems, speculation_problems
@@ -67,7 +67,7 @@ def problems_of(context: CheckContext, config: VllmConfig) -> list[Problem]:
         return problems
     problems += drafter_problems(config, context, content)
     if described_family(content, str(file)) is None:
-        return [*problems, *undescribed_problems(content, file, context)]
+        return [*problems, *class_problems(content, file, context)]
     model = model_config(context)
     assert model is not None
     problems += length_problems(model, file.parent, context.max_sequence_length)
@@ -99,7 +99,7 @@ def _drafters_layout_problems(config: VllmConfig, context: CheckContext) -> Iter
         yield from length_problems(content, file.parent, context.max_sequence_length)
 
 
-def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:
+def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext) -> Iterator[Problem]:
     """What a config.json says that no family describes, under keys that nearly all models have; vLLM itself checks the rest."""
     malformed = list(value_problems(content))
     yield from (evolve(problem, path=str(file), found=f"{problem.path} = {problem.found}") for problem in malformed)
@@ -112,14 +112,7 @@ def undescribed_problems(content: Mapping[str, Any], file: Path, context: CheckC
         yield Problem(
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
-    if context.generator_lora is not None:
-        found = f"adapters apart from a model of model_type {content.get('model_type')}"
-        remedy = "No description of its family says which of vLLM's layers they are for"
-        yield Problem(path="refit.adapters", found=found, expected='"merged"', remedy=remedy)
-    if context.replays_routing:
-        found = f"true, for model_type {content.get('model_type')}"
-        remedy = "No description of its family says which of its layers have experts"
-        yield Problem(path="rollout.replay_routing", found=found, expected="false", remedy=remedy)
+    yield from undescribed_problems(content, context)
     if context.device == "cpu" and isinstance(text.get("head_dim"), int):
         yield from head_size_problems(text["head_dim"], file)
 
