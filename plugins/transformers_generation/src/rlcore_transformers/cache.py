@@ -24,8 +24,9 @@ class PromptStates(Protocol):
 
 
 class SlotCache:
-    """The sequence in place b fills columns [0, its length). Its tensors are made when the first prompt comes, in the shapes and the
-    dtype of what layers computed of it."""
+    """The sequence in place b fills columns [0, its length).
+
+    Its tensors are made when the first prompt comes, in the shapes and the dtype of what layers computed of it."""
 
     def __init__(self, num_slots: int, length: int) -> None:
         self.num_slots = num_slots

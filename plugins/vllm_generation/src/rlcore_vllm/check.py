@@ -113,8 +113,14 @@ def class_problems(content: Mapping[str, Any], file: Path, context: CheckContext
             path=str(file), found="a model of images, without torchvision", expected="what vLLM reads them with", remedy=remedy
         )
     yield from undescribed_problems(content, context)
-    if context.device == "cpu" and isinstance(text.get("head_dim"), int):
+    if context.device != "cpu":
+        return
+    if isinstance(text.get("head_dim"), int):
         yield from head_size_problems(text["head_dim"], file)
+    cap = text.get("attn_logit_softcapping")
+    if cap:  # vLLM warns of it and computes without, which moves log-probabilities
+        found, remedy = f"attn_logit_softcapping = {cap}", 'Take the generator "transformers"'
+        yield Problem(path=str(file), found=found, expected="no soft cap, which vLLM's attention on CPU lacks", remedy=remedy)
 
 
 def device_problems(config: VllmConfig, device: Literal["cpu", "cuda"], num_devices: int | None) -> Iterator[Problem]:
