@@ -17,6 +17,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout import environment_calls, group_work, sample_count
 from rlcore.run.rollout.agent_collector import AgentCollector
+from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
@@ -235,7 +236,9 @@ def test_a_generator_that_fails_ends_the_step_and_its_agents(collect: Any) -> No
 
 
 def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls' own time stands still: only an event loop that does not turn is noticed."""
     monkeypatch.setattr(environment_calls, "GRACE_S", 0.2)
+    monkeypatch.setattr(AgentGroups, "now", lambda _: 0.0)
     begun: list[str] = []
 
     async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
