@@ -152,6 +152,8 @@ class Case:
             **({"async.extra_prompts": 2 * PROMPTS_PER_STEP} if self.on_stale == "rescore" else {}),
             **({"generator.vllm.cpu_kv_cache_gib": 0.1} if self.generator == "vllm" else {}),
             **(SEPARATE if self.separate else {}),
+            # An engine that is stopped for updates may be too quick, or too slow, for them to come in the midst of samples.
+            **({"observers.names": '["patience"]'} if self.separate and self.generator == "transformers" else {}),
         }
 
     @property

@@ -1,4 +1,4 @@
-"""Runs as a user starts them, with an observer installed that writes down what trainers are asked to do."""
+"""Runs as a user starts them, with observers installed: one writes down what trainers are asked to do."""
 
 import os
 import sys
@@ -18,16 +18,22 @@ from .recorded import RecordedRun
 
 Run = Callable[[Case, Path], RecordedRun]
 SITE = Path(__file__).parent / "site"
+ENTRY_POINTS = """
+[rlcore.global_observers]
+recorder = oracle_recorder:OBSERVER
+[rlcore.observers]
+patience = oracle_patience:OBSERVER
+"""
 
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The observer, as a distribution that this process and the ranks that it starts can find."""
+    """The observers, as a distribution that this process and the ranks that it starts can find."""
     folder = tmp_path_factory.mktemp("site")
     information = folder / "oracle_recorder-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: oracle-recorder\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[rlcore.global_observers]\nrecorder = oracle_recorder:OBSERVER\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
     added = [str(folder), str(SITE)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([*added, *filter(None, [os.environ.get("PYTHONPATH")])]))

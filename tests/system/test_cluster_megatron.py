@@ -27,7 +27,6 @@ COMMON = (
 )
 NUM_STEPS = 10
 LEGS = (
-    (2, ("trainer.megatron.tensor_parallel=2", "cluster.gpus_per_node=2")),
     (4, ("trainer.megatron.tensor_parallel=2", "trainer.megatron.pipeline_parallel=2", "cluster.gpus_per_node=4")),
     (NUM_STEPS, ("trainer.megatron.pipeline_parallel=2", "cluster.gpus_per_node=2")),
 )

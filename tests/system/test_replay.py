@@ -1,4 +1,4 @@
-"""Runs ahead of training with real engines, replayed: the same weights, bit for bit."""
+"""Runs ahead of training with real engines, replayed: the same weights."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from rlcore.testing.models import make_model
 
@@ -89,15 +90,28 @@ def weights(run: Path) -> dict[str, bytes]:
     return contents(run / "checkpoints" / "step-000005" / "trainer")
 
 
+def assert_same(run: Path, other: Path) -> None:
+    """The same weights and figures, to the last bit."""
+    assert read_metrics(run) == read_metrics(other)
+    assert weights(run) == weights(other)
+    assert steps(run) == steps(other)
+
+
 @pytest.mark.parametrize("generator", [(), VLLM], ids=["transformers", "vllm"])
-def test_of_one_turn_it_has_the_weights_of_the_run(train: Callable[..., Path], generator: tuple[str, ...]) -> None:
-    """Here no log-probability depends on what runs beside its sample."""
-    first = train("first", *generator)
-    again = train("again", *generator, "--replay-schedule", str(first / "schedule.jsonl"))
-    assert all(record["updates"] == 1.0 for record in read_metrics(first))
-    assert read_metrics(again) == read_metrics(first)
+def test_of_one_turn_it_is_the_run_to_rounding(train: Callable[..., Path], generator: tuple[str, ...]) -> None:
+    """How many prompts the generator finds when it looks is chance in the run, and less than four rows are multiplied otherwise
+    than more: the same tokens, whose log-probabilities may have other last digits."""
+    options = (*generator, 'checkpoint.export="hf"')
+    first = train("first", *options)
+    again, third = (train(name, *options, "--replay-schedule", str(first / "schedule.jsonl")) for name in ("again", "third"))
+    assert_same(again, third)
     assert steps(again) == steps(first)
-    assert weights(again) == weights(first)
+    for record, line in zip(read_metrics(again), read_metrics(first), strict=True):
+        assert line["updates"] == 1.0
+        assert record == pytest.approx(line, rel=1e-3, abs=1e-4)
+    trained = load_file(first / "model" / "model.safetensors")
+    for name, tensor in load_file(again / "model" / "model.safetensors").items():
+        assert (tensor - trained[name]).norm() <= 1e-4 * trained[name].norm(), name
 
 
 def test_of_several_turns_replays_have_the_same_weights(train: Callable[..., Path]) -> None:
@@ -105,8 +119,6 @@ def test_of_several_turns_replays_have_the_same_weights(train: Callable[..., Pat
     turns = ("rollout.max_turns=2", "environment.verdict.num_turns=2")
     first = train("first", *turns)
     again, third = (train(name, *turns, "--replay-schedule", str(first / "schedule.jsonl")) for name in ("again", "third"))
-    assert read_metrics(again) == read_metrics(third)
-    assert weights(again) == weights(third)
-    assert steps(again) == steps(third)
+    assert_same(again, third)
     numbers = [[[group["number"] for group in step["groups"]] for step in steps(run)] for run in (first, again)]
     assert numbers[0] == numbers[1]

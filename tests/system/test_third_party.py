@@ -144,7 +144,7 @@ def test_an_installed_distribution_is_listed_and_used(workplace: Workplace, site
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    listing = json.loads(rlcore("plugins", "--json"))
+    listing = json.loads(workplace.rlcore("plugins", "--json").stdout)
     ours = [plugin for plugin in listing["plugins"] if plugin["distribution"] == "acme-kit"]
     assert [(plugin["role"], plugin["name"], plugin["version"], plugin["usable"]) for plugin in ours] == [
         ("trainer", "kit", "1.0", True),

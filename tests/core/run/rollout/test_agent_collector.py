@@ -17,6 +17,7 @@ from rlcore.run.report.progress import Progress
 from rlcore.run.report.timing import PhaseClock
 from rlcore.run.rollout import environment_calls, group_work, sample_count
 from rlcore.run.rollout.agent_collector import AgentCollector
+from rlcore.run.rollout.agent_groups import AgentGroups
 from rlcore.run.rollout.environment_runner import EpisodeRunner
 from rlcore.run.rollout.episode_starts import Draws, StepPlan
 from rlcore.run.rollout.metrics import evaluation_metrics, rollout_metrics, throughput_metrics
@@ -178,29 +179,48 @@ def test_an_agent_that_never_asks_has_a_reward_and_nothing_to_learn(collect: Any
     assert not found.truncated.any()
 
 
+class Clock:
+    """The time of agents, which stands still until their test sets it."""
+
+    now_s = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "now_s", 0.0)
+    monkeypatch.setattr(AgentGroups, "now", lambda _: Clock.now_s)
+
+
 def failing(kind: str) -> Play:
-    """Agents whose second row fails, after it has asked."""
+    """Agents whose second row fails, after it has asked. Those that hang do so until the others have ended, and then for an
+    hour."""
+    num_ended = 0
 
     async def play(row: Row, session: SessionEndpoint) -> EpisodeResult:
+        nonlocal num_ended
         await ask(session, row["prompt"])
         if row["prompt"] == "b":
             if kind == "raises":
                 raise ConnectionError("no tool")
             if kind == "hangs":
-                await asyncio.sleep(60)
+                while num_ended < 2:
+                    await asyncio.sleep(0.01)
+                Clock.now_s += 3600
+                await asyncio.sleep(3600)
             return EpisodeResult(reward=float("nan"))
+        num_ended += 1
         return EpisodeResult(reward=1.0)
 
     return play
 
 
 @pytest.mark.parametrize(("kind", "names"), [("raises", "no tool"), ("hangs", "environment_timeout_s"), ("nan", "nan")])
+@pytest.mark.usefixtures("clock")
 def test_failures_end_the_run_or_are_masked(collect: Any, kind: str, names: str) -> None:
-    timeout_s = 1.0 if kind == "hangs" else 20.0
     with pytest.raises(RewardError, match=names):
-        collect(failing(kind), timeout_s=timeout_s)
+        collect(failing(kind))
     notes = Notes()
-    found = collect(failing(kind), "mask", timeout_s=timeout_s, progress=notes)
+    found = collect(failing(kind), "mask", progress=notes)
     assert found.valid.tolist() == [True, True, False, False]
     assert found.rewards.tolist() == [1.0, 1.0, 0.0, 0.0]
     starts = found.batch.offsets[2]
@@ -234,7 +254,9 @@ def test_a_generator_that_fails_ends_the_step_and_its_agents(collect: Any) -> No
         collect(play, generator=Broken())
 
 
+@pytest.mark.usefixtures("clock")
 def test_agents_begin_again_where_one_blocks_their_event_loop(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls' own time stands still: only an event loop that does not turn is noticed."""
     monkeypatch.setattr(environment_calls, "GRACE_S", 0.2)
     begun: list[str] = []
 

@@ -244,10 +244,10 @@ def test_time_begins_when_a_call_does(run, monkeypatch):
     monkeypatch.setattr(environment_runner, "MAX_CONCURRENT", 2)
 
     async def slow(state):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         return done(float(state))
 
-    assert rewards(run(slow, number=10, timeout_s=0.8)) == [float(index) for index in range(10)]
+    assert rewards(run(slow, number=40, timeout_s=1.5)) == [float(index) for index in range(40)]
 
 
 def test_an_environment_may_bound_how_many_calls_are_at_work():
@@ -261,7 +261,7 @@ def test_an_environment_may_bound_how_many_calls_are_at_work():
         return done(float(state))
 
     most = []
-    runner = EpisodeRunner(StepEnvironment(slow), 0.8, max_concurrent=2)
+    runner = EpisodeRunner(StepEnvironment(slow), 60.0, max_concurrent=2)
     assert rewards(runner.step_all(list(range(10)), [turn()] * 10)) == [float(index) for index in range(10)]
     assert max(most) == 2
     runner.close()

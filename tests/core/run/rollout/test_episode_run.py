@@ -390,7 +390,7 @@ def test_a_stuck_event_loop_that_goes_on_later_changes_nothing(make: Callable[..
                 await asyncio.sleep(0.3)
         return going_on(number, turn)
 
-    site, generator = make(step, on_error="mask", timeout_s=0.5), OneToken()
+    site, generator = make(step, on_error="mask", timeout_s=2.0), OneToken()
     site.run(generator)
     assert site.valid == [True, False, True, True]
     assert site.turns == [NUM_TURNS, 1, NUM_TURNS, NUM_TURNS]
