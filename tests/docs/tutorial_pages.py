@@ -1,0 +1,70 @@
+"""Running a tutorial as a reader does: its files, then its commands in order, in one folder; and what they print."""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+from click.testing import CliRunner
+from markdown_blocks import ROOT, blocks, write_files
+
+from rlcore.cli.main import cli
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@frozen
+class Command:
+    """One command of a console block, and the lines that the page shows below it."""
+
+    words: tuple[str, ...]
+    shown: tuple[str, ...]
+
+
+def commands(document: Path) -> Iterator[Command]:
+    for block in blocks(document):
+        if block.language == "console":
+            for text in block.text.removeprefix("$ ").split("\n$ "):
+                line, *shown = text.rstrip("\n").split("\n")
+                yield Command(tuple(shlex.split(line)), tuple(shown))
+
+
+def run(words: tuple[str, ...]) -> str:
+    """What a command prints that runs in this process: a script in the working directory, or rlcore."""
+    program, *arguments = words
+    if program == "python":
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(arguments[0], run_name="__main__")
+        return printed.getvalue()
+    assert program == "rlcore", f"a tutorial's command begins with python or rlcore, not {program}"
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, f"rlcore {' '.join(arguments)}:\n{result.output}"
+    return result.output
+
+
+def outline(line: str) -> str:
+    """A line without what differs between machines and days: figures, the widths that follow from them, curves."""
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "0", line)
+    return re.sub(r"[\s─-]+", " ", text).strip()
+
+
+def rewrite(document: Path) -> None:
+    """Put what the commands print into a tutorial's console blocks; the working directory is the one to run in."""
+    write_files(document, Path.cwd())
+    text = document.read_text()
+    for command in commands(document):
+        printed = "\n".join(line.rstrip() for line in run(command.words).rstrip().splitlines())
+        if command.shown:
+            line = f"$ {shlex.join(command.words)}\n"
+            text = text.replace(line + "\n".join(command.shown) + "\n", line + printed + "\n", 1)
+    document.write_text(text)
+
+
+if __name__ == "__main__":
+    rewrite(Path(sys.argv[1]))
