@@ -15,6 +15,8 @@ from markdown_blocks import ROOT, blocks, write_files
 
 from rlcore.cli.main import cli
 
+FOLDER = "/home/me/tutorial"
+"""What stands on the pages for the folder that their commands run in."""
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
@@ -49,9 +51,18 @@ def run(words: tuple[str, ...]) -> str:
 
 
 def outline(line: str) -> str:
-    """A line without what differs between machines and days: figures, the widths that follow from them, curves."""
-    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "0", line)
+    """A line without what differs between machines and days: figures, the widths that follow from them, phases too short to be
+    shown; nothing of a line of a curve or of a sample."""
+    if re.search(r"[│┤]|^ +\|", line):
+        return ""
+    text = re.sub(r"[-+]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?", "0", line)
+    text = re.sub(r"process 0 on \S+", "process 0 on HOST", re.sub(r"\(generation[^)]*\)|, (length|stop)$", "", text))
     return re.sub(r"[\s─-]+", " ", text).strip()
+
+
+def portable(output: str) -> str:
+    """An output without the folder that it was made in."""
+    return output.replace(str(Path.cwd()), FOLDER)
 
 
 def rewrite(document: Path) -> None:
@@ -59,7 +70,7 @@ def rewrite(document: Path) -> None:
     write_files(document, Path.cwd())
     text = document.read_text()
     for command in commands(document):
-        printed = "\n".join(line.rstrip() for line in run(command.words).rstrip().splitlines())
+        printed = "\n".join(line.rstrip() for line in portable(run(command.words)).rstrip().splitlines())
         if command.shown:
             line = f"$ {shlex.join(command.words)}\n"
             text = text.replace(line + "\n".join(command.shown) + "\n", line + printed + "\n", 1)
