@@ -17,6 +17,8 @@ from rlcore.cli.main import cli
 
 FOLDER = "/home/me/tutorial"
 """What stands on the pages for the folder that their commands run in."""
+PROGRAMS = ("python", "rlcore")
+"""What is run; the rest of a console block installs packages or starts Ray."""
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
@@ -39,12 +41,12 @@ def commands(document: Path) -> Iterator[Command]:
 def run(words: tuple[str, ...]) -> str:
     """What a command prints that runs in this process: a script in the working directory, or rlcore."""
     program, *arguments = words
+    assert program in PROGRAMS
     if program == "python":
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             runpy.run_path(arguments[0], run_name="__main__")
         return printed.getvalue()
-    assert program == "rlcore", f"a tutorial's command begins with python or rlcore, not {program}"
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, f"rlcore {' '.join(arguments)}:\n{result.output}"
     return result.output
@@ -70,6 +72,8 @@ def rewrite(document: Path) -> None:
     write_files(document, Path.cwd())
     text = document.read_text()
     for command in commands(document):
+        if command.words[0] not in PROGRAMS:
+            continue
         printed = "\n".join(line.rstrip() for line in portable(run(command.words)).rstrip().splitlines())
         if command.shown:
             line = f"$ {shlex.join(command.words)}\n"
