@@ -64,7 +64,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt requirements-docs.txt
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
