@@ -50,7 +50,7 @@ def step() -> Drawing:
     picture = Drawing(760, 250, "A step: prompts, samples, rewards, advantages, update, refit")
     for x, width, kind, *lines in (
         (10, 120, "data", "Data", "prompts"),
-        (165, 130, "plugin", "Generator", "samples, and their", "log-probabilities"),
+        (165, 130, "plugin", "Generator", "samples and", "log-probabilities"),
         (330, 130, "plugin", "Environment", "rewards,", "or the next turn"),
         (495, 120, "plugin", "Algorithm", "advantages,", "and the loss"),
         (650, 100, "plugin", "Trainer", "updates"),
@@ -79,7 +79,7 @@ def plugins() -> Drawing:
         picture.arrow((180, y + 27), (240, 146))
     for x, *lines in (
         (240, "Discovery", "entry points,", "providers checked"),
-        (420, "Selection", "named, or the highest", "priority that can"),
+        (420, "Selection", "named, or highest", "priority that can"),
         (600, "Binding", "signatures checked,", "every call checked"),
     ):
         picture.box(x, 101, 150, 90, "core", *lines)
