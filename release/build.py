@@ -27,7 +27,9 @@ def build(folders: list[Path], out: Path) -> list[Path]:
     """Both archives of each package, and SHA256SUMS of all."""
     out.mkdir(parents=True, exist_ok=True)
     if left := sorted(path.name for path in out.iterdir()):
-        raise SystemExit(f"{out} has files in it, such as {left[0]}; expected an empty folder, so that nothing old is published")
+        raise SystemExit(
+            f"{out} has files in it, such as {left[0]}; expected an empty folder, so that nothing old is published"
+        )
     os.environ.setdefault(EPOCH, commit_time())
     built = []
     for folder in folders:

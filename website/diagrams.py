@@ -5,7 +5,14 @@ from xml.sax.saxutils import escape
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "diagrams"
 STYLE = "font-family='sans-serif' font-size='13' fill='#222'"
-FILLS = {"core": "#e8eaf6", "plugin": "#fff3e0", "data": "#e8f5e9", "train": "#ffe0b2", "generate": "#c5cae9", "refit": "#cfd8dc"}
+FILLS = {
+    "core": "#e8eaf6",
+    "plugin": "#fff3e0",
+    "data": "#e8f5e9",
+    "train": "#ffe0b2",
+    "generate": "#c5cae9",
+    "refit": "#cfd8dc",
+}
 
 
 class Drawing:

@@ -138,7 +138,11 @@ def test_recipes_and_fragments_have_keys_that_exist(document, block, folders, re
     folder = folders[document]
     text = block.text
     if "extends" not in values:
-        given = {key for key in ("model", "algorithm", "environment") if "name" in values.get(key, {}) or "path" in values.get(key, {})}
+        given = {
+            key
+            for key in ("model", "algorithm", "environment")
+            if "name" in values.get(key, {}) or "path" in values.get(key, {})
+        }
         lines = [line for line in BASE.splitlines() if line.partition(".")[0] not in given]
         (folder / "base-of-fragments.toml").write_text("\n".join(lines) + "\n")
         text = f'extends = "base-of-fragments.toml"\n{text}'
@@ -186,7 +190,9 @@ def test_packages_that_documents_install_have_the_extras():
 
 
 def test_plain_text_is_listed():
-    assert {name_of(document) for document in DOCUMENTS for block in blocks(document) if block.language == "text"} == TEXTS.keys()
+    assert {
+        name_of(document) for document in DOCUMENTS for block in blocks(document) if block.language == "text"
+    } == TEXTS.keys()
 
 
 def test_the_tests_that_are_named_are_there():

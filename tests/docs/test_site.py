@@ -9,8 +9,6 @@ import pytest
 from markdown_blocks import DOCUMENTS, ROOT
 
 
-
-
 class Requests(HTMLParser):
     """What a browser fetches of its own accord to show a page."""
 
@@ -22,7 +20,14 @@ class Requests(HTMLParser):
         given = dict(attributes)
         if tag in {"script", "img", "iframe", "source", "video"} and given.get("src"):
             self.found.append(given["src"])
-        if tag == "link" and given.get("rel") in {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "dns-prefetch"}:
+        if tag == "link" and given.get("rel") in {
+            "stylesheet",
+            "icon",
+            "preload",
+            "modulepreload",
+            "preconnect",
+            "dns-prefetch",
+        }:
             self.found.append(given["href"])
 
 
@@ -94,6 +99,8 @@ def test_the_interfaces_reference_has_every_public_name(site):
     missing = [
         name
         for name, value in vars(rlcore.spi).items()
-        if isinstance(value, type) and value.__module__.startswith("rlcore.spi.") and f'id="{value.__module__}.{name}"' not in text
+        if isinstance(value, type)
+        and value.__module__.startswith("rlcore.spi.")
+        and f'id="{value.__module__}.{name}"' not in text
     ]
     assert not missing

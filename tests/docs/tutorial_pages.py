@@ -54,11 +54,11 @@ def run(words: tuple[str, ...]) -> str:
 
 def outline(line: str) -> str:
     """A line without what differs between machines and days: figures, the widths that follow from them, phases too short to be
-    shown; nothing of a line of a curve or of a sample."""
-    if re.search(r"[│┤]|^ +\|", line):
+    shown; nothing of a line of a curve, of a sample, or of the table of times."""
+    if re.search(r"[│┤]|^ +\||%$|^in all | ago$", line):
         return ""
     text = re.sub(r"[-+]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?", "0", line)
-    text = re.sub(r"process 0 on \S+", "process 0 on HOST", re.sub(r"\(generation[^)]*\)|, (length|stop)$", "", text))
+    text = re.sub(r"process 0 on \S+", "process 0 on HOST", re.sub(r"(?<= s )\(\w+ 0[^)]*\)|, (length|stop)$", "", text))
     return re.sub(r"[\s─-]+", " ", text).strip()
 
 

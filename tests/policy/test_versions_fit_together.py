@@ -19,7 +19,9 @@ def projects(root):
 
 def test_all_packages_have_the_cores_version(projects):
     wrong = {path: project["version"] for path, project in projects.items() if project["version"] != rlcore.__version__}
-    assert not wrong, f"expected {rlcore.__version__}, as rlcore.__version__ says: `release/set_version.py` writes it everywhere"
+    assert not wrong, (
+        f"expected {rlcore.__version__}, as rlcore.__version__ says: `release/set_version.py` writes it everywhere"
+    )
 
 
 def test_requirements_of_each_other_are_ranges_of_the_minor_version(projects):
