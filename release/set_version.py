@@ -1,4 +1,4 @@
-"""Write a version into every package, and the range that fits it wherever one requires another: `release/set_version.py 0.2.0`."""
+"""Write a version into every package, and the range that fits it where one requires another: `release/set_version.py 0.2.0`."""
 
 import argparse
 import re

@@ -20,7 +20,8 @@ class Drawing:
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._parts = [
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>",
+            "<svg xmlns='http://www.w3.org/2000/svg' role='img' "
+            f"viewBox='0 0 {width} {height}' width='{width}' height='{height}'>",
             f"<title>{escape(title)}</title>",
             "<defs><marker id='head' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' orient='auto'>"
             "<path d='M0 0 8 4 0 8z' fill='#555'/></marker></defs>",
