@@ -30,7 +30,7 @@ def _one_version(path: Path, version: Version) -> str:
     return text
 
 
-def _version(text: str) -> Version:
+def version_of(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion as error:
@@ -39,7 +39,7 @@ def _version(text: str) -> Version:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("version", type=_version)
+    parser.add_argument("version", type=version_of)
     for path in set_version(parser.parse_args().version):
         print(path.relative_to(ROOT))
 

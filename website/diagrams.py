@@ -1,4 +1,4 @@
-"""Draw docs/diagrams/*.svg: boxes, arrows between them, and bars over time. `python website/diagrams.py`; a test keeps them current."""
+"""Draw docs/diagrams/*.svg: boxes, arrows between them, and bars over time. A test keeps them current."""
 
 from pathlib import Path
 from xml.sax.saxutils import escape

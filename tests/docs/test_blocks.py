@@ -138,11 +138,7 @@ def test_recipes_and_fragments_have_keys_that_exist(document, block, folders, re
     folder = folders[document]
     text = block.text
     if "extends" not in values:
-        given = {
-            key
-            for key in ("model", "algorithm", "environment")
-            if "name" in values.get(key, {}) or "path" in values.get(key, {})
-        }
+        given = {name for name, table in values.items() if isinstance(table, dict) and {"name", "path"} & table.keys()}
         lines = [line for line in BASE.splitlines() if line.partition(".")[0] not in given]
         (folder / "base-of-fragments.toml").write_text("\n".join(lines) + "\n")
         text = f'extends = "base-of-fragments.toml"\n{text}'

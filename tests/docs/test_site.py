@@ -81,7 +81,7 @@ def test_every_page_shows_without_a_request_to_another_host(site):
         assert requests.found
         outside = [address for address in requests.found if urlsplit(address).netloc]
         assert not outside, f"{path.relative_to(folder)} fetches {outside}"
-    styles = [path for path in folder.rglob("*.css")]
+    styles = list(folder.rglob("*.css"))
     assert styles
     assert not [path.name for path in styles if re.search(r"url\(['\"]?(https?:)?//", path.read_text())]
 

@@ -10,7 +10,7 @@ from tutorial_pages import FOLDER, PROGRAMS, TUTORIALS, commands, outline, porta
 from rlcore.cli.main import cli
 
 TRAINED_ELSEWHERE = {
-    "5-backends-for-gpus.md": "Megatron's imports take longer than all tutorials; tests/system/test_megatron.py trains with it",
+    "5-backends-for-gpus.md": "its imports take longer than all tutorials; tests/system/test_megatron.py trains with it",
     "6-several-processes-and-nodes.md": "starting Ray takes longer than all tutorials; tests/system/test_cluster.py trains on it",
 }
 """Tutorials of which recipes and options are checked, but nothing is trained: why, and what trains instead."""

@@ -1,8 +1,9 @@
-"""The container's statements against the packages' own requirements: the pins fit, every plugin and extra exists, nothing is missing."""
+"""The container's statements against the packages' requirements: pins fit, every plugin and extra exists, nothing is missing."""
 
 import re
 import shlex
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_cuda_is_that_of_torch(statements, pins):
 def test_pins_fit_every_packages_requirements(pins, projects):
     wrong, met = [], set()
     for name, project in projects.items():
-        for line in (*project["dependencies"], *sum(project.get("optional-dependencies", {}).values(), [])):
+        for line in (*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())):
             requirement = Requirement(line)
             version = pins.get(canonicalize_name(requirement.name))
             met.add(canonicalize_name(requirement.name))

@@ -46,5 +46,5 @@ def test_a_file_without_a_version_is_named(versions, checkout):
 
 
 def test_what_is_no_version_is_refused(versions):
-    with pytest.raises(argparse.ArgumentTypeError, match="found 'v1-final'; expected a version such as"):
-        versions._version("v1-final")
+    with pytest.raises(argparse.ArgumentTypeError, match="v1-final"):
+        versions.version_of("v1-final")
