@@ -10,8 +10,8 @@ from tutorial_pages import FOLDER, PROGRAMS, TUTORIALS, commands, outline, porta
 from rlcore.cli.main import cli
 
 TRAINED_ELSEWHERE = {
-    "5-backends-for-gpus.md": "its imports take longer than all tutorials; tests/system/test_megatron.py trains with it",
-    "6-several-processes-and-nodes.md": "starting Ray takes longer than all tutorials; tests/system/test_cluster.py trains on it",
+    "5-backends-for-gpus.md": "its imports take longer than all tutorials; tests/system/test_megatron.py trains",
+    "6-several-processes-and-nodes.md": "starting Ray takes longer than all tutorials; tests/system/test_cluster.py trains",
 }
 """Tutorials of which recipes and options are checked, but nothing is trained: why, and what trains instead."""
 DEPENDS_ON_WHAT_IS_INSTALLED = ("rlcore", "plugins")

@@ -1,4 +1,4 @@
-"""The container's statements against the packages' requirements: pins fit, every plugin and extra exists, nothing is missing."""
+"""The container's statements against the packages' requirements: pins fit, plugins and extras exist, nothing is missing."""
 
 import re
 import shlex
