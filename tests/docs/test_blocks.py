@@ -129,7 +129,7 @@ def registry():
 
 @pytest.mark.parametrize(("document", "block"), found("toml"))
 def test_recipes_and_fragments_have_keys_that_exist(document, block, folders, registry):
-        given = {name for name, table in values.items() if isinstance(table, dict) and {"name", "path"} & set(table)}
+    """Whether plugins accept a whole recipe, the documents' own tests say; here each key is one, with a value of its type."""
     values = tomllib.loads(block.text)
     if "project" in values or "build-system" in values:
         return  # a package's description, which is installed by the document's own test
