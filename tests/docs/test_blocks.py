@@ -28,7 +28,10 @@ RUN_BY = {
 """Which test runs the Python of a document, or of all in a folder."""
 NOT_RUN = {
     ("README.md", "import rlcore"): "the first lines of the README: docs/python.md has the whole program, which is run",
-    ("docs/agents.md", "async def run"): "a function that tests/system/test_agents.py has with other rewards",
+    (
+        "docs/agents.md",
+        "async def run",
+    ): "needs a model that answers in words: tests/system/test_agents.py runs a function of the same form",
     ("docs/tutorials/2-your-reward.md", "from rewards import"): "run below, with the page's own file",
 }
 """Python that no test of RUN_BY runs as it stands: its document, how it begins, and why."""
@@ -47,13 +50,13 @@ PROGRAMS = {
     "kubectl": "needs Kubernetes: test_launch.py checks the manifest",
     "podman": "needs images of the network: tests/release/test_container.py checks the statements",
     "curl": "speaks to a server that the page started",
-    "vllm": "starts a server: tests/openai_generation has one of its form",
+    "vllm": "starts a server on a GPU",
 }
 """Programs of console blocks, and what checks them or keeps them from being run."""
 TEXTS = {
     "docs/design.md": "drawings",
-    "docs/megatron.md": "what Megatron's own options say",
-    "docs/plugins.md": "what the kit prints",
+    "docs/megatron.md": "a line of `rlcore check` on GPUs that no test has",
+    "docs/plugins.md": "an outline of a trainer, in no language",
     "docs/releasing.md": "what `rlcore plugins` prints of a version that does not fit: tests/core/registry/test_fitting.py",
 }
 """Documents with blocks of plain text, which no test reads."""
