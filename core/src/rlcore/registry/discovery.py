@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from packaging.utils import canonicalize_name
 
 from rlcore.installed import CORE_ENTRY_POINTS, GROUPS, distribution_of, installed_entry_points
+from rlcore.registry.fitting import misfit
 from rlcore.registry.plugin_errors import is_outside, listing_error
 from rlcore.registry.provider_checks import observer_config, observer_error, provider_error
 from rlcore.schema.suggestions import did_you_mean
@@ -201,9 +202,11 @@ def _observer_entry(entry_point: EntryPoint) -> ObserverEntry:
 
 
 def _loaded(entry: AnyEntry, entry_point: EntryPoint, disabled: _DisableList) -> AnyEntry:
-    """The entry with what it names, unless it is disabled or cannot be imported."""
+    """The entry with what it names, unless it is disabled, does not fit this rlcore or cannot be imported."""
     if disabled.covers(entry):
         return evolve(entry, disabled=True)
+    if problem := misfit(entry_point.dist):
+        return evolve(entry, error=problem)
     try:
         loaded = entry_point.load()
     # A module may do anything when it is imported, ending the interpreter included, and what panics in Rust is no Exception;

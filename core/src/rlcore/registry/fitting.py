@@ -1,0 +1,59 @@
+"""Whether the versions of rlcore's distributions fit together, by what each declares of the others in its own metadata."""
+
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.metadata import Distribution
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from rlcore import __version__
+
+CORE = "rlcore"
+
+
+def misfit(distribution: Distribution | None) -> str | None:
+    """Which of rlcore's distributions do not fit a plugin's, itself or through one that it requires, with the remedy; None
+    where all fit. Nothing is imported. Other requirements are the installer's business."""
+    if distribution is None:
+        return None
+    found = list(dict.fromkeys(_misfits(distribution, set())))
+    if not found:
+        return None
+    return f"{'; '.join(found)}. Install versions that fit together: all of rlcore's packages of one version do"
+
+
+def _misfits(distribution: Distribution, seen: set[str]) -> Iterator[str]:
+    name = distribution.metadata["Name"] or "unknown"
+    seen.add(canonicalize_name(name))
+    for requirement in _requirements(distribution):
+        version = _version_of(requirement.name)
+        what = f"{name} {distribution.version} requires {requirement.name}{requirement.specifier}"
+        if version is None:
+            yield f"{what}, which is not installed"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{what}; found {requirement.name} {version}"
+        elif canonicalize_name(requirement.name) not in {*seen, CORE}:
+            yield from _misfits(metadata.distribution(requirement.name), seen)
+
+
+def _requirements(distribution: Distribution) -> Iterator[Requirement]:
+    """What it requires of rlcore's own, but for its extras."""
+    for line in distribution.requires or ():
+        if not line.startswith(CORE):  # before parsing, which takes longer than the rest
+            continue
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:  # an installer would have refused it
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def _version_of(name: str) -> str | None:
+    if canonicalize_name(name) == CORE:
+        return __version__
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,44 @@
+"""The scripts of release/, which are no package, and what they build."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EPOCH = "1700000000"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"release_{name}", ROOT / "release" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def builder():
+    return script("build")
+
+
+@pytest.fixture(scope="session")
+def versions():
+    return script("set_version")
+
+
+@pytest.fixture(scope="session")
+def built(builder, tmp_path_factory):
+    """Folder with both archives of every package."""
+    folder = tmp_path_factory.mktemp("dist")
+    before = os.environ.get(builder.EPOCH)
+    os.environ[builder.EPOCH] = EPOCH
+    try:
+        builder.build(builder.packages(), folder)
+    finally:
+        os.environ.pop(builder.EPOCH)
+        if before is not None:
+            os.environ[builder.EPOCH] = before
+    return folder
