@@ -45,5 +45,5 @@ def _row_figures(temperature: float, rows: mx.array, head: mx.array, targets: mx
     """[rows] each, of hidden states [rows, D], the head [V, D] and the tokens [rows] that came."""
     logits = (rows @ head.T).astype(mx.float32) / temperature
     total = mx.logsumexp(logits, axis=-1)
-    logprobs = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - total
+    logprobs = mx.take_along_axis(logits, mx.stop_gradient(targets)[:, None], axis=-1)[:, 0] - total
     return logprobs, total - (mx.exp(logits - total[:, None]) * logits).sum(-1)
