@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from rlcore.spi.arrays import Int32Array, Int64Array
-from rlcore_mlx.decoder import Decoder, Weights, attention_scale
+from rlcore_mlx.decoder import Decoder, Weights
 
 BLOCK = 64
 """Slots that the cache grows by."""
@@ -17,7 +17,7 @@ class Cache:
     """Prompts padded at their right end, then one slot for each token that all rows generate at the same time."""
 
     def __init__(self, decoder: Decoder, weights: Weights) -> None:
-        self.decoder, self.weights, self.scale = decoder, weights, attention_scale(decoder.dims)
+        self.decoder, self.weights, self.scale = decoder, weights, decoder.dims.head_dim**-0.5
         self.layers: list[tuple[mx.array, mx.array]] = []
         """Keys and values [B, K, S, E] of each layer."""
 

@@ -127,11 +127,6 @@ def _turn(heads: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
     return mx.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
 
 
-def attention_scale(dims: ModelDims) -> float:
-    """What products of queries and keys are multiplied with."""
-    return float(dims.head_dim**-0.5)
-
-
 def cast(weights: Weights, dtype: str) -> dict[str, mx.array]:
     """The weights in the dtype of this name; themselves where they have it."""
     wanted: Any = getattr(mx, dtype)

@@ -1,7 +1,5 @@
 """Hugging Face model directories, read and written by MLX."""
 
-import json
-import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,8 +9,8 @@ from rlcore.model_files import SINGLE_FILE
 from rlcore.schema.listing import listed
 from rlcore.spi import ModelError, ModelSpec, Problem
 from rlcore_mlx.decoder import Decoder, Weights
-from rlcore_torchkit.hf_directory import COMPANION_FILES
-from rlcore_torchkit.safetensors_files import model_file, weight_files
+from rlcore_torchkit.hf_directory import write_companions
+from rlcore_torchkit.safetensors_files import weight_files
 
 
 def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.array]:
@@ -28,7 +26,9 @@ def load_weights(decoder: Decoder, spec: ModelSpec, dtype: str) -> dict[str, mx.
         found.pop(f"{decoder.family.modules.head}.weight", None)
     shapes = decoder.shapes()
     if problems := shape_problems({name: tuple(tensor.shape) for name, tensor in found.items()}, shapes):
-        raise ModelError([Problem(path=spec.path, found=problem, expected="the tensors of config.json") for problem in problems])
+        raise ModelError(
+            [Problem(path=spec.path, found=problem, expected="the tensors of config.json") for problem in problems]
+        )
     weights = {name: found[name].astype(getattr(mx, dtype)) for name in shapes}
     mx.eval(weights)
     return weights
@@ -50,18 +50,8 @@ def save_weights(weights: Weights, source: ModelSpec, directory: Path) -> tuple[
     """Write a directory that transformers loads; config and tokenizer are those of the model that was trained."""
     with storage_errors("the model", directory):
         save_tensors(directory / SINGLE_FILE, weights, {"format": "pt"})
-        config_file = model_file(source, "config.json")
-        if config_file is None:
-            raise OSError(f"{source.path} no longer has a config.json")
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-        config.pop("torch_dtype", None)
-        text = json.dumps({**config, "dtype": source.dtype}, indent=2)
-        (directory / "config.json").write_text(f"{text}\n", encoding="utf-8")
-        companions = {name: model_file(source, name) for name in COMPANION_FILES}
-        for name, file in companions.items():
-            if file is not None:
-                shutil.copyfile(file, directory / name)
-    return (SINGLE_FILE, "config.json", *(name for name, file in companions.items() if file is not None))
+        companions = write_companions(source.path, source.revision, directory, source.dtype)
+    return (SINGLE_FILE, *companions)
 
 
 def save_tensors(file: Path, tensors: Weights, metadata: dict[str, str]) -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 import mlx.core as mx
+import numpy as np
 
-from rlcore.spi import NamedTensor, WeightBucket
+from rlcore.spi import NamedTensor, WeightBucket, tensor_digest
 from rlcore_mlx.decoder import Weights
-
-CHUNK_WORDS = 2**22
-"""Words are widened to int64 so many at a time."""
 
 
 def make_buckets(weights: Weights, dtype: str, max_bucket_bytes: int) -> Iterator[WeightBucket]:
@@ -27,12 +25,5 @@ def make_buckets(weights: Weights, dtype: str, max_bucket_bytes: int) -> Iterato
 
 
 def digest_of(tensor: mx.array) -> int:
-    """Equal to `rlcore.spi.tensor_digest` of the same bytes."""
-    raw = mx.contiguous(tensor).reshape(-1).view(mx.uint8)
-    words = mx.pad(raw, (0, -raw.size % 4)).view(mx.int32)
-    total = 0
-    for start in range(0, words.size, CHUNK_WORDS):
-        chunk = words[start : start + CHUNK_WORDS].astype(mx.int64)
-        factors = mx.arange(start, start + chunk.size, dtype=mx.int64) * 2 + 1
-        total += int((chunk * factors).sum().item())
-    return total % 2**64
+    """The `tensor_digest` of the tensor's bytes, of which numpy sees a view: it has no bfloat16."""
+    return tensor_digest(np.asarray(mx.contiguous(tensor).reshape(-1).view(mx.uint8)))

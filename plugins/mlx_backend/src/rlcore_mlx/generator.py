@@ -4,20 +4,9 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
+from attrs import evolve
 
-from rlcore.spi import (
-    CloseRequest,
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    GeneratorContext,
-    RefitError,
-    RefitRequest,
-    RefitResult,
-    SetResidencyRequest,
-    SetResidencyResult,
-    hookimpl,
-)
+from rlcore import spi
 from rlcore.spi.arrays import Int64Array
 from rlcore_mlx.cache import Cache
 from rlcore_mlx.decoder import Decoder, Weights
@@ -26,11 +15,12 @@ from rlcore_mlx.export import digest_of
 from rlcore_mlx.provider import MlxGeneratorConfig
 from rlcore_mlx.sampling import position_keys, sample_tokens
 from rlcore_torchkit.generation import FinishedSample, check_sampling, join_samples, sample_limits
-from attrs import evolve
 
 
 class MlxGenerator:
-    def __init__(self, context: GeneratorContext, config: MlxGeneratorConfig) -> None:
+    """MLX's arrays are never written to, so that tensors of the same library are kept as they came."""
+
+    def __init__(self, context: spi.GeneratorContext, config: MlxGeneratorConfig) -> None:
         self.context, self.config = context, config
         self.decoder = Decoder.of(context.model)
         self.shapes = self.decoder.shapes()
@@ -39,25 +29,24 @@ class MlxGenerator:
         if context.channel is None:
             self.weights = load_weights(self.decoder, context.model, context.model.dtype)
 
-    @hookimpl
-    def generate(self, request: GenerateRequest) -> GenerateResult:
+    @spi.hookimpl
+    def generate(self, request: spi.GenerateRequest) -> spi.GenerateResult:
         check_sampling(request.sampling)
         limits = sample_limits(request, self.context.max_sequence_length, self.decoder.dims.vocab_size)
-        finished = []
-        for start in range(0, len(limits), self.config.max_batch_size):
-            numbers = np.arange(start, min(start + self.config.max_batch_size, len(limits)))
+        finished, size = [], self.config.max_batch_size
+        for start in range(0, len(limits), size):
+            numbers = np.arange(len(limits))[start : start + size]
             for sample in self.samples(request, numbers, limits[numbers]):
                 finished.append(sample)
                 if request.on_finished is not None:
                     request.on_finished(sample.number, join_samples([evolve(sample, number=0)]))
         return join_samples(finished)
 
-    def samples(self, request: GenerateRequest, numbers: Int64Array, limits: Int64Array) -> Iterator[FinishedSample]:
+    def samples(self, request: spi.GenerateRequest, numbers: Int64Array, limits: Int64Array) -> Iterator[FinishedSample]:
         """The samples of these numbers, each as it ends."""
         used, prompt_of = np.unique(numbers // request.num_samples, return_inverse=True)
-        prompts = [request.prompts.sequence(index) for index in used]
         cache = Cache(self.decoder, self.weights)
-        logits = cache.begin(prompts, prompt_of)
+        logits = cache.begin([request.prompts.sequence(index) for index in used], prompt_of)
         first = request.prompts.lengths[used][prompt_of]
         tokens = np.zeros((len(numbers), limits.max()), np.int32)
         logprobs = np.zeros(tokens.shape, np.float32)
@@ -68,7 +57,7 @@ class MlxGenerator:
             mx.eval(drawn)
             tokens[rows, step], logprobs[rows, step] = drawn
             stopped = np.isin(tokens[rows, step], request.sampling.stop_token_ids)
-            ended = running & (stopped | (step + 1 == limits[rows]))
+            ended = running & (stopped | (step + 1 >= limits[rows]))
             for place in np.flatnonzero(ended):
                 row = rows[place]
                 yield FinishedSample(
@@ -76,7 +65,7 @@ class MlxGenerator:
                     tokens=tokens[row, : step + 1].copy(),
                     logprobs=logprobs[row, : step + 1].copy(),
                     weight_versions=np.full(step + 1, request.weight_version, np.int32),
-                    finish_reason=FinishReason.STOP if stopped[place] else FinishReason.LENGTH,
+                    finish_reason=spi.FinishReason.STOP if stopped[place] else spi.FinishReason.LENGTH,
                 )
             running &= ~ended
             if not running.any():
@@ -86,8 +75,8 @@ class MlxGenerator:
                 kept = np.flatnonzero(running)
                 logits, rows, running = cache.keep(kept, logits), rows[kept], running[kept]
 
-    @hookimpl
-    def refit(self, request: RefitRequest) -> RefitResult:
+    @spi.hookimpl
+    def refit(self, request: spi.RefitRequest) -> spi.RefitResult:
         self.weights = {}
         received: dict[str, mx.array] = {}
         digests: dict[str, int] = {}
@@ -96,19 +85,19 @@ class MlxGenerator:
                 tensor = mx.array(named.tensor)
                 digests[named.name] = digest_of(tensor)
                 if named.name in received or digests[named.name] != named.digest:
-                    raise RefitError(f"refit: {named.name} came twice, or changed on the way. Nothing may be generated now")
+                    raise spi.RefitError(f"refit: {named.name} came twice, or changed on the way. Nothing may be generated now")
                 received[named.name] = tensor.astype(self.dtype)
         mx.eval(received)
         if problems := shape_problems({name: tuple(tensor.shape) for name, tensor in received.items()}, self.shapes):
-            raise RefitError(f"refit: {'; '.join(problems)}. Do trainer and generator name one model?")
+            raise spi.RefitError(f"refit: {'; '.join(problems)}. Do trainer and generator name one model?")
         self.weights = received
-        return RefitResult(weight_version=request.weight_version, digests=digests)
+        return spi.RefitResult(weight_version=request.weight_version, digests=digests)
 
-    @hookimpl
-    def set_residency(self, request: SetResidencyRequest) -> SetResidencyResult:  # noqa: ARG002 - host and device are one
-        return SetResidencyResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:  # noqa: ARG002 - one memory
+        return spi.SetResidencyResult(device_bytes=sum(weight.nbytes for weight in self.weights.values()))
 
-    @hookimpl
-    def close(self, request: CloseRequest) -> None:  # noqa: ARG002 - the hook's form
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002 - the hook's form
         self.weights = {}
         mx.clear_cache()

@@ -41,9 +41,9 @@ class PackedSequences:
             groups.append(mx.array(rows.astype(np.int32)))
         return cls(positions=mx.array(positions.astype(np.int32)), groups=tuple(groups), places=mx.array(places))
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    def attend(self, _number: int, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         """[T, H, E] of queries [T, H, E], keys and values [T, K, E]; causal, within each sequence."""
-        found = []
+        found, scale = [], queries.shape[-1] ** -0.5
         for rows in self.groups:
             parts = (each[rows].swapaxes(1, 2) for each in (queries, keys, values))
             attended = mx.fast.scaled_dot_product_attention(*parts, scale=scale, mask="causal")

@@ -4,10 +4,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rlcore.schema.constraints import Positive
-from rlcore.spi import Provider, capabilities
+from rlcore.spi import Provider
 
 INSTALL = 'pip install mlx on a Mac, pip install "mlx[cpu]" on Linux'
 
@@ -39,47 +39,23 @@ def unavailable() -> str | None:
     return None
 
 
+TRAINS = {
+    *("reference_policy", "reference_model", "entropy", "save_hf", "metric_bounds", "previous_logprobs", "step_logprobs"),
+    *("schedule_step", "refit.in_process"),
+}
+SAMPLES = {"top_k", "top_p", "per_sample_seeds", "exact_logprobs", "streaming", "own_weights", "refit.in_process"}
 TRAINER = Provider(
     name="mlx",
     spi=(2, 0),
     priority=10,
     devices={"cpu"},
     dtypes={"float32", "bfloat16"},
-    capabilities={
-        capabilities.REFERENCE_POLICY,
-        capabilities.REFERENCE_MODEL,
-        capabilities.ENTROPY,
-        capabilities.SAVE_HF,
-        capabilities.METRIC_BOUNDS,
-        capabilities.PREVIOUS_LOGPROBS,
-        capabilities.STEP_LOGPROBS,
-        capabilities.SCHEDULE_STEP,
-        "refit.in_process",
-    },
+    capabilities=TRAINS,
     config=MlxTrainerConfig,
     unavailable=unavailable,
     check="rlcore_mlx.check:check",
     backend="rlcore_mlx.trainer:MlxTrainer",
 )
 """The trainer; Macs' GPUs are no device of a recipe, and MLX takes them by itself."""
-GENERATOR = Provider(
-    name="mlx",
-    spi=(2, 0),
-    priority=10,
-    devices={"cpu"},
-    dtypes={"float32", "bfloat16"},
-    capabilities={
-        capabilities.TOP_K,
-        capabilities.TOP_P,
-        capabilities.PER_SAMPLE_SEEDS,
-        capabilities.EXACT_LOGPROBS,
-        capabilities.STREAMING,
-        capabilities.OWN_WEIGHTS,
-        "refit.in_process",
-    },
-    config=MlxGeneratorConfig,
-    unavailable=unavailable,
-    check="rlcore_mlx.check:check",
-    backend="rlcore_mlx.generator:MlxGenerator",
-)
-"""The generator."""
+GENERATOR = evolve(TRAINER, capabilities=SAMPLES, config=MlxGeneratorConfig, backend="rlcore_mlx.generator:MlxGenerator")
+"""The generator, of the same models."""
