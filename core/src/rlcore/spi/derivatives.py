@@ -55,7 +55,7 @@ def loss_gradients(
     try:
         in_torch = resolve_name(_IN_TORCH)
     except ModuleNotFoundError as error:
-        if error.name != "rlcore_torchkit":
+        if (error.name or "").partition(".")[0] != "rlcore_torchkit":
             raise
         raise PluginError("rlcore-torchkit is not installed, and evaluates losses: pip install rlcore-torchkit") from error
     found: LossGradients = in_torch(loss, batch, counts, logprobs=logprobs, entropy=entropy, values=values)
