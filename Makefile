@@ -29,6 +29,7 @@ PACKAGES := \
 	torchkit \
 	plugins/fsdp2_backend \
 	plugins/megatron_backend \
+	plugins/mlx_backend \
 	plugins/transformers_generation \
 	plugins/vllm_generation \
 	plugins/openai_generation \

@@ -54,6 +54,7 @@ def test_plugins_of_every_role_are_looked_at():
         "rlcore",
         "rlcore_fsdp2",
         "rlcore_megatron",
+        "rlcore_mlx",
         "rlcore_transformers",
         "rlcore_openai",
         "rlcore_grpo",

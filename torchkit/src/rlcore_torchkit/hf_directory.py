@@ -89,7 +89,7 @@ def write_hf_directory(
         files = _write_shards(_tensors(export, dtype), shards, directory)
         if len(shards) > 1:
             files.append(_write_index(sizes, shards, directory))
-        return (*files, *_write_companions(source, revision, directory, dtype, head))
+        return (*files, *write_companions(source, revision, directory, dtype, head))
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def _write_index(sizes: Sequence[tuple[str, int]], shards: dict[str, list[str]],
     return INDEX_FILE
 
 
-def _write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName, head: Head) -> list[str]:
+def write_companions(source: str, revision: str | None, directory: Path, dtype: DtypeName, head: Head = "tokens") -> list[str]:
     """config.json with the dtype and the class written, and copies of the companion files and of the model's own code."""
     spec = ModelSpec(path=source, revision=revision)
     try:

@@ -35,6 +35,9 @@ from rlcore.spi.context import GeneratorContext as GeneratorContext
 from rlcore.spi.context import ModelSpec as ModelSpec
 from rlcore.spi.context import RankInfo as RankInfo
 from rlcore.spi.context import TrainerContext as TrainerContext
+from rlcore.spi.derivatives import LossGradients as LossGradients
+from rlcore.spi.derivatives import loss_gradients as loss_gradients
+from rlcore.spi.derivatives import total_loss as total_loss
 from rlcore.spi.environment import AgentEnvironment as AgentEnvironment
 from rlcore.spi.environment import Environment as Environment
 from rlcore.spi.environment import EpisodeResult as EpisodeResult

@@ -16,6 +16,8 @@ VALUE_HEAD_WEIGHT = "score.weight"
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number of each DtypeName."""
+_CHUNK_BYTES = 2**22
+"""A digest's words are widened so many bytes at a time, so that a large tensor's take no memory of its size."""
 
 
 @frozen(kw_only=True)
@@ -37,7 +39,8 @@ class NamedTensor:
 
     name: str
     tensor: Any
-    """A torch tensor, or a numpy array in tests; never written to by the receiver."""
+    """A torch tensor, or an array of another library that `torch.as_tensor` reads, as it does what has `__dlpack__`; never
+    written to by the receiver."""
     digest: int
     """The `tensor_digest` of the tensor's bytes."""
 
@@ -69,7 +72,11 @@ def tensor_digest(array: AnyArray) -> int:
     Computable on any device with integer arithmetic; `rlcore_torchkit` has the torch form. Not cryptographic.
     """
     raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    words = np.pad(raw, (0, -len(raw) % 4)).view("<i4").astype(np.int64)
-    factors = np.arange(len(words), dtype=np.int64) * 2 + 1
-    with np.errstate(over="ignore"):
-        return int((words * factors).sum(dtype=np.int64)) % 2**64
+    total = 0
+    for start in range(0, len(raw), _CHUNK_BYTES):
+        chunk = raw[start : start + _CHUNK_BYTES]
+        words = np.pad(chunk, (0, -len(chunk) % 4)).view("<i4").astype(np.int64)
+        factors = np.arange(start // 4, start // 4 + len(words), dtype=np.int64) * 2 + 1
+        with np.errstate(over="ignore"):
+            total += int((words * factors).sum(dtype=np.int64))
+    return total % 2**64

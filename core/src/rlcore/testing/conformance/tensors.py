@@ -13,12 +13,12 @@ Values: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 def bytes_of(tensor: Any) -> NDArray[np.uint8]:
-    """uint8 [bytes]: a copy of what a torch tensor or numpy array holds."""
+    """uint8 [bytes]: a copy of what a torch tensor, a numpy array or another one with `__dlpack__` holds."""
     if isinstance(tensor, np.ndarray):
         return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).copy()
     import torch
 
-    raw: NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+    raw: NDArray[np.uint8] = torch.as_tensor(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
     return raw
 
 
@@ -26,7 +26,9 @@ def values_of(tensor: Any) -> NDArray[np.float32]:
     """float32: a copy of the values."""
     if isinstance(tensor, np.ndarray):
         return tensor.astype(np.float32)
-    values: NDArray[np.float32] = tensor.detach().float().cpu().numpy().copy()
+    import torch
+
+    values: NDArray[np.float32] = torch.as_tensor(tensor).detach().float().cpu().numpy().copy()
     return values
 
 

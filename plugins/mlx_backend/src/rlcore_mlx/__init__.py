@@ -1,0 +1,1 @@
+"""Trainer and generator `mlx`, in Apple's MLX and without torch."""

@@ -1,0 +1,133 @@
+"""Trainer `mlx`: one device, the whole batch's gradient in float32, AdamW."""
+
+from math import isfinite
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from rlcore import spi
+from rlcore.files import storage_errors
+from rlcore_mlx.decoder import Decoder, Weights, cast
+from rlcore_mlx.directory import load_weights, save_tensors, save_weights, shape_problems
+from rlcore_mlx.export import make_buckets
+from rlcore_mlx.figures import token_figures
+from rlcore_mlx.gradients import StepGradients
+from rlcore_mlx.optimizer import AdamW, global_norm
+from rlcore_mlx.provider import MlxTrainerConfig
+
+STATE_FILE = "mlx.safetensors"
+
+
+class MlxTrainer:
+    """MLX's arrays are never written to: a step makes new weights, and the reference goes on holding the first ones."""
+
+    def __init__(self, context: spi.TrainerContext, config: MlxTrainerConfig) -> None:
+        self.layout, self.version = spi.TrainerLayout(), 0
+        self.context, self.config = context, config
+        self.decoder = Decoder.of(context.model)
+        self.weights: Weights = load_weights(self.decoder, context.model, "float32")
+        self.optimizer = AdamW(context.optimizer, self.weights)
+        self.reference: tuple[Decoder, Weights] | None = None
+        if context.needs_reference:
+            self.reference = self.policy()
+        if context.reference is not None:
+            decoder = Decoder.of(context.reference)
+            self.reference = decoder, load_weights(decoder, context.reference, context.reference.dtype)
+
+    @spi.hookimpl
+    def train_step(self, request: spi.TrainStepRequest) -> spi.TrainStepResult:
+        self.require(request.weight_version)
+        step = StepGradients(request, self.decoder, self.context.model.dtype, self.config.max_chunk_logits)
+        for batch in request.microbatches:
+            step.add(self.weights, batch)
+        loss, metrics = spi.total_loss(step.losses)
+        norm = global_norm(step.gradients)
+        if not isfinite(loss) or not isfinite(norm):
+            raise spi.NonFiniteError(f"the loss is {loss}, the gradient's norm {norm}; the state before the step is kept")
+        if exceeded := {name: metrics[name] for name, bound in request.bounds.items() if metrics.get(name, bound) > bound}:
+            found = ", ".join(f"{name} {exceeded[name]:.6g} (at most {request.bounds[name]:.6g})" for name in exceeded)
+            raise spi.BoundError(f"train_step: found {found}; the state before the step is kept", exceeded)
+        rate = self.context.learning_rate(request.schedule_step)
+        self.weights = self.optimizer.update(self.weights, step.gradients, norm, rate, self.version + 1)
+        self.version += 1
+        logprobs = tuple(step.logprobs) if request.logprobs else None
+        return spi.TrainStepResult(
+            weight_version=self.version, loss=loss, grad_norm=norm, learning_rate=rate, metrics=metrics, logprobs=logprobs
+        )
+
+    @spi.hookimpl
+    def get_logprobs(self, request: spi.LogprobsRequest) -> spi.LogprobsResult:
+        self.require(request.weight_version)
+        asked = self.policy() if request.model == "policy" else self.reference
+        if asked is None:
+            raise spi.ContractError("get_logprobs: found a request for the reference; expected needs_reference in the context")
+        found = []
+        for batch in request.microbatches:
+            figures = token_figures(*asked, batch, request.temperature, self.config.max_chunk_logits)
+            found.append([np.array(each) for each in figures[: 1 + request.entropy]])
+        logprobs, *entropy = zip(*found, strict=True)
+        return spi.LogprobsResult(logprobs=logprobs, entropy=entropy[0] if entropy else None, weight_version=self.version)
+
+    @spi.hookimpl
+    def export_weights(self, request: spi.ExportWeightsRequest) -> spi.WeightExport:
+        self.require(request.weight_version)
+        shapes = self.decoder.shapes()
+        specs = tuple(spi.TensorSpec(name=name, shape=shape, dtype=request.dtype) for name, shape in shapes.items())
+        buckets = make_buckets(self.weights, request.dtype, request.max_bucket_bytes)
+        return spi.WeightExport(weight_version=self.version, specs=specs, buckets=buckets, persistent=False)
+
+    @spi.hookimpl
+    def set_residency(self, request: spi.SetResidencyRequest) -> spi.SetResidencyResult:  # noqa: ARG002 - one memory
+        held = [*self.state().values(), *(self.reference[1].values() if self.reference else ())]
+        return spi.SetResidencyResult(device_bytes=sum(tensor.nbytes for tensor in held))
+
+    @spi.hookimpl
+    def save_state(self, request: spi.SaveStateRequest) -> spi.SaveStateResult:
+        if request.kind == "hf":
+            return spi.SaveStateResult(files=save_weights(self.policy()[1], self.context.model, request.directory))
+        if request.kind != "resume":
+            raise spi.ContractError(f"save_state: found kind {request.kind}; expected resume or hf: there are no adapters")
+        with storage_errors("the trainer's state", request.directory):
+            save_tensors(request.directory / STATE_FILE, self.state(), {"weight_version": str(self.version)})
+        return spi.SaveStateResult(files=(STATE_FILE,))
+
+    @spi.hookimpl
+    def load_state(self, request: spi.LoadStateRequest) -> spi.LoadStateResult:
+        state, self.version = read_state(request.directory / STATE_FILE, self.state())
+        self.weights = {name: state[name] for name in self.weights}
+        self.optimizer.first = {name: state[f"first/{name}"] for name in self.weights}
+        self.optimizer.second = {name: state[f"second/{name}"] for name in self.weights}
+        return spi.LoadStateResult(weight_version=self.version)
+
+    @spi.hookimpl
+    def close(self, request: spi.CloseRequest) -> None:  # noqa: ARG002 - the hook's form
+        self.weights, self.reference, self.optimizer.first, self.optimizer.second = {}, None, {}, {}
+        mx.clear_cache()
+
+    def require(self, version: int) -> None:
+        if version != self.version:
+            raise spi.ContractError(f"found weight version {version} in the request; expected {self.version}, the one held")
+
+    def policy(self) -> tuple[Decoder, Weights]:
+        """The model and its weights, in the dtype that they are computed with."""
+        return self.decoder, cast(self.weights, self.context.model.dtype)
+
+    def state(self) -> dict[str, mx.array]:
+        """Weights and moments by name, as a checkpoint holds them."""
+        moments = {"first": self.optimizer.first, "second": self.optimizer.second}
+        return {**self.weights, **{f"{kind}/{name}": each[name] for kind, each in moments.items() for name in each}}
+
+
+def read_state(file: Path, like: Weights) -> tuple[Weights, int]:
+    """A checkpoint's tensors, of the names and shapes of `like`, and the version of its weights; spi.CheckpointError."""
+    try:
+        state, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[misc]
+        mx.eval(state)
+        version = int(metadata["weight_version"])
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise spi.CheckpointError(f"{file} cannot be read: {error}") from error
+    found, expected = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (state, like))
+    if problems := shape_problems(found, expected):
+        raise spi.CheckpointError(f"{file} is of another model: {'; '.join(problems)}")
+    return state, version

@@ -1,0 +1,20 @@
+"""rlcore-mlx passes the conformance kit."""
+
+import pytest
+
+from rlcore.testing import GeneratorConformance, TrainerConformance
+from rlcore_mlx.provider import GENERATOR, TRAINER
+
+pytestmark = pytest.mark.skipif(TRAINER.unavailable() is not None, reason="needs MLX")
+
+
+class TestMlxTrainer(TrainerConformance):
+    @pytest.fixture
+    def provider(self):
+        return TRAINER
+
+
+class TestMlxGenerator(GeneratorConformance):
+    @pytest.fixture
+    def provider(self):
+        return GENERATOR
