@@ -199,6 +199,12 @@ class EvaluationConfig:
     """Use only the first so many prompts, of each data set."""
     samples_per_prompt: Positive = 1
     """Samples of one prompt; pass@1 is their mean success."""
+    pass_at_k: Annotated[tuple[Positive, ...], EACH_ONCE] = (1,)
+    """The k of pass@k, the chance that one of k samples of a prompt is right, each at most samples_per_prompt. pass@1 is
+    measured in any case."""
+    confidence_bounds: bool = False
+    """Also measure the 95% confidence interval of each pass@k over prompts, as `pass@K_low` and `pass@K_high`; `rlcore eval`
+    always does."""
     temperature: Annotated[float, at_least(0)] = 0.0
     """0.0 takes the most probable token."""
     top_k: TopK = 0
