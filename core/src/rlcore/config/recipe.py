@@ -236,10 +236,14 @@ class CheckpointConfig:
 
 @frozen(kw_only=True)
 class LoggingConfig:
-    """`[logging]`: which rollouts the run directory keeps."""
+    """`[logging]`: which rollouts the run directory keeps, and which sinks get."""
 
     rollouts_every_n_steps: TurnedOffBy0 = 10
     """Write the step's rollouts, texts included, to rollouts/step-N.parquet; 0 never."""
+    samples_every_n_steps: TurnedOffBy0 = 10
+    """Give rollouts of every n-th step to sinks that show them, such as trackers of experiments; 0 never."""
+    samples: Positive = 8
+    """How many rollouts these get, spread evenly over the step's."""
     evaluation_answers: bool = True
     """Write the answers of each evaluation to rollouts/evaluation-N.parquet."""
 
