@@ -69,7 +69,8 @@ def refuse(resumed: str | None) -> Recorder:
 def test_what_the_tracker_raises_is_raised_by_the_next_call(tmp_path: Path) -> None:
     sink = BackgroundSink(tmp_path / "mine.json", refuse)
     sink.log(1, {})
-    sink._thread.join()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "tracker mine"]
+    thread.join()
     with pytest.raises(ConnectionError, match="no tracker"):
         sink.log(2, {})
     ended = BackgroundSink(tmp_path / "mine.json", refuse)
@@ -89,10 +90,10 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest
 
     sink = BackgroundSink(tmp_path / "mine.json", hang)
     sink.log(1, {})
-    with pytest.raises(StorageError, match=r"not taken everything|2 calls behind"):
+    with pytest.raises(StorageError, match="taken|behind"):
         sink.close(None)
     full = BackgroundSink(tmp_path / "mine.json", hang)
-    with pytest.raises(StorageError, match="2 calls behind the run"):
+    with pytest.raises(StorageError, match="2 calls"):
         for step in range(9):
             full.log(step, {})
     release.set()

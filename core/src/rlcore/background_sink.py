@@ -36,8 +36,8 @@ class Tracker(Protocol):
 class BackgroundSink:
     """A SampleSink that hands everything to a tracker, which is opened in the thread too.
 
-    Which run of the tracker it is, and the last step that it has, are in `file`: a resumed run goes on with that, and steps that
-    the tracker has are not written again. What the tracker raises is raised by the next call, or by `close`.
+    Which run of the tracker it is, and the last step that it has, are in `file`: a resumed run goes on with that, and steps
+    that the tracker has are not written again. What the tracker raises is raised by the next call, or by `close`.
     """
 
     def __init__(self, file: Path, open_tracker: Callable[[str | None], Tracker]) -> None:

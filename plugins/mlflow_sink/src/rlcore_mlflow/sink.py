@@ -37,36 +37,36 @@ class MlflowRun:
     """A Tracker."""
 
     def __init__(self, context: SinkContext, config: MlflowConfig, resumed: str | None) -> None:
-        self._client = MlflowClient(tracking_uri=config.tracking_uri)
+        self._mlflow = MlflowClient(tracking_uri=config.tracking_uri)
         if resumed is not None:
             self.id = resumed
-            self._client.update_run(resumed, status="RUNNING")
+            self._mlflow.update_run(resumed, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(config.experiment)
-        experiment = self._client.create_experiment(config.experiment) if found is None else found.experiment_id
+        found = self._mlflow.get_experiment_by_name(config.experiment)
+        experiment = self._mlflow.create_experiment(config.experiment) if found is None else found.experiment_id
         tags = dict(tag.partition("=")[::2] for tag in config.tags)
-        self.id = self._client.create_run(experiment, run_name=context.run_name, tags=tags).info.run_id
+        self.id = self._mlflow.create_run(experiment, run_name=context.run_name, tags=tags).info.run_id
         params = [Param(key, value[:MAX_PARAM]) for key, value in flat(tomllib.loads(context.recipe))]
         for start in range(0, len(params), BATCH):
-            self._client.log_batch(self.id, params=params[start : start + BATCH])
-        self._client.log_text(self.id, context.recipe, "recipe.toml")
+            self._mlflow.log_batch(self.id, params=params[start : start + BATCH])
+        self._mlflow.log_text(self.id, context.recipe, "recipe.toml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a step that are numbers, under `metric_name` of each."""
         now = int(time.time() * 1000)
         found = [Metric(metric_name(name), value, now, step) for name, value in metrics.items() if math.isfinite(value)]
-        self._client.log_batch(self.id, metrics=found)
+        self._mlflow.log_batch(self.id, metrics=found)
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         """Rows of the table samples.json, which all steps share."""
         rows = [{"step": step, **attrs.asdict(sample)} for sample in samples]
-        self._client.log_table(self.id, {name: [row[name] for row in rows] for name in rows[0]}, "samples.json")
+        self._mlflow.log_table(self.id, {name: [row[name] for row in rows] for name in rows[0]}, "samples.json")
 
     def end(self, summary: Mapping[str, object] | None) -> None:
         """FINISHED, with summary.json as a file, or FAILED."""
         if summary is not None:
-            self._client.log_dict(self.id, dict(summary), "summary.json")
-        self._client.set_terminated(self.id, "FAILED" if summary is None else "FINISHED")
+            self._mlflow.log_dict(self.id, dict(summary), "summary.json")
+        self._mlflow.set_terminated(self.id, "FAILED" if summary is None else "FINISHED")
 
 
 class MlflowSink(BackgroundSink):

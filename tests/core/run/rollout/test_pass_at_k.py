@@ -25,7 +25,7 @@ def test_many_samples_stay_exact() -> None:
 
 
 def test_fewer_samples_than_k_are_refused() -> None:
-    with pytest.raises(ValueError, match="pass@4 of 3 samples; expected at least 4"):
+    with pytest.raises(ValueError, match="pass@4 of 3"):
         pass_at_k(np.asarray([8, 3]), np.asarray([1, 1]), 4)
 
 
