@@ -16,13 +16,6 @@ from rlcore_mlflow.sink import MlflowSink
 RECIPE = '[run]\nname = "first"\n[optimizer]\nlearning_rate = 0.5\n'
 
 
-@pytest.fixture(autouse=True)
-def _files_alone(monkeypatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-
-
 def sink(directory: Path, uri: str) -> MlflowSink:
     context = SinkContext(run_directory=directory, run_name="first", recipe=RECIPE)
     return MlflowSink(context, MlflowConfig(experiment="sums", tracking_uri=uri, tags=("team=blue", "baseline")))
