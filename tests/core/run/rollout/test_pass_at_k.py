@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(num_samples: int, k
 
 
 def test_metrics_go_by_prompts_in_any_order() -> None:
-    prompts, solved = np.asarray([5, 3, 5, 3]), np.asarray([True, False, False, False])
+    prompts, solved = np.asarray([5, 3, 5, 3], np.int32), np.asarray([True, False, False, False])
     assert pass_metrics(solved, prompts, [1, 2], with_bounds=False) == {"evaluation/pass@1": 0.25, "evaluation/pass@2": 0.5}
     with_bounds = pass_metrics(solved, prompts, [2], with_bounds=True)
     assert with_bounds == {"evaluation/pass@2": 0.5, "evaluation/pass@2_low": 0.0, "evaluation/pass@2_high": 1.0}

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from rlcore.spi.arrays import BoolArray, Int64Array
+from rlcore.spi.arrays import BoolArray, Int32Array, Int64Array
 
 Float64Array: TypeAlias = NDArray[np.float64]
 
@@ -53,8 +53,8 @@ def pass_at_k_interval(num_samples: Int64Array, num_solved: Int64Array, k: int) 
     return Interval(mean=float(estimates.mean()), low=float(low), high=float(high))
 
 
-def pass_metrics(solved: BoolArray, prompt_of: Int64Array, ks: Sequence[int], *, with_bounds: bool) -> dict[str, float]:
-    """`evaluation/pass@K` for each k, from samples, bool [N], and the prompt that each is of, int64 [N]; with bounds also
+def pass_metrics(solved: BoolArray, prompt_of: Int32Array, ks: Sequence[int], *, with_bounds: bool) -> dict[str, float]:
+    """`evaluation/pass@K` for each k, from samples, bool [N], and the prompt that each is of, int32 [N]; with bounds also
     `evaluation/pass@K_low` and `evaluation/pass@K_high`."""
     _, index, num_samples = np.unique(prompt_of, return_inverse=True, return_counts=True)
     num_solved = np.bincount(index, weights=solved).astype(np.int64)
